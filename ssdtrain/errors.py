@@ -1,0 +1,32 @@
+"""Errors of ssdtrain. Each says what was expected, what came and what to set."""
+
+
+class ConfigError(ValueError):
+    """A setting is impossible here; the text names the field and what to set."""
+
+
+class AttachError(RuntimeError):
+    """`offload()` met a model, engine or framework version it must refuse."""
+
+
+class ActivationLostError(RuntimeError):
+    """Bytes that autograd saved cannot be brought back; training must stop.
+
+    The text names the record, the place (file, offset) and the bytes.
+    """
+
+
+class StorageFullError(OSError):
+    """The storage has no room for this write; the caller still owns the bytes."""
+
+
+class InPlaceError(RuntimeError):
+    """A saved tensor was modified in place before backward used it.
+
+    Plain autograd raises for the same program; with saved-tensor hooks it no
+    longer checks, so ssdtrain does.
+    """
+
+
+class SessionClosedError(RuntimeError):
+    """A handle outlived its session: `close()` came before backward."""

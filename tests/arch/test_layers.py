@@ -1,0 +1,153 @@
+"""The house rules that a machine can check: floors, sizes, imports."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ssdtrain", "pydirect", "hector")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+
+# A file imports only lower floors (DESIGN: Floors). Same number: same floor, and
+# two floors that stand beside one another share no import.
+FLOORS = {
+    "errors": 0,
+    "config": 0,
+    "counters": 0,
+    "storage": 1,
+    "offload": 2,
+    "plan": 3,
+    "remat": 3,
+    "cache": 4,
+    "hosts": 5,
+    "api": 6,
+    "train": 7,
+    "report": 7,
+    "cli": 8,
+}
+# Beside `plan`: pure floors that import the ground floor alone.
+GROUND_ONLY = {"plan", "machine", "project"}
+GROUND = {"errors", "config", "counters"}
+HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
+
+
+def product_files() -> list[Path]:
+    return sorted(
+        p for pkg in PACKAGES for p in (ROOT / pkg).rglob("*.py") if p.is_file()
+    )
+
+
+def all_files() -> list[Path]:
+    more = [p for d in ("tests", "recipes") for p in (ROOT / d).rglob("*.py")]
+    return product_files() + sorted(more)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Absolute dotted names of everything the file imports, wherever it stands."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            dotted = ".".join([*base, *([node.module] if node.module else [])])
+            yield dotted
+            yield from (f"{dotted}.{a.name}" for a in node.names)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def floor_of(dotted: str) -> str | None:
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "ssdtrain" and len(parts) > 1 else None
+
+
+@pytest.mark.parametrize("path", all_files(), ids=name)
+def test_sizes(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES, "file too long"
+    for fn in functions(ast.parse(text)):
+        lines = (fn.end_lineno or fn.lineno) - fn.lineno + 1
+        assert lines <= MAX_FUNCTION_LINES, f"{fn.name} has {lines} lines"
+        args = fn.args
+        named = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+        count = len([a for a in named if a.arg not in ("self", "cls")])
+        assert count <= MAX_PARAMETERS, f"{fn.name} has {count} parameters"
+
+
+@pytest.mark.parametrize("path", product_files(), ids=name)
+def test_packages_do_not_import_one_another(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[0]
+    for dotted in imports(ast.parse(path.read_text()), path):
+        top = dotted.split(".")[0]
+        assert top not in set(PACKAGES) - {own}, f"{own} imports {dotted}"
+        assert top not in ("tests", "recipes"), f"{own} imports {dotted}"
+
+
+@pytest.mark.parametrize("path", product_files(), ids=name)
+def test_no_globals_and_no_asserts(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.Global), "a `global` statement"
+        assert not isinstance(node, ast.Assert), f"assert at line {node.lineno}: raise"
+
+
+def ssdtrain_files() -> list[Path]:
+    return [p for p in product_files() if p.is_relative_to(ROOT / "ssdtrain")]
+
+
+@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
+def test_floors(path: Path) -> None:
+    own = path.relative_to(ROOT / "ssdtrain").parts[0].removesuffix(".py")
+    if own in ("__init__", "__main__"):
+        return
+    for dotted in imports(ast.parse(path.read_text()), path):
+        other = floor_of(dotted)
+        if other is None or other == own:
+            continue
+        if own in GROUND_ONLY:
+            assert other in GROUND, f"{own} imports {dotted}: ground floor only"
+        elif other in FLOORS:
+            assert FLOORS[other] < FLOORS[own] or {own, other} <= GROUND, (
+                f"{own} imports {dotted}: not a lower floor"
+            )
+        else:
+            assert own == "cli", f"{own} imports {dotted}: only cli may"
+
+
+@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
+def test_frameworks_stay_in_their_rooms(path: Path) -> None:
+    """Only hosts/ and train/ know DeepSpeed and Megatron."""
+    own = path.relative_to(ROOT / "ssdtrain").parts[0].removesuffix(".py")
+    if own in ("hosts", "train"):
+        return
+    for dotted in imports(ast.parse(path.read_text()), path):
+        assert dotted.split(".")[0] not in ("deepspeed", "megatron"), dotted
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_import_is_light(package: str) -> None:
+    """`import package` starts no thread, no CUDA and loads no framework."""
+    if not (ROOT / package / "__init__.py").exists():
+        pytest.skip(f"{package} does not exist yet")
+    code = (
+        f"import sys, threading, {package}\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "import torch; assert not torch.cuda.is_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
