@@ -165,7 +165,11 @@ def _open_offloader(
     if settings.directories and settings.target is not Target.HOST:
         from ssdtrain.storage.open import open_storage
 
-        storage = open_storage(settings)
+        storage = open_storage(
+            settings.directories,
+            gb_per_s=settings.write_gb_per_s,
+            on_fallback=lambda reason: meters.counters.add(f"fallback:{reason.value}"),
+        )
         drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
     cap = host_cap_bytes(settings.host_bytes, settings.target)
     reserve = cap // 4 if storage is not None else 0

@@ -43,7 +43,8 @@ from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
 from ssdtrain.transfer.offloader import Offloader
 
-WINDOW_FLOOR_BYTES = 64 * 1024 * 1024
+# Below this, waiting for single copies costs more than the memory is worth.
+WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
 POLL_S = 0.00005
 
 
