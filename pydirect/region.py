@@ -19,7 +19,6 @@ Aliases that autograd may have saved are therefore remembered weakly and bumped 
 the region is written.
 """
 
-import functools
 from typing import cast
 
 import torch
@@ -37,9 +36,10 @@ class Region:
     """One piece of host memory, its affinity, its aliases and its pending GPU work."""
 
     def __init__(self, host: torch.Tensor, affinity: Affinity) -> None:
-        """``host``: CPU tensor whose whole storage becomes the region."""
+        """``host``: contiguous uint8 CPU tensor at the start of its storage."""
         self.host = host.untyped_storage()
-        """CPU storage: keeps the memory."""
+        """CPU storage: keeps the memory. Pools round up: it may be longer."""
+        self.num_bytes = host.numel()
         self.affinity = affinity
         self._flat = host
         self._device_storages: dict[torch.device, torch.UntypedStorage] = {}
@@ -48,21 +48,17 @@ class Region:
         self._saved: list[TensorWeakRef] = []
 
     @property
-    def num_bytes(self) -> int:
-        return self.host.nbytes()
-
-    def on_host(self) -> torch.UntypedStorage:
-        """The storage to compute on with the CPU."""
-        return self.host
+    def is_shared(self) -> bool:
+        """Whether other processes can map the memory."""
+        return bool(self.num_bytes) and self.host.is_shared()
 
     def on_device(self, device: torch.device) -> torch.UntypedStorage:
         """A CUDA storage over the same bytes; pins the memory at the first call."""
         storage = self._device_storages.get(device)
         if storage is None:
-            flat = _bytes_of(self.host)
-            if not is_pinned(flat):
-                flat = pin(flat)
-            storage = device_alias(flat, device).untyped_storage()
+            if not is_pinned(self._flat):
+                self._flat = pin(self._flat)
+            storage = device_alias(self._flat, device).untyped_storage()
             self._device_storages[device] = storage
         return storage
 
@@ -181,10 +177,6 @@ def alias(
     return torch._neg_view(shown) if tensor.is_neg() else shown
 
 
-@functools.cache
-def _uint8() -> torch.dtype:
-    return torch.uint8
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=_uint8()).set_(storage)
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of a CPU tensor as uint8, shape (storage bytes,)."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
