@@ -48,7 +48,8 @@ struct GatherArgs {
   u8* out;
   const void* index;     // what to read, in reading order; int32 or int64
   const int* position;   // where each row goes, or null: where its index stands
-  u64* error;            // [0]: 1 + position of a bad index, [1]: its value
+  u64* error;            // device: taken by the first bad index
+  i64* fault;            // host: [0] 1 + position of that index, [1] value, [2] rows
   i64 num_indices;
   i64 num_rows;
   i64 row_bytes;
@@ -61,8 +62,13 @@ struct GatherArgs {
 };
 
 // The first bad index wins; the others are dropped. See [Note: Errors without a wait].
-DEVICE void report(u64* error, i64 position, i64 value) {
-  if (atomicCAS(error, 0ULL, (u64)position + 1) == 0ULL) error[1] = (u64)value;
+template <typename Args> DEVICE void report(const Args& a, i64 position, i64 value) {
+  if (atomicCAS(a.error, 0ULL, 1ULL) != 0ULL) return;
+  volatile i64* fault = a.fault;
+  fault[1] = value;
+  fault[2] = a.num_rows;
+  __threadfence_system();
+  fault[0] = position + 1;
 }
 
 DEVICE i64 place_of(const GatherArgs& a, i64 j) {
@@ -82,7 +88,7 @@ DEVICE Row row_at(const GatherArgs& a, i64 j, i64 last) {
   const Index* index = (const Index*)a.index;
   const i64 value = (i64)index[j];
   if (value < 0 || value >= a.num_rows) {
-    if (a.check) report(a.error, place_of(a, j), value);
+    if (a.check) report(a, place_of(a, j), value);
     return row;
   }
   if (a.skip_repeats && j > 0 && (i64)index[j - 1] == value) return row;
@@ -169,6 +175,7 @@ struct BucketArgs {
   i64* order;            // row numbers in bucket order; -1 for a bad index
   int* position;         // where each of them stood in the index
   u64* error;
+  i64* fault;
   i64 num_indices;
   i64 num_rows;
   i64 row_bytes;
@@ -187,7 +194,7 @@ DEVICE void bucket_count(const BucketArgs& a) {
   for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < a.num_indices; i += step) {
     const i64 value = (i64)((const Index*)a.index)[i];
     const i64 bucket = bucket_of(a, value);
-    if (bucket == a.num_buckets) report(a.error, i, value);
+    if (bucket == a.num_buckets) report(a, i, value);
     a.rank[i] = atomicAdd(a.counts + bucket, 1);
   }
 }
@@ -240,3 +247,32 @@ DEVICE void copy_repeats(const GatherArgs& a) {
 
 KERNEL void copy_repeats_i32(GatherArgs a) { copy_repeats<int>(a); }
 KERNEL void copy_repeats_i64(GatherArgs a) { copy_repeats<i64>(a); }
+
+// How an index looks: [0] places where a run of consecutive rows breaks, [1] distinct
+// values, counted as bits that were clear in a hashed bitmap of num_bits (a power of 2).
+struct SurveyArgs {
+  const void* index;
+  u32* bitmap;
+  int* counts;
+  i64 num_indices;
+  i64 num_bits;
+};
+
+template <typename Index>
+DEVICE void survey(const SurveyArgs& a) {
+  const Index* index = (const Index*)a.index;
+  const i64 step = (i64)gridDim.x * blockDim.x;
+  int breaks = 0, fresh = 0;
+  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < a.num_indices; i += step) {
+    const u64 value = (u64)(i64)index[i];
+    breaks += i > 0 && (i64)index[i - 1] + 1 != (i64)value;
+    const u64 bit = (value * 0x9E3779B97F4A7C15ULL >> 20) & (u64)(a.num_bits - 1);
+    const u32 mask = 1u << (bit & 31);
+    fresh += !(atomicOr(a.bitmap + (bit >> 5), mask) & mask);
+  }
+  if (breaks) atomicAdd(a.counts, breaks);
+  if (fresh) atomicAdd(a.counts + 1, fresh);
+}
+
+KERNEL void survey_i32(SurveyArgs a) { survey<int>(a); }
+KERNEL void survey_i64(SurveyArgs a) { survey<i64>(a); }

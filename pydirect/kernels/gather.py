@@ -24,6 +24,7 @@ class GatherArgs(ctypes.Structure):
         ("index", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
+        ("fault", ctypes.c_void_p),
         ("num_indices", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
@@ -46,11 +47,24 @@ class BucketArgs(ctypes.Structure):
         ("order", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
+        ("fault", ctypes.c_void_p),
         ("num_indices", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         ("num_buckets", ctypes.c_int64),
         ("shift", ctypes.c_int),
+    )
+
+
+class SurveyArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in gather.cu."""
+
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("bitmap", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("num_indices", ctypes.c_int64),
+        ("num_bits", ctypes.c_int64),
     )
 
 
@@ -129,17 +143,24 @@ def launch_bucket_count(
     module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
 ) -> None:
     """Count indices a bucket."""
-    _bucket(module.kernel(f"bucket_count_{_letters(index)}"), arguments, stream)
+    _flat(module.kernel(f"bucket_count_{_letters(index)}"), arguments, stream)
 
 
 def launch_bucket_place(
     module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
 ) -> None:
     """Write the bucketed order; counts must be inclusive sums by now."""
-    _bucket(module.kernel(f"bucket_place_{_letters(index)}"), arguments, stream)
+    _flat(module.kernel(f"bucket_place_{_letters(index)}"), arguments, stream)
 
 
-def _bucket(kernel: Kernel, arguments: BucketArgs, stream: int) -> None:
+def launch_survey(
+    module: Module, arguments: SurveyArgs, index: torch.dtype, stream: int
+) -> None:
+    """Count breaks of runs and distinct values; bitmap and counts start at zero."""
+    _flat(module.kernel(f"survey_{_letters(index)}"), arguments, stream)
+
+
+def _flat(kernel: Kernel, arguments: BucketArgs | SurveyArgs, stream: int) -> None:
     blocks = min(1024, -(-arguments.num_indices // 256))
     kernel.launch(grid=blocks, block=256, arguments=arguments, stream=stream)
 

@@ -1,4 +1,4 @@
-"""The gather in Triton, to compare with the CUDA kernels. Rows of whole 32-bit words."""
+"""The gather in Triton, to compare with the CUDA kernels. Rows of whole words."""
 
 import torch
 import triton

@@ -23,8 +23,8 @@ class HostKernel:
     def launch(
         self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
     ) -> None:
-        is_gather = isinstance(arguments, kernels.GatherArgs)
-        run = self._library.run_gather if is_gather else self._library.run_bucket
+        name = type(arguments).__name__.removesuffix("Args").lower()
+        run = getattr(self._library, f"run_{name}")
         run(self._function, grid, block, ctypes.byref(arguments))
 
 

@@ -24,3 +24,5 @@ static inline unsigned long long atomicCAS(unsigned long long* p, unsigned long 
   return seen;
 }
 static inline int atomicAdd(int* p, int value) { int seen = *p; *p += value; return seen; }
+static inline unsigned atomicOr(unsigned* p, unsigned value) { unsigned seen = *p; *p |= value; return seen; }
+static inline void __threadfence_system() {}

@@ -11,3 +11,6 @@ extern "C" void run_gather(void (*kernel)(GatherArgs), int grid, int block, cons
 extern "C" void run_bucket(void (*kernel)(BucketArgs), int grid, int block, const BucketArgs* args) {
   run(kernel, grid, block, *args);
 }
+extern "C" void run_survey(void (*kernel)(SurveyArgs), int grid, int block, const SurveyArgs* args) {
+  run(kernel, grid, block, *args);
+}

@@ -60,12 +60,13 @@ def test_gather(
 ) -> None:
     table, index = case
     out = torch.full((index.numel(), table.shape[1]), 255, dtype=torch.uint8)
-    error = torch.zeros(2, dtype=torch.int64)
+    error, fault = torch.zeros(2, 3, dtype=torch.int64)
     shape = kernels.Shape(num_blocks=blocks, threads=64, share=share, start=start)
-    given_args = arguments(table, index, out, error=error.data_ptr())
+    flags = {"error": error.data_ptr(), "fault": fault.data_ptr()}
+    given_args = arguments(table, index, out, **flags)
     kernels.launch_gather(host_module, given_args, index.dtype, shape, 0)
     assert torch.equal(out, table[index.long()])
-    assert error.tolist() == [0, 0]
+    assert fault.tolist() == [0, 0, 0]
 
 
 @RELAXED
@@ -76,7 +77,8 @@ def test_buckets_then_gather(
     table, index = case
     if bad:
         index = torch.cat((index, index.new_tensor([table.shape[0], 0])))
-    num, error = index.numel(), torch.zeros(2, dtype=torch.int64)
+    num = index.numel()
+    error, fault = torch.zeros(2, 3, dtype=torch.int64)
     buckets = (table.numel() >> shift) + 1
     counts = torch.zeros(buckets + 1, dtype=torch.int32)
     rank, position = torch.zeros(2, num, dtype=torch.int32)
@@ -88,6 +90,7 @@ def test_buckets_then_gather(
         order=order.data_ptr(),
         position=position.data_ptr(),
         error=error.data_ptr(),
+        fault=fault.data_ptr(),
         num_indices=num,
         num_rows=table.shape[0],
         row_bytes=table.shape[1],
@@ -111,7 +114,8 @@ def test_buckets_then_gather(
     right = index < table.shape[0]
     assert torch.equal(out[right], table[index[right].long()])
     assert out[~right].eq(255).all(), "a bad index writes nothing"
-    assert error.tolist() == ([num - 1, table.shape[0]] if bad else [0, 0])
+    rows = table.shape[0]
+    assert fault.tolist() == ([num - 1, rows, rows] if bad else [0, 0, 0])
 
 
 @RELAXED
@@ -120,12 +124,10 @@ def test_repeats_are_read_once(host_module: Any, case: Any) -> None:
     table, index = case
     ordered, position = index.sort()
     out = torch.full((index.numel(), table.shape[1]), 255, dtype=torch.uint8)
-    error = torch.zeros(2, dtype=torch.int64)
     args = arguments(
         table,
         ordered,
         out,
-        error=error.data_ptr(),
         position=position.data_ptr(),
         position_stride=2,
         skip_repeats=1,
@@ -143,9 +145,28 @@ def test_first_bad_index_is_reported(host_module: Any, bad: int) -> None:
     table = torch.arange(40, dtype=torch.uint8).view(10, 4)
     index = torch.tensor([1, bad, 2])
     out = torch.zeros(3, 4, dtype=torch.uint8)
-    error = torch.zeros(2, dtype=torch.int64)
-    args = arguments(table, index, out, error=error.data_ptr())
+    error, fault = torch.zeros(2, 3, dtype=torch.int64)
+    flags = {"error": error.data_ptr(), "fault": fault.data_ptr()}
+    args = arguments(table, index, out, **flags)
     shape = kernels.Shape(num_blocks=1, threads=32)
     kernels.launch_gather(host_module, args, index.dtype, shape, 0)
-    assert error.tolist() == [2, bad]
+    assert fault.tolist() == [2, bad, 10]
     assert torch.equal(out[[0, 2]], table[[1, 2]])
+
+
+@RELAXED
+@given(rows=st.lists(st.integers(0, 500), min_size=1, max_size=300))
+def test_survey_counts_breaks_and_distinct_values(host_module: Any, rows: Any) -> None:
+    index = torch.tensor(rows)
+    bitmap, counts = torch.zeros(1 << 13, dtype=torch.int32), torch.zeros(2).int()
+    args = kernels.SurveyArgs(
+        index=index.data_ptr(),
+        bitmap=bitmap.data_ptr(),
+        counts=counts.data_ptr(),
+        num_indices=index.numel(),
+        num_bits=32 * bitmap.numel(),
+    )
+    kernels.launch_survey(host_module, args, index.dtype, 0)
+    assert counts[0] == index.diff().ne(1).sum()
+    distinct = index.unique().numel()
+    assert distinct * 0.97 - 1 <= counts[1] <= distinct
