@@ -118,17 +118,28 @@ def region_of_storage(storage: torch.UntypedStorage) -> Region:
     """The region of a unified storage; an empty one for a storage of no bytes.
 
     Raises:
-        ValueError: the storage was not made by pydirect.
+        ValueError: a storage without memory.
     """
     region = getattr(storage, _ATTRIBUTE, None)
     if isinstance(region, Region):
         return region
     if storage.nbytes() == 0:
         return allocate(0, Affinity.GPU)
-    raise ValueError(
-        "expects a storage made by pydirect, got a raw one on the unified device: make "
-        "tensors, not storages, there"
+    if storage.data_ptr() == 0:
+        raise ValueError(
+            "expects memory, got a raw storage without any on the unified device: make "
+            "tensors, not storages, there"
+        )
+    return _borrowed(storage)
+
+
+def _borrowed(storage: torch.UntypedStorage) -> Region:
+    """PyTorch's own C++ code made a storage over our memory, for one call (saving)."""
+    raw = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), torch.device("cpu"), storage.nbytes()
     )
+    flat = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, raw))
+    return Region(flat, Affinity.HOST)
 
 
 def copy_region(

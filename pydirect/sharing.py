@@ -38,6 +38,7 @@ def register() -> None:
     _replace("pin_memory", _pin_memory)
     _replace("clone", _clone, torch.UntypedStorage)
     _replace("to", _storage_to, torch.UntypedStorage)
+    _replace_new_shared()
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
 
@@ -47,6 +48,20 @@ def _replace(
 ) -> None:
     stock = getattr(owner, name)
     setattr(owner, name, make(stock))
+
+
+def _replace_new_shared() -> None:
+    """DataLoader workers collate batches into shared storages they ask for here."""
+    stock = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        if torch.device(device).type != DEVICE_TYPE:
+            return stock(size, device=device)
+        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))
+        return show(Region(flat, Affinity.HOST))
+
+    new_shared = classmethod(_new_shared)
+    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign]
 
 
 def _clone(stock: _Method) -> _Method:
