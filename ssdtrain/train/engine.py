@@ -1,7 +1,11 @@
 """DeepSpeed, one shim: how it is started and configured."""
 
+import io
 import logging
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
@@ -9,6 +13,8 @@ from torch import distributed
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.settings import Precision, RunSettings
+
+_log = logging.getLogger(__name__)
 
 _NEVER = 2**31 - 1
 
@@ -29,6 +35,8 @@ def import_deepspeed() -> Any:
             "`pip install 'ssdtrain[deepspeed]'`, or set host=plain."
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed sends between stages by broadcasting tensors that require a gradient.
+    warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel")
     return deepspeed
 
 
@@ -43,6 +51,16 @@ def start(deepspeed: Any) -> None:
     # a minute and needs a C++ compiler. Saying that it is not compatible avoids both.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What DeepSpeed prints goes to this module's debug log."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        yield
+    for line in printed.getvalue().splitlines():
+        _log.debug("%s", line)
 
 
 def engine_config(settings: RunSettings) -> dict[str, Any]:
@@ -99,6 +117,6 @@ class EngineCheckpoints:
         path, state = self._engine.load_checkpoint(directory)
         if path is None:
             raise ConfigError(
-                f"train.resume expects a DeepSpeed checkpoint, found none in {directory}"
+                f"train.resume expects a DeepSpeed checkpoint, got {directory}"
             )
         return int(state["step"])

@@ -23,7 +23,6 @@ from ssdtrain.train.memory import (
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.runner import Runner, Workload
 
-
 _CHECKSUM_CHUNK = 2**24
 """Bytes of weights widened to int64 at once."""
 
@@ -131,9 +130,7 @@ class Loop:
             written=done,
         )
 
-    def _step(
-        self, leg: Leg, step: int, watch: Watch, session: Session | None
-    ) -> None:
+    def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
         start = time.perf_counter()
         with watch:
             loss = self._runner.step(step)

@@ -91,9 +91,7 @@ class Terminal:
             self._tasks[leg] = self._progress.add_task(
                 f"{leg:>16}", total=self._steps, loss=values["loss"]
             )
-        self._progress.update(
-            self._tasks[leg], completed=step + 1, loss=values["loss"]
-        )
+        self._progress.update(self._tasks[leg], completed=step + 1, loss=values["loss"])
 
     def close(self) -> None:
         """Leave the bars as they are."""

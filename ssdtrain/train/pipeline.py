@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ssdtrain.errors import ConfigError
@@ -10,6 +11,7 @@ from ssdtrain.train.engine import (
     EngineCheckpoints,
     engine_config,
     import_deepspeed,
+    quiet,
     start,
 )
 from ssdtrain.train.models.base import Layer, token_loss
@@ -86,14 +88,21 @@ class PipelineRunner:
 
 def _module(deepspeed: Any, workload: Workload) -> Any:
     settings, ranks = workload.settings, workload.ranks
-    return deepspeed.pipe.PipelineModule(
-        layers=[_spec(deepspeed, layer) for layer in workload.model.layers()],
-        num_stages=choose_stages(settings.host.num_stages, ranks.world_size),
-        loss_fn=token_loss,
-        seed_layers=True,
-        base_seed=settings.train.seed,
-        partition_method=_BALANCED,
-    )
+    with quiet():
+        return deepspeed.pipe.PipelineModule(
+            layers=[_spec(deepspeed, layer) for layer in workload.model.layers()],
+            num_stages=choose_stages(settings.host.num_stages, ranks.world_size),
+            loss_fn=token_loss,
+            seed_layers=True,
+            seed_fn=_seed_layer,
+            base_seed=settings.train.seed,
+            partition_method=_BALANCED,
+        )
+
+
+def _seed_layer(seed: int) -> None:
+    # DeepSpeed counts layers in numpy integers, which its own default refuses.
+    torch.manual_seed(int(seed))
 
 
 def _spec(deepspeed: Any, layer: Layer) -> Any:

@@ -99,7 +99,7 @@ class PlainRunner:
         """
         path = Path(directory) / _CHECKPOINT
         if not path.is_file():
-            raise ConfigError(f"train.resume expects a checkpoint, found none at {path}")
+            raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
         state = torch.load(path, map_location=self._device, weights_only=True)
         self.attachable.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -38,7 +38,9 @@ def schema_of(cls: type) -> type:
     for source in fields(cls):
         kind = source.type if source.type in _PLAIN else Any
         value = _default(source)
-        made.append((source.name, kind, field(default_factory=lambda value=value: value)))
+        made.append(
+            (source.name, kind, field(default_factory=lambda value=value: value))
+        )
     return make_dataclass(f"{cls.__name__}Schema", made, kw_only=True)
 
 

@@ -133,8 +133,8 @@ class HostSettings:
             raise ConfigError(f"host.zero_stage expects 0 to 3, got {self.zero_stage}")
         if self.zero_stage > 1 and self.num_stages != 0:
             raise ConfigError(
-                f"host.zero_stage={self.zero_stage} shards gradients, which DeepSpeed's "
-                "pipeline cannot; set host.num_stages=0 (no pipeline)."
+                f"host.zero_stage={self.zero_stage} shards gradients, which "
+                "DeepSpeed's pipeline cannot; set host.num_stages=0 (no pipeline)."
             )
 
 

@@ -141,9 +141,7 @@ def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
-def summary(
-    settings: RunSettings, legs: dict[str, list[LegResult]]
-) -> dict[str, Any]:
+def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """What happened, over all ranks, as plain values."""
     result: dict[str, Any] = {
         "model": settings.model.family.value,
@@ -190,7 +188,9 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
     pairs = list(zip(without, with_, strict=True))
     verdict = {
         "losses_equal": all(same_bits(a.losses, b.losses) for a, b in pairs),
-        "weights_equal": all(a.weights_checksum == b.weights_checksum for a, b in pairs),
+        "weights_equal": all(
+            a.weights_checksum == b.weights_checksum for a, b in pairs
+        ),
     }
     return {
         "step_ratio": _typical(with_[0].step_ms) / _typical(without[0].step_ms),

@@ -64,9 +64,7 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     logits: float [batch, sequence, vocabulary]; labels: int64 [batch, sequence].
     """
     flat = logits.float().view(-1, logits.size(-1))
-    return functional.cross_entropy(
-        flat, labels.view(-1), ignore_index=IGNORED_LABEL
-    )
+    return functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORED_LABEL)
 
 
 def run_block(
