@@ -19,9 +19,7 @@ def quiet() -> None:
 
 
 def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"'.*/none' does not exist; create"
-    ):
+    with pytest.raises(ConfigError, match=r"'.*/none' does not exist; create"):
         check_directory(tmp_path / "none")
 
 
