@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# Sourced by the wrappers beside it.
+# Sourced by the wrappers beside it, which set `here` and read `real`, `goes`, `state`.
+# shellcheck disable=SC2034,SC2154
 
 # next_on_path NAME: sets `real` to the NAME on PATH that is not in this directory.
 next_on_path() {
