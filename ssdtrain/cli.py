@@ -15,7 +15,11 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from ssdtrain.counters import Span
 from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.report.memory import draw
+from ssdtrain.report.table import render
+from ssdtrain.report.trace import write_trace
 
 EXAMPLES = """examples:
   ssdtrain train                                      a laptop's GPT, two ranks, SSD
@@ -122,16 +126,22 @@ def _conclude(result: Mapping[str, Any], run_directory: str) -> int:
     if Ranks.from_environment().is_first:
         directory = Path(run_directory)
         directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=1)
+        values = dict(result)
+        recorded = values.pop("recorded", None)
+        text = json.dumps(values, indent=1)
         (directory / "result.json").write_text(text + "\n", encoding="utf-8")
-        _show(result, directory)
+        if recorded is not None:
+            _draw(recorded, values["peak_of"], directory)
+            Console().print(render(values))
+        print(f"written to {directory}")
     return 0 if result.get("ok", True) else 1
 
 
-def _show(result: Mapping[str, Any], directory: Path) -> None:
-    from ssdtrain.report.table import render
-
-    console = Console()
-    if "legs" in result:
-        console.print(render(result))
-    console.print(f"written to {directory}", highlight=False)
+def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
+    """The pictures: memory over a step, and the time line if one was recorded."""
+    memory = json.dumps(recorded["memory"])
+    (directory / "memory.json").write_text(memory, encoding="utf-8")
+    draw(recorded["memory"], what, directory / "memory.png")
+    ranks = [[Span(*span) for span in spans] for spans in recorded["spans"]]
+    if any(ranks):
+        write_trace(ranks, directory / "trace.json")

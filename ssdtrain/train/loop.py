@@ -131,12 +131,14 @@ class Loop:
         )
 
     def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
-        start = time.perf_counter()
+        start_ns = time.monotonic_ns()
         with watch:
             loss = self._runner.step(step)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        step_ms = (time.perf_counter() - start) * 1e3
+        step_ms = (time.monotonic_ns() - start_ns) / 1e6
+        if session is not None:
+            session.trace.add("compute", f"step {step}", start_ns, 0)
         peak, self._course = watch.take()
         self._peak_bytes = max(self._peak_bytes, peak)
         self._losses.append(loss)

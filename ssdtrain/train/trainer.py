@@ -152,6 +152,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "torch": torch.__version__,
         "peak_of": "allocated" if torch.cuda.is_available() else "saved tensors",
         "legs": {name: _leg_summary(results) for name, results in legs.items()},
+        "recorded": _recorded(legs),
     }
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
@@ -160,6 +161,23 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         result.setdefault("verdict", {}).update(confirmed)
     result["ok"] = all(result.get("verdict", {}).values())
     return result
+
+
+def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
+    """The courses of the rank with the highest peak, and everybody's time line."""
+    first = next(iter(legs.values()))
+    rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
+    return {
+        "memory": {
+            name: _milliseconds(results[rank]) for name, results in legs.items()
+        },
+        "spans": [result.spans for result in legs.get(Leg.WITH.value, [])],
+    }
+
+
+def _milliseconds(result: LegResult) -> list[tuple[float, int]]:
+    start = result.course[0].time_ns if result.course else 0
+    return [((s.time_ns - start) / 1e6, s.num_bytes) for s in result.course]
 
 
 def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
