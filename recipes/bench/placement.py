@@ -253,8 +253,8 @@ def table(cells: Cells) -> None:
         if "step_ratio" in cell:
             print(
                 f"{name:38} {cell['step_ratio']:6.3f}x {cell['peak_gb']:8.2f} "
-                f"{cell['backward_start_gb']:6.2f} {cell.get('over_link_bound', 0):6.3f}"
-                f" {cell['losses_equal']}"
+                f"{cell['backward_start_gb']:6.2f} "
+                f"{cell.get('over_link_bound', 0):6.3f} {cell['losses_equal']}"
             )
         elif "error" in cell:
             print(f"{name:38} {cell['error'][:80]}")

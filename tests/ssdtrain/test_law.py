@@ -5,7 +5,7 @@ The same file runs on the CPU and, with `-m gpu`, on a CUDA device.
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,18 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
+def checkpointed(
+    inner: Callable[..., Tensor], reentrant: bool
+) -> Callable[..., Tensor]:
+    def forward(hidden: Tensor, *args: object, **kwargs: object) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            return inner(x, *args, **kwargs)
+
+        return checkpoint(run, hidden, use_reentrant=reentrant)
+
+    return forward
+
+
 def build(cell: Cell) -> nn.Module:
     config = GPT2Config(
         n_layer=3,
@@ -71,9 +83,7 @@ def build(cell: Cell) -> nn.Module:
     if cell.checkpointing != "none":
         reentrant = cell.checkpointing == "reentrant"
         for block in model.transformer.h:
-            block.forward = functools.partial(
-                checkpoint, block.forward, use_reentrant=reentrant
-            )
+            block.forward = checkpointed(block.forward, reentrant)
     return model
 
 
