@@ -205,13 +205,17 @@ class GdsStorage(ForwardingStorage):
             )
 
     def close(self) -> None:
-        """Deregister memory and files, then close them."""
+        """Release kvikio's side, then close the files."""
+        self.release()
+        self._posix.close()
+
+    def release(self) -> None:
+        """Deregister memory and files with kvikio; the files themselves stay open."""
         with self._lock:
             registered, self._registered = self._registered, {}
         for data in registered.values():
             deregister_memory(data)
         self._close_files()
-        self._posix.close()
 
     def _close_files(self) -> None:
         while self._files:

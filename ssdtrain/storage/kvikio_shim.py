@@ -207,10 +207,16 @@ class KvikioFile:
 
 
 def set_threads(num_threads: int) -> None:
-    """Size of kvikio's thread pool (of the whole process)."""
+    """Size kvikio's thread pool, and have its POSIX mode bypass the page cache.
+
+    Both are settings of the whole process. Through the page cache a write would end
+    in main memory, which is not where activations are meant to go.
+    """
     import kvikio.defaults
 
     kvikio.defaults.set("num_threads", num_threads)
+    kvikio.defaults.set("auto_direct_io_read", True)
+    kvikio.defaults.set("auto_direct_io_write", True)
 
 
 def register_memory(data: DeviceBytes) -> None:
