@@ -62,6 +62,7 @@ class Lane:
         self.records: list[weakref.ref[Record]] = []
         self.total_bytes = 0
         self.largest_bytes = 0
+        self.kept_last_bytes = 0
         self.num_live = 0
         self.open = True
         self.backward_follows = False
