@@ -13,7 +13,18 @@ import pytest
 from ssdtrain.cli import MOUNTED, build_parser, main
 
 # Adding an option is a decision: it is written down here.
-OPTIONS = {"train": {"--config", "overrides"}}
+OPTIONS = {
+    "train": {"--config", "overrides"},
+    "doctor": {
+        "--directory",
+        "--json",
+        "--max-seconds",
+        "--max-write-bytes",
+        "--no-measure",
+        "--plot",
+        "--save",
+    },
+}
 
 
 def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -31,7 +42,7 @@ def test_options_are_frozen() -> None:
     parser = build_parser()
     assert set(options(parser)) == {"--local_rank"}
     found = commands(parser)
-    assert set(found) == {"train", *MOUNTED}
+    assert set(found) == {"train", *MOUNTED} == set(OPTIONS)
     for name, expected in OPTIONS.items():
         assert set(options(found[name])) == expected
 
