@@ -74,7 +74,7 @@ class OffloadConfig:
     """Cap of pinned host memory in bytes; None: half of what is available now."""
     window_bytes: int | None = None
     """Bytes that may be on their way out before compute waits for the oldest;
-    None: twice the largest tensor seen, at least 64 MiB."""
+    None: twice the largest tensor seen, at least 8 MiB."""
     prefetch_bytes: int | None = None
     """Bytes loaded ahead of backward; None: twice the largest tensor seen."""
     memory_budget_bytes: int | None = None

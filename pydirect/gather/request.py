@@ -1,0 +1,110 @@
+"""What a gather is asked for, checked once at the door."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from pydirect.memory import HostTable
+
+
+class Path(str, Enum):
+    """How rows travel from host memory to the index's device."""
+
+    DIRECT = "direct"
+    """The GPU reads the rows in place, in the order of the index."""
+
+    SORTED = "sorted"
+    """The GPU reads the rows in place, in the order of their addresses, each row once,
+    and scatters them to the order of the index."""
+
+    CPU = "cpu"
+    """CPU threads gather into pinned staging buffers, DMA copies them."""
+
+    DMA = "dma"
+    """One DMA copy for every run of consecutive rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked gather: ``out[i] = table[index[i]]`` on rows as bytes."""
+
+    table: torch.Tensor
+    """CPU, uint8, shape (num_rows, row_bytes), contiguous."""
+
+    index: torch.Tensor
+    """int32 or int64, shape (num_indices,), contiguous, on the device of ``out``."""
+
+    out: torch.Tensor
+    """uint8, shape (num_indices, row_bytes), contiguous."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table.shape[0])
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.table.shape[1])
+
+    @property
+    def num_indices(self) -> int:
+        return int(self.index.shape[0])
+
+
+def host_tensor(table: torch.Tensor | HostTable) -> torch.Tensor:
+    """The rows of ``table``; a `HostTable` stands for its tensor."""
+    rows = table.tensor if isinstance(table, HostTable) else table
+    if rows.dim() == 0 or rows.device.type != "cpu" or not rows.is_contiguous():
+        raise ValueError(
+            "gather expects a contiguous CPU table with at least one dimension, got "
+            f"shape {tuple(rows.shape)} on {rows.device}, strides {rows.stride()}"
+        )
+    return rows
+
+
+def check_index(index: torch.Tensor) -> None:
+    """Shape and dtype of an index; its values are checked where it is used.
+
+    Raises:
+        ValueError: not 1-D, or neither int32 nor int64.
+    """
+    if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            "gather expects a 1-D index of int32 or int64, got shape "
+            f"{tuple(index.shape)} of {index.dtype}: convert with .long().flatten()"
+        )
+
+
+def empty_out(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The result's memory, shape (num_indices, ...), on the index's device."""
+    shape = (index.shape[0], *rows.shape[1:])
+    return torch.empty(shape, dtype=rows.dtype, device=index.device)
+
+
+def check_out(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Whether ``out`` fits what is asked for.
+
+    Raises:
+        ValueError: shape, dtype, device or layout differ.
+    """
+    shape = (index.shape[0], *rows.shape[1:])
+    fits = tuple(out.shape) == shape and out.dtype == rows.dtype
+    if not (fits and out.device == index.device and out.is_contiguous()):
+        raise ValueError(
+            f"gather expects out of shape {shape}, {rows.dtype}, contiguous on "
+            f"{index.device}, got {tuple(out.shape)}, {out.dtype} on {out.device}"
+        )
+
+
+def as_request(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Request:
+    """View table and result as rows of bytes."""
+    return Request(
+        table=_row_bytes(rows), index=index.contiguous(), out=_row_bytes(out)
+    )
+
+
+def _row_bytes(rows: torch.Tensor) -> torch.Tensor:
+    num_rows = rows.shape[0]
+    if rows.numel() == 0:
+        return rows.new_empty((num_rows, 0), dtype=torch.uint8)
+    return rows.reshape(num_rows, -1).view(torch.uint8)

@@ -1,0 +1,46 @@
+"""Errors say what was expected and what came."""
+
+import pytest
+import torch
+
+from pydirect import gather
+
+
+@pytest.mark.parametrize("path", list(gather.Path))
+@pytest.mark.parametrize("bad", [7, -1, 1 << 40])
+def test_index_out_of_range_names_value_and_position(
+    path: gather.Path, bad: int
+) -> None:
+    table = torch.arange(14.0).view(7, 2)
+    out = torch.full((3, 2), -5.0)
+    with pytest.raises(
+        gather.GatherIndexError, match=f"index {bad} at position 1 "
+    ) as e:
+        gather.index_select(table, torch.tensor([0, bad, bad]), path=path, out=out)
+    assert (e.value.value, e.value.position, e.value.num_rows) == (bad, 1, 7)
+    assert out.eq(-5.0).all(), "nothing is written when an index is bad"
+
+
+@pytest.mark.parametrize(
+    "index", [torch.zeros(2), torch.zeros(2, 2, dtype=torch.long), torch.tensor(1)]
+)
+def test_index_of_wrong_shape_or_dtype(index: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="1-D index of int32 or int64"):
+        gather.index_select(torch.zeros(4, 2), index)
+
+
+def test_out_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"expects out of shape \(1, 2\)"):
+        gather.index_select(torch.zeros(4, 2), torch.tensor([1]), out=torch.zeros(2, 2))
+
+
+def test_table_must_be_contiguous_on_the_host() -> None:
+    with pytest.raises(ValueError, match="contiguous CPU table"):
+        gather.index_select(torch.zeros(4, 4).t(), torch.tensor([1]))
+    with pytest.raises(ValueError, match="contiguous CPU table"):
+        gather.index_select(torch.zeros(4, 4, device="meta"), torch.tensor([1]))
+
+
+def test_unknown_path() -> None:
+    with pytest.raises(ValueError, match="teleport"):
+        gather.index_select(torch.zeros(4, 4), torch.tensor([1]), path="teleport")
