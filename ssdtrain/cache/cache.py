@@ -270,13 +270,27 @@ class TensorCache:
             self._forward(record)
         elif record.state is RecordState.AWAY:
             self._start_load(record)
-        if record.state is RecordState.RETURNING and record.load is not None:
-            record.load.wait(self.device)
-            record.load = None
-            record.state = RecordState.BACK
+        if record.state is RecordState.RETURNING:
+            self._finish_load(record)
         if record.data is None:
             raise RuntimeError(f"{record.name}: no data in {record.state}")
         return record.data
+
+    def _finish_load(self, record: Record) -> None:
+        # The record lets go first: a failure holds the frames of the whole backward.
+        load, record.load = record.load, None
+        record.state = RecordState.BACK
+        try:
+            if load is not None:
+                load.wait(self.device)
+        except BaseException:
+            self._drop_copy(record)
+            raise
+
+    def _drop_copy(self, record: Record) -> None:
+        record.state = RecordState.AWAY
+        record.data = None
+        self.ledger.live(-record.num_bytes)
 
     def _forward(self, record: Record) -> None:
         """Hand the live tensor back and stop its way out (seed 5.3.4)."""
@@ -308,9 +322,7 @@ class TensorCache:
         """
         record.num_uses = 0
         if record.state is RecordState.BACK and record.parcel is not None:
-            record.state = RecordState.AWAY
-            record.data = None
-            self.ledger.live(-record.num_bytes)
+            self._drop_copy(record)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first."""
