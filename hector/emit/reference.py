@@ -100,7 +100,15 @@ class Reference:
         return out.scatter_reduce(0, where, x, "amax", include_self=False)
 
     def _linear(self, node: Node, args: list[Tensor]) -> Tensor:
-        x, w = args
+        product = self._product(node, args[0], args[1])
+        if len(args) == 2:
+            return product
+        if node.index is Index.ALL:
+            return product + args[2]
+        kinds = self.arrays.index(node.domain, node.index)
+        return product + args[2].index_select(0, kinds)
+
+    def _product(self, node: Node, x: Tensor, w: Tensor) -> Tensor:
         if node.attr("transpose"):
             w = w.transpose(-1, -2)
         w = w.to(x.dtype)

@@ -46,6 +46,8 @@ class Gemm:
     weight: Node
     type_index: Index
     transpose: bool
+    bias: Node | None = None
+    """A vector a type, added to each row."""
 
     @property
     def outputs(self) -> tuple[Node, ...]:
@@ -53,13 +55,16 @@ class Gemm:
 
     @property
     def operands(self) -> tuple[Node, ...]:
-        return (*self.rows.nodes, self.weight)
+        more = () if self.bias is None else (self.bias,)
+        return (*self.rows.nodes, self.weight, *more)
 
     def __str__(self) -> str:
         t = ".T" if self.transpose else ""
+        kind = self.type_index.value
+        bias = "" if self.bias is None else f" + %{self.bias.serial}[{kind}]"
         return (
             f"gemm      %{self.out.serial}[i] = ({self.rows}) @ "
-            f"%{self.weight.serial}[{self.type_index.value}]{t} : {self.out.type}"
+            f"%{self.weight.serial}[{kind}]{t}{bias} : {self.out.type}"
         )
 
 

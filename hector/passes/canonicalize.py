@@ -122,21 +122,49 @@ def _outside(b: Builder, n: Node, op: Op, parts: tuple[Node, Node]) -> Node | No
 def _invariant(x: Node, index: Index) -> bool:
     if x.op is Op.CONST:
         return True
-    return x.op is Op.READ and x.index is index
+    if x.op is not Op.READ or x.index is not index:
+        return False
+    return index not in (Index.SRC, Index.DST) or _finite(x.inputs[0])
+
+
+def _finite(x: Node) -> bool:
+    """Whether a node value is finite on nodes without edges too.
+
+    Outside of a sum the factor meets those nodes, where the sum is 0: an infinite
+    factor would make a NaN of it. Pairs always have an edge.
+    """
+    if x.op in (Op.LOG, Op.SQRT):
+        return False
+    if x.op is Op.DIV and not _never_zero(x.inputs[1]):
+        return False
+    return x.op not in POINTWISE or all(_finite(i) for i in x.inputs)
+
+
+def _never_zero(x: Node) -> bool:
+    if x.op is Op.CONST:
+        return x.attr("value") != 0.0
+    if x.op is Op.ADD and x.inputs[0].op is Op.AGG:
+        terms, least = x.inputs
+        return terms.inputs[0].op is Op.EXP and _positive(least)
+    return x.op is Op.MAXIMUM and any(_positive(i) for i in x.inputs)
+
+
+def _positive(x: Node) -> bool:
+    return x.op is Op.CONST and float(x.attr("value") or 0.0) > 0.0
 
 
 def _factor_nested(b: Builder, n: Node, x: Node) -> Node | None:
-    """(u * factor) * v: bring the factor to the outside."""
+    """(u * factor) * v, (u / factor) * v: bring the factor to the outside."""
     if x.op is not Op.MUL:
         return None
     for inner, other in (x.inputs, x.inputs[::-1]):
-        if inner.op is not Op.MUL:
+        if inner.op not in (Op.MUL, Op.DIV):
             continue
         u, f = inner.inputs
-        if _invariant(u, n.index):
+        if inner.op is Op.MUL and _invariant(u, n.index):
             u, f = f, u
-        if _invariant(f, n.index):
-            moved = b.mul(b.mul(u, other), f)
+        if _invariant(f, n.index) and u.op is not Op.CONST:
+            moved = b.binary(inner.op, b.mul(u, other), f)
             return b.agg(b.expand(moved, x.shape), n.index)
     return None
 
@@ -265,11 +293,13 @@ def stable_softmax(b: Builder, n: Node) -> Node | None:
 def edge_softmax(b: Builder, s: Node, index: Index) -> Node:
     """Softmax of `s` over the rows that share `index`, shifted by the maximum.
 
-    The shift cancels, so no gradient flows through it.
+    The shift cancels, so no gradient flows through it. A sum is at least 1, so the
+    1e-16 (PyG's) changes nothing but groups without rows.
     """
     peak = b.unary(Op.DETACH, b.agg(s, index, "max"))
     e = b.unary(Op.EXP, b.sub(s, b.read(peak, index, s.domain)))
-    return b.div(e, b.read(b.agg(e, index), index, s.domain))
+    total = b.add(b.agg(e, index), b.const(1e-16))
+    return b.div(e, b.read(total, index, s.domain))
 
 
 RULES = (

@@ -90,7 +90,7 @@ def _find_anchors(outputs: tuple[Node, ...], known: frozenset[Node]) -> list[Nod
 
 def _operands_in_memory(node: Node) -> tuple[Node, ...]:
     if node.op is Op.LINEAR:
-        return (*peel(node.inputs[0]).nodes, node.inputs[1])
+        return (*peel(node.inputs[0]).nodes, *node.inputs[1:])
     if node.op is Op.OUTER:
         return (*peel(node.inputs[0]).nodes, *peel(node.inputs[1]).nodes)
     if node.op in _MATERIALIZED_OPERAND or node.op is Op.EINSUM:
@@ -347,6 +347,7 @@ def _kernel(k: _Open, loads: list[Node], needed: set[Node]) -> Kernel:
             weight=node.inputs[1],
             type_index=node.index,
             transpose=bool(node.attr("transpose")),
+            bias=node.inputs[2] if len(node.inputs) > 2 else None,
         )
     if node.op is Op.OUTER:
         return Outer(

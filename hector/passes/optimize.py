@@ -162,5 +162,22 @@ def _match_heads(b: Builder, scale: Node, shape: tuple[int, ...]) -> Node | None
     return scale if scale.shape[0] in (1, shape[0]) else None
 
 
+@rule("linear to the other side of a dot product", Op.SUM_WIDTH)
+def swap_sides(b: Builder, n: Node) -> Node | None:
+    """dot(y, x W) -> dot(y W^T, x) with y at the destination: the rows that a sum over
+    sources then reads are node rows, which repeat more often than pairs do."""
+    (product,) = n.inputs
+    if product.op is not Op.MUL or n.domain is not Domain.EDGE:
+        return None
+    for z, y in (product.inputs, product.inputs[::-1]):
+        if z.op is not Op.LINEAR or y.op is not Op.READ or y.index is not Index.DST:
+            continue
+        x, w = z.inputs
+        if x.op is Op.READ and x.index is Index.SRC and y.shape == z.shape:
+            turned = b.linear(y, w, not z.attr("transpose"))
+            return b.sum_width(b.mul(turned, x))
+    return None
+
+
 COMPACT = (compact,)
-REORDER = (merge_linears, fold_vector, sum_before_linear)
+REORDER = (merge_linears, fold_vector, swap_sides, sum_before_linear)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from hector.ir.builder import Builder
-from hector.ir.kernels import Plan
+from hector.ir.kernels import Kernel, Plan, Traversal
 from hector.ir.node import Node, Op, Program
 from hector.ir.rules import check_plan, check_program
-from hector.passes import canonicalize, optimize
+from hector.passes import canonicalize, finish, optimize
 from hector.passes.autodiff import differentiate
 from hector.passes.lower import lower
 from hector.passes.rewrite import Rule, rewrite
@@ -66,6 +66,7 @@ class TrainingPlan:
 
     forward: Plan
     backward: Plan
+    outputs: tuple[Node, ...]
     saved: tuple[Node, ...]
     """Values that backward reads: inputs or results of the forward plan."""
     output_grads: tuple[Node, ...]
@@ -74,10 +75,16 @@ class TrainingPlan:
     """{program input: its gradient}."""
 
 
-def inference_plan(program: Program) -> Plan:
-    plan = lower(program.nodes)
+def inference_plan(b: Builder, program: Program) -> Plan:
+    """A plan that computes the outputs and keeps nothing else."""
+    plan = lower(rewrite(b, program, finish.RULES).nodes)
     check_plan(plan)
     return plan
+
+
+def _computed(kernel: Kernel) -> tuple[Node, ...]:
+    """Everything a kernel has in registers and could store."""
+    return kernel.members if isinstance(kernel, Traversal) else kernel.outputs
 
 
 def training_plan(
@@ -92,9 +99,11 @@ def training_plan(
     named = tuple((n.name, g) for n, g in grads.items())
     back = rewrite(b, Program(outputs=named), canonicalize.RULES)
     check_program(back, "autodiff")
+    program, back = (rewrite(b, p, finish.RULES) for p in (program, back))
+    check_program(back, "finish")
     simplified = dict(zip(grads, back.nodes, strict=True))
     first = lower(program.nodes)
-    kept = {n for k in first.kernels for n in k.outputs}
+    kept = {n for k in first.kernels for n in _computed(k)}
     backward = lower(back.nodes, given=kept)
     saved = tuple(n for n in backward.given if n not in heads.values())
     needed = (n for n in saved if n.op not in (Op.INPUT, Op.GRAPH))
@@ -104,6 +113,7 @@ def training_plan(
     return TrainingPlan(
         forward=forward,
         backward=backward,
+        outputs=program.nodes,
         saved=saved,
         output_grads=tuple(heads.values()),
         gradients=simplified,
