@@ -128,7 +128,8 @@ def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
         text = f"{type(error).__name__}: {error}"
         return {"status": "failed", "reason": text[:500]}
     finally:
-        torch.compiler.reset()
+        if work.contender.compiled:
+            torch.compiler.reset()
         release(device)
 
 
