@@ -9,6 +9,7 @@ after every measurement, so a run can be cut anywhere and gone on with.
 """
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -109,6 +110,7 @@ class Results:
 def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
     """One measurement; a failure is recorded in words and never hidden."""
     device = graphs.device
+    release(device)
     try:
         with deadline(limit_s):
             graph = graphs.get(work.cell.graph)
@@ -130,7 +132,6 @@ def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
     finally:
         if work.contender.compiled:
             torch.compiler.reset()
-        release(device)
 
 
 def _check(work: Work, graphs: Graphs, layer: Any) -> float | str:
@@ -149,6 +150,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     device = torch.device(args.device)
     cap_memory(device)
+    # What is loaded now stays: later collections need not look at it again.
+    gc.collect()
+    gc.freeze()
     graphs = Graphs(device, args.scale)
     results = Results(args.out, args.earlier)
     command = "python -m recipes.bench.rgnn " + " ".join(argv or sys.argv[1:])

@@ -62,7 +62,6 @@ def measure(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
     compilation and tuning), `peak_bytes` and `resident_bytes` (allocated before), the
     last two None on a CPU; or `status` "oom" with the allocator's words.
     """
-    release(device)
     cuda = device.type == "cuda"
     resident = torch.cuda.memory_allocated(device) if cuda else None
     try:
