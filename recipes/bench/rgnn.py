@@ -40,7 +40,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("recipes/bench/results/rgnn.json"))
     add("--from", type=Path, dest="earlier", help="go on from these results")
     add("--budget-s", type=float, default=560.0, help="stop before this many seconds")
-    add("--compile-s", type=float, default=45.0, help="limit of one measurement")
+    add("--limit-s", type=float, default=45.0, help="limit of one measurement")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--scale", type=float, default=1.0, help="nodes and edges over Table 3.3's")
     add("--phases", nargs="+", default=[p.value for p in Phase])
@@ -118,7 +118,7 @@ def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
             step = step_of(layer, work.cell.task)
             if work.phase is Phase.PROFILE:
                 return profile(step)
-            values = measure(step, device)
+            values = measure(step, layer.clear, device)
             if work.contender is Contender.HECTOR and values["status"] == "ok":
                 values["difference"] = _check(work, graphs, layer)
             return values
@@ -146,19 +146,26 @@ def _check(work: Work, graphs: Graphs, layer: Any) -> float | str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    began = time.monotonic()
     args = parse(argv)
     device = torch.device(args.device)
     cap_memory(device)
-    # What is loaded now stays: later collections need not look at it again.
+    # What is loaded now stays: the collections between measurements skip it.
     gc.collect()
     gc.freeze()
+    try:
+        return run_all(args, device, " ".join(argv or sys.argv[1:]))
+    finally:
+        gc.unfreeze()
+
+
+def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
+    """Take every wanted measurement that is not there yet, while time is left."""
+    began = time.monotonic()
     graphs = Graphs(device, args.scale)
     results = Results(args.out, args.earlier)
-    command = "python -m recipes.bench.rgnn " + " ".join(argv or sys.argv[1:])
-    run = results.start_run(
-        {**machine(device), "command": command, "scale": args.scale}
-    )
+    command = f"python -m recipes.bench.rgnn {words}"
+    about = {**machine(device), "command": command, "scale": args.scale}
+    run = results.start_run(about)
     skipped = 0
     for work in plan([Phase(p) for p in args.phases], args.graphs):
         left = args.budget_s - (time.monotonic() - began)
@@ -171,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
         if left < 5:
             skipped += 1
             continue
-        values = take(work, graphs, min(left - 2, args.compile_s))
+        values = take(work, graphs, min(left - 2, args.limit_s))
         _note_graph(results, work.cell.graph, graphs)
         results.add(work, run, values)
         print(_line(work, values), flush=True)

@@ -78,7 +78,7 @@ def test_out_of_memory_is_a_result() -> None:
     def step() -> None:
         raise torch.OutOfMemoryError("Tried to allocate 9 GiB. GPU 0 has")
 
-    found = measure(step, torch.device("cpu"))
+    found = measure(step, lambda: None, torch.device("cpu"))
     assert (found["status"], found["reason"]) == ("oom", "Tried to allocate 9 GiB")
 
 
