@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
+from gather_harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
 
 from pydirect import memory
 from pydirect.kernels import gather as kernels

@@ -1,0 +1,223 @@
+"""Ways between unified tensors and the processors: aliases, copies, adoption.
+
+[Note: Autograd sees one device] PyTorch checks that a gradient lies on the device of
+its tensor. An operator with a unified operand and a CUDA result would break that. So
+functional operators are taken over above autograd: the alias and the way back are
+differentiable functions of their own, and what lies between them is an ordinary CPU or
+CUDA graph. Gradients of unified tensors come back unified, with host affinity.
+Operators that write in place keep PyTorch's autograd and are taken over below it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from pydirect.errors import PlacementError
+from pydirect.placement import Affinity
+from pydirect.region import (
+    DEVICE_TYPE,
+    Region,
+    alias,
+    allocate,
+    flat_bytes,
+    in_forked_worker,
+    region_of,
+    show,
+    tensor_on,
+)
+
+HOST = torch.device("cpu")
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """What the placement rules cost beyond the operators themselves, in bytes."""
+
+    calls: int = 0
+    staged_bytes: int = 0
+    """CPU operands sent to the GPU because a GPU-affine operand decided."""
+
+    result_bytes: int = 0
+    """Results of host work copied into pinned memory."""
+
+    gathers: int = 0
+    """Subscripts answered by `pydirect.gather`."""
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """What the rules run on; one per process, held by ``torch.unified``."""
+
+    counters: Counters = field(default_factory=Counters)
+
+    def accelerator(self) -> torch.device:
+        """The current CUDA device; the CPU where there is no GPU.
+
+        Raises:
+            PlacementError: in a forked child of a process that uses CUDA.
+        """
+        if in_forked_worker():
+            raise PlacementError(
+                "a GPU-affine unified tensor was used in a forked process, where CUDA "
+                "cannot run: give it host affinity there "
+                '(tensor.set_affinity_("host")), or start workers by spawn'
+            )
+        if not torch.cuda.is_available():
+            return HOST
+        return torch.device("cuda", torch.cuda.current_device())
+
+
+def alias_on(
+    tensor: torch.Tensor, device: torch.device, *, writes: bool
+) -> torch.Tensor:
+    """A unified tensor as a CPU or CUDA tensor over the same bytes, without autograd."""
+    region = region_of(tensor)
+    if device.type == "cpu":
+        region.wait_for_gpu(before_write=writes)
+        return alias(tensor, region.host, device)
+    shown = alias(tensor, region.on_device(device), device)
+    region.note_gpu_work(torch.cuda.current_stream(device), wrote=writes)
+    return shown
+
+
+def adopt(
+    host: torch.Tensor, affinity: Affinity, counters: Counters | None = None
+) -> torch.Tensor:
+    """A CPU tensor's values as a unified tensor.
+
+    With a GPU they are copied into pinned memory; without one, or in a forked worker,
+    the tensor's own memory becomes the region.
+    """
+    if not torch.cuda.is_available() or in_forked_worker():
+        return over(host, affinity)
+    if counters is not None:
+        counters.result_bytes += host.nbytes
+    made = empty_strided(tuple(host.shape), host.stride(), host.dtype, affinity)
+    copy_into(made, host, non_blocking=False)
+    return made
+
+
+def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
+    """A unified tensor over the memory of a CPU tensor: no copy, no autograd.
+
+    The memory is pinned in place when a GPU first works on it.
+    """
+    host = host.detach().resolve_conj().resolve_neg()
+    if host._is_zerotensor():
+        host = host.clone()
+    return tensor_on(
+        show(Region(flat_bytes(host), affinity)),
+        host.dtype,
+        tuple(host.shape),
+        host.stride(),
+        host.storage_offset(),
+    )
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass of autograd."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def empty_strided(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    affinity: Affinity | None = None,
+) -> torch.Tensor:
+    """An uninitialised unified tensor; ``stride`` in elements.
+
+    ``affinity`` None: GPU, and host for what autograd makes in a backward pass (see
+    [Note: Autograd sees one device]).
+    """
+    if affinity is None:
+        affinity = Affinity.HOST if in_backward() else Affinity.GPU
+    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    num_elements = 0 if 0 in size else extent
+    region = allocate(num_elements * dtype.itemsize, affinity)
+    return tensor_on(show(region), dtype, size, stride)
+
+
+def copy_into(
+    target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool
+) -> torch.Tensor:
+    """``target.copy_(source)`` where either or both are unified.
+
+    Unified memory takes part as pinned host memory: a copy to or from a GPU is one
+    transfer of the copy engine, not loads of a kernel.
+    """
+    ends = []
+    for tensor, writes in ((target, True), (source, False)):
+        if tensor.device.type == DEVICE_TYPE:
+            region = region_of(tensor)
+            region.wait_for_gpu(before_write=writes)
+            ends.append(alias(tensor, region.host, HOST))
+        else:
+            ends.append(tensor)
+    ends[0].copy_(ends[1], non_blocking=non_blocking)
+    for tensor, other, writes in ((target, source, True), (source, target, False)):
+        if tensor.device.type == DEVICE_TYPE:
+            region = region_of(tensor)
+            if other.device.type == "cuda":
+                stream = torch.cuda.current_stream(other.device)
+                region.note_gpu_work(stream, wrote=writes)
+            if writes:
+                region.note_write()
+    return target
+
+
+class ToProcessor(torch.autograd.Function):
+    """The alias as a differentiable function: see [Note: Autograd sees one device]."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        ctx.device = device
+        shown = alias_on(tensor, device, writes=False)
+        region_of(tensor).track(shown)
+        return shown
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grads
+        return _to_unified(grad), None
+
+
+class ToUnified(torch.autograd.Function):
+    """The way back of a result: differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, counters: Counters) -> torch.Tensor:
+        made = adopt(result, Affinity.HOST, counters)
+        region = region_of(made)
+        if region.host.data_ptr() == result.untyped_storage().data_ptr():
+            region.follow(result)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grads
+        return to_host(grad), None
+
+
+def _to_unified(grad: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and grad.requires_grad:
+        return cast(torch.Tensor, grad.to(DEVICE_TYPE))
+    if grad.device.type == "cpu":
+        return adopt(grad, Affinity.HOST)
+    made = empty_strided(tuple(grad.shape), grad.stride(), grad.dtype, Affinity.HOST)
+    return copy_into(made, grad, non_blocking=False)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A unified tensor as a CPU tensor over the same bytes; differentiable."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))
+    return alias_on(tensor, HOST, writes=False)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A unified tensor as a CUDA tensor over the same bytes; differentiable."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return cast(torch.Tensor, ToProcessor.apply(tensor, device))
+    return alias_on(tensor, device, writes=False)
