@@ -28,6 +28,10 @@ class Chooser:
             return Path.CPU
         return choose_path(self.rates(request.table), workload(request, look))
 
+    def known(self) -> dict[tuple[int, int], Rates]:
+        """All rates so far, by (size class, number of threads)."""
+        return dict(self._rates)
+
     def rates(self, table: torch.Tensor) -> Rates:
         """The calibrated rates for ``table``."""
         key = (size_class(table.nbytes), torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Where kernels leave the first bad index. See [Note: Errors without a wait] in bounds."""
+"""Where kernels leave the first bad index: [Note: Errors without a wait] in bounds."""
 
 import torch
 

@@ -1,11 +1,11 @@
 """How long a gather takes on each path: what the chooser compares.
 
 [Note: Translation] The link moves about 55 GB/s (PCIe 5), but on tables beyond what the
-GPU's translation caches cover, every row in random order costs one address translation,
-and translations have a rate of their own, whatever the size of the row. In address order
-a translation serves all the rows of its page. So a zero-copy gather takes the longer of
-the two, bytes over link rate or translations over translation rate, and sorting pays
-where it saves more translations than it costs.
+GPU's translation caches cover, every row in random order costs one translation of its
+address, and translations have a rate of their own, whatever the size of the row. In
+address order one translation serves all the rows of its page. So a zero-copy gather
+takes the longer of the two, bytes over link rate or translations over translation rate,
+and sorting pays where it saves more translations than it costs.
 """
 
 import math

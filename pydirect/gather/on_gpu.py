@@ -84,16 +84,22 @@ class Engine:
             )
         sms = min(max_sms or self.tuning.num_sms, self.tuning.num_sms)
         if path is Path.DIRECT:
-            self._direct(request, sms)
+            self.direct(request, sms)
         elif distinct_share < self.tuning.dedup_below:
             self._sorted(request, sms)
         else:
             self._bucketed(request, sms)
 
-    def _direct(self, request: Request, sms: int) -> None:
+    def direct(
+        self,
+        request: Request,
+        sms: int,
+        start: kernels.Start = kernels.Start.LINE,
+    ) -> None:
+        """Zero-copy in the order of the index; ``start`` for comparison."""
         arguments = self._arguments(request, request.index)
         arguments.check = 1
-        shape = kernels.Shape(num_blocks=sms)
+        shape = kernels.Shape(num_blocks=sms, start=start)
         kernels.launch_gather(
             self.module, arguments, request.index.dtype, shape, _stream()
         )

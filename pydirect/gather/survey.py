@@ -1,8 +1,8 @@
 """What the indices of a table look like, learned without a wait.
 
 How many indices are distinct, and how long their runs are, decides between paths, but
-the index is on the GPU and the CPU must not wait for it. So now and then a kernel counts
-both behind a gather, and a later gather of the same table reads what has arrived.
+the index is on the GPU and the CPU must not wait for it. So now and then a kernel
+counts both behind a gather, and a later gather of that table reads what has arrived.
 """
 
 from collections import OrderedDict
