@@ -30,14 +30,18 @@ class Faults:
             return
         # Kernels in flight may hold more bad indices; they are of the same kind, and
         # a report of them after the reset would look like a new one.
-        torch.cuda.synchronize(self._device)
+        self._wait()
         position, value, num_rows = self._record.tolist()
         self._record.zero_()
         self._elected.zero_()
-        torch.cuda.synchronize(self._device)
+        self._wait()
         raise GatherIndexError(value=value, position=position - 1, num_rows=num_rows)
 
     def wait_and_raise(self) -> None:
         """Wait for the device, then as `raise_if_any`."""
-        torch.cuda.synchronize(self._device)
+        self._wait()
         self.raise_if_any()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -10,7 +10,7 @@ from pydirect.gather.faults import Faults
 from pydirect.gather.request import Path, Request
 from pydirect.gather.staging import Staging, copy_runs
 from pydirect.kernels import gather as kernels
-from pydirect.memory import is_pinned
+from pydirect.kernels.driver import Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,16 @@ class Tuning:
 class Engine:
     """Gathers onto one device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, module: Module, staging: Staging, tuning: Tuning
+    ) -> None:
+        """``device`` is where indices and results are; see `engine_on` for a GPU."""
         self.device = device
-        self.module = kernels.gather_module(device)
-        self._faults = Faults(device)
-        self._staging = Staging(torch.cuda.Event)
+        self.module = module
+        self.tuning = tuning
+        self._staging = staging
         self._staging_lock = threading.Lock()
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self.tuning = Tuning(num_sms=sms)
+        self._faults = Faults(device)
 
     def raise_if_any(self) -> None:
         """Raise for a bad index of an earlier gather that has finished."""
@@ -62,12 +64,11 @@ class Engine:
 
         Args:
             request: what to gather; the index is on this engine's device.
-            path: how.
+            path: how; zero-copy paths need a pinned table.
             max_sms: at most so many multiprocessors.
             distinct_share: distinct indices over indices, as far as known.
 
         Raises:
-            ValueError: a zero-copy path on memory that is not pinned.
             GatherIndexError: on the CPU and DMA paths, before any byte is written.
         """
         if path is Path.CPU:
@@ -77,11 +78,6 @@ class Engine:
         if path is Path.DMA:
             copy_runs(request)
             return
-        if not is_pinned(request.table):
-            raise ValueError(
-                f"path {path.value!r} expects a pinned table, got plain memory of "
-                f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
-            )
         sms = min(max_sms or self.tuning.num_sms, self.tuning.num_sms)
         if path is Path.DIRECT:
             self.direct(request, sms)
@@ -101,7 +97,7 @@ class Engine:
         arguments.check = 1
         shape = kernels.Shape(num_blocks=sms, start=start)
         kernels.launch_gather(
-            self.module, arguments, request.index.dtype, shape, _stream()
+            self.module, arguments, request.index.dtype, shape, self._stream()
         )
 
     def _sorted(self, request: Request, sms: int) -> None:
@@ -113,7 +109,7 @@ class Engine:
         arguments.position_stride = 2
         arguments.skip_repeats = 1
         shape = kernels.Shape(num_blocks=sms, share=self.tuning.share)
-        stream = _stream()
+        stream = self._stream()
         kernels.launch_gather(self.module, arguments, ordered.dtype, shape, stream)
         kernels.launch_repeats(self.module, arguments, ordered.dtype, shape, stream)
 
@@ -142,7 +138,7 @@ class Engine:
             num_buckets=num_buckets,
             shift=shift,
         )
-        stream = _stream()
+        stream = self._stream()
         kernels.launch_bucket_count(self.module, arguments, index.dtype, stream)
         sums = torch.cumsum(counts, 0, dtype=torch.int32)
         arguments.counts = sums.data_ptr()
@@ -152,6 +148,11 @@ class Engine:
         gather.position_stride = 1
         shape = kernels.Shape(num_blocks=sms, share=self.tuning.share)
         kernels.launch_gather(self.module, gather, rows.dtype, shape, stream)
+
+    def _stream(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def _arguments(self, request: Request, order: torch.Tensor) -> kernels.GatherArgs:
         return kernels.GatherArgs(
@@ -166,5 +167,13 @@ class Engine:
         )
 
 
-def _stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)
+def engine_on(device: torch.device) -> Engine:
+    """The engine of a GPU, with kernels compiled for it."""
+    with torch.cuda.device(device):
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        return Engine(
+            device,
+            kernels.gather_module(device),
+            Staging(torch.cuda.Event),
+            Tuning(num_sms=sms),
+        )

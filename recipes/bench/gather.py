@@ -138,7 +138,7 @@ def misaligned(sweep: Sweep) -> None:
 
             works[f"direct, start at {start.name.lower()}"] = direct
         for method, work in works.items():
-            took = time_ms(lambda k, w=work, o=out: w(sets[k % 3], o), 3)
+            took = time_ms(lambda k, w=work, o=out, s=sets: w(s[k % 3], o), 3)
             check_rows(table, sets[0], (work(sets[0], out), out)[1])
             gbps = out.numel() / took / 1e6
             sweep.results.add(
@@ -163,7 +163,7 @@ def repeats_and_runs(sweep: Sweep) -> None:
             def work(_: int, path=path, index=index) -> None:
                 gather.index_select(table, index, out=out, path=path)
 
-            for k in range(17):  # a survey has to arrive
+            for _ in range(17):  # a survey has to arrive
                 gather.index_select(table, index, out=out)
             took = time_ms(work, 3)
             check_rows(table, index, out)
@@ -193,12 +193,12 @@ def budget(sweep: Sweep) -> None:
             )
 
         def both(k: int) -> None:
-            fetch(k)  # noqa: B023
+            fetch(k)
             products()
             torch.cuda.current_stream().wait_stream(side)
 
         def only(k: int) -> None:
-            fetch(k)  # noqa: B023
+            fetch(k)
             torch.cuda.current_stream().wait_stream(side)
 
         sweep.results.add(
