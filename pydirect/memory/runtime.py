@@ -86,6 +86,11 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
     Raises:
         HostMemoryError: the kernel knows no such node.
     """
+    if not set(nodes) <= set(numa_nodes()):
+        raise HostMemoryError(
+            f"NUMA placement expects nodes of this machine, {numa_nodes()}, got nodes "
+            f"{nodes}"
+        )
     number = _SYS_MBIND.get(os.uname().machine)
     if number is None:
         raise HostMemoryError(
@@ -101,14 +106,14 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
         ctypes.c_ulong(num_bytes),
         ctypes.c_int(mode),
         ctypes.byref(mask),
-        ctypes.c_ulong(64),
+        # The kernel takes one off before it reads the mask.
+        ctypes.c_ulong(65),
         ctypes.c_uint(0),
     )
     if failed:
         code = ctypes.get_errno()
         raise HostMemoryError(
-            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}; this "
-            f"machine has nodes {numa_nodes()}"
+            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}"
         )
 
 
