@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pydirect import memory
-from pydirect.memory import pinning, pool, runtime
+from pydirect.memory import allocate, arena, managed, pinning, pool, runtime
 
 
 class Driver:
@@ -41,7 +41,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     for name in ("register", "unregister", "synchronize_all"):
         monkeypatch.setattr(runtime, name, getattr(fake, name))
     monkeypatch.setattr(runtime, "cuda_works", lambda: True)
-    monkeypatch.setattr(pinning, "is_pinned", lambda tensor: False)
+    monkeypatch.setattr(pinning, "reach_of", lambda address: memory.Reach.NONE)
     return fake
 
 
@@ -137,3 +137,32 @@ def test_table() -> None:
 
 def test_pool_module_is_the_only_default() -> None:
     assert pool.default_pool() is pool.default_pool()
+
+
+def test_tables_take_large_pages_while_there_is_room(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def managed_arena(num_bytes: int) -> arena.Arena:
+        taken.append(num_bytes)
+        return arena.registered_arena(num_bytes, ())
+
+    own = {backing: memory.HostPool(backing=backing) for backing in memory.Backing}
+    monkeypatch.setattr(pool, "managed_arena", managed_arena)
+    for module in (allocate, managed):
+        monkeypatch.setattr(module, "managed_capacity_bytes", lambda: 200 << 20)
+    monkeypatch.setattr(allocate, "default_pool", own.__getitem__)
+    monkeypatch.setattr(allocate, "empty_pinned", own[memory.Backing.REGISTERED].empty)
+    small = memory.empty_table((1 << 20,), torch.uint8)
+    assert taken == [], "small tables fit the translation caches"
+    first = memory.empty_table((100 << 20,), torch.uint8)
+    assert taken == [100 << 20]
+    second = memory.empty_table((99 << 20,), torch.uint8)
+    assert taken == [100 << 20], "no room: pinned instead"
+    del first
+    third = memory.empty_table((150 << 20,), torch.uint8)
+    assert taken == [100 << 20, 150 << 20], "the unused arena made room"
+    with pytest.raises(memory.HostMemoryError, match=r"Backing\.REGISTERED"):
+        own[memory.Backing.MANAGED].empty((190 << 20,), torch.uint8)
+    assert small.numel() + second.numel() + third.numel() == 250 << 20
