@@ -6,6 +6,7 @@ same region for its own GPU when that GPU first works on it (seed design:
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
@@ -13,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch.multiprocessing import reductions
 
-from pydirect.memory import empty_pinned, is_pinned
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
@@ -122,12 +122,17 @@ def _is_pinned(stock: _Method) -> _Method:
     """See [Note: PrivateUse1 takes CUDA's place] in `pydirect.device`."""
 
     @functools.wraps(stock)
-    def is_pinned_(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        if self.device.type != "cpu" or args or kwargs:
+    def is_pinned(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        if args or kwargs or self.device.type != "cpu":
             return bool(stock(self, *args, **kwargs))
-        return is_pinned(self)
+        if not torch.cuda.is_available():
+            return False
+        with warnings.catch_warnings():
+            # Naming the device is deprecated, and here the only way to ask CUDA.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return bool(stock(self, "cuda"))
 
-    return is_pinned_
+    return is_pinned
 
 
 def _pin_memory(stock: _Method) -> _Method:
@@ -138,9 +143,10 @@ def _pin_memory(stock: _Method) -> _Method:
         usable = torch.cuda.is_available() and self.device.type == "cpu"
         if not usable or args or kwargs or self.layout != torch.strided:
             return cast(torch.Tensor, stock(self, *args, **kwargs))
-        if is_pinned(self):
+        if self.is_pinned():
             return self
-        return empty_pinned(tuple(self.shape), self.dtype).copy_(self)
+        # `empty` asks CUDA's allocator first; `pin_memory` would ask ours.
+        return torch.empty_like(self, pin_memory=True).copy_(self)
 
     return pin_memory
 
