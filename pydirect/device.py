@@ -219,7 +219,9 @@ def _own_kernels(module: UnifiedModule) -> dict[str, Callable[..., Any]]:
 def _view(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    shown_on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU")
+    shown_on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"aten::{name}", "CPU"
+    )
     if not shown_on_cpu:
         return _alias
 
@@ -247,9 +249,7 @@ def _empty(
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return empty_strided(
-        tuple(size), tuple(stride), dtype or torch.get_default_dtype()
-    )
+    return empty_strided(tuple(size), tuple(stride), dtype or torch.get_default_dtype())
 
 
 def _empty_like(
@@ -325,7 +325,9 @@ def _set_source(tensor: Any, source: Any) -> Any:
     return tensor
 
 
-def _set_part(tensor: Any, source: Any, offset: Any, size: Any, stride: Any = ()) -> Any:
+def _set_part(
+    tensor: Any, source: Any, offset: Any, size: Any, stride: Any = ()
+) -> Any:
     shape = torch.empty(size, device="meta")
     set_storage(tensor, source, offset, tuple(size), tuple(stride) or shape.stride())
     return tensor

@@ -232,9 +232,7 @@ def _written_kind(written: list[torch.Tensor]) -> Written:
     return Written.NOTHING
 
 
-def _device(
-    machine: Machine, rule: Rule, operands: list[torch.Tensor]
-) -> torch.device:
+def _device(machine: Machine, rule: Rule, operands: list[torch.Tensor]) -> torch.device:
     if rule.compute is Compute.HOST:
         return HOST
     for tensor in operands:

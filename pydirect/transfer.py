@@ -221,5 +221,3 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if torch.is_grad_enabled() and tensor.requires_grad:
         return cast(torch.Tensor, ToProcessor.apply(tensor, device))
     return alias_on(tensor, device, writes=False)
-
-

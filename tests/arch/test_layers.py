@@ -21,7 +21,7 @@ FLOORS = {
     "config": 0,
     "counters": 0,
     "storage": 1,
-    "offload": 2,
+    "transfer": 2,
     "plan": 3,
     "remat": 3,
     "cache": 4,

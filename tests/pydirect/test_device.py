@@ -146,7 +146,13 @@ def test_out_and_resize() -> None:
 
 
 def test_dtypes_and_bits() -> None:
-    for dtype in (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float8_e5m2):
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int64,
+        torch.bfloat16,
+        torch.float8_e5m2,
+    ):
         t = torch.tensor([0, 1, 1]).to(dtype)
         assert torch.equal(t.to("unified").cpu().view(torch.uint8), t.view(torch.uint8))
     z = torch.tensor([1 + 2j, 3 - 1j]).to("unified").set_affinity_("host")

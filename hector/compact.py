@@ -1,0 +1,68 @@
+"""Unique (edge type, node) pairs of a graph's edges (seed, section 3.3.2)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hector.indexing import Grouping, group_by
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompactMap:
+    """The unique (edge type, node) pairs of a graph's edges, sorted by edge type.
+
+    A tensor that depends on nothing but the edge type and one endpoint needs one
+    row a pair and not one an edge: compact materialization (seed, section 3.3.2).
+    """
+
+    unique_node: Tensor
+    """int64 [num_unique]: the node of each pair, ascending inside an edge type."""
+    etype_ptr: Tensor
+    """int64 [num_edge_types + 1]: segment of each edge type in `unique_node`."""
+    edge_to_unique: Tensor
+    """int64 [num_edges]: the pair of each stored edge."""
+    etype_offsets: tuple[int, ...]
+    """`etype_ptr` on the host."""
+    num_nodes: int
+
+    @property
+    def num_unique(self) -> int:
+        return self.unique_node.numel()
+
+    @cached_property
+    def _edges(self) -> Grouping:
+        return group_by(self.edge_to_unique, self.num_unique)
+
+    @cached_property
+    def _by_node(self) -> Grouping:
+        return group_by(self.unique_node, self.num_nodes)
+
+    def edges(self) -> Grouping:
+        """The edges of each pair: the inverse of `edge_to_unique`."""
+        return self._edges
+
+    def by_node(self) -> Grouping:
+        """The pairs of each node: what a node's gradient sums over."""
+        return self._by_node
+
+
+def compact_map(
+    edge_type: Tensor, node: Tensor, num_edge_types: int, num_nodes: int
+) -> CompactMap:
+    """The pairs of parallel int64 arrays [num_edges] of types and nodes."""
+    step = max(num_nodes, 1)
+    # The combined key sorts by edge type first, then by node.
+    pairs, inverse = torch.unique(
+        edge_type * step + node, sorted=True, return_inverse=True
+    )
+    bounds = torch.arange(num_edge_types + 1, device=node.device) * step
+    ptr = torch.searchsorted(pairs, bounds)
+    return CompactMap(
+        unique_node=pairs % step,
+        etype_ptr=ptr,
+        edge_to_unique=inverse,
+        etype_offsets=tuple(ptr.tolist()),
+        num_nodes=num_nodes,
+    )

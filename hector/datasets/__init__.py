@@ -1,0 +1,1 @@
+"""Graphs: read from a directory the user gives, or generated. Nothing is downloaded."""

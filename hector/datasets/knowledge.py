@@ -1,0 +1,75 @@
+"""FB15k-237 and the small ogbn-mag subset, from a given directory."""
+
+import io
+import lzma
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hector.datasets.triples import read_triples
+from hector.graph import HeteroGraph
+
+_MAG_RELATIONS = {
+    "citing": ("paper", "paper"),
+    "writing": ("author", "paper"),
+    "is-about": ("paper", "field"),
+}
+_MAG_NODES = {"paper": 73_638, "author": 73_638, "field": 6_001}
+
+
+def load_fb15k_237(directory: str | Path, *, inverses: bool = True) -> HeteroGraph:
+    """All triples of train, valid and test: 14,541 nodes, 620,232 edges of 474
+    relations with inverses. Files `train.txt`, `valid.txt`, `test.txt`, each plain
+    or compressed."""
+    files = [_one(Path(directory), part) for part in ("train", "valid", "test")]
+    return read_triples(*files).to_graph(inverses=inverses)
+
+
+def load_ogbn_mag_small(directory: str | Path, *, inverses: bool = True) -> HeteroGraph:
+    """The tenth of ogbn-mag published with the seed's code (`*_coo_2.npy`, int32
+    [2, num_edges]): papers, authors and fields, three relations and their inverses.
+    """
+    counts = list(_MAG_NODES.values())
+    first = dict(zip(_MAG_NODES, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
+    src, dst, kind, names = [], [], [], []
+    for index, (relation, (a, b)) in enumerate(_MAG_RELATIONS.items()):
+        rows = _array(Path(directory), f"{relation}_coo_2.npy") + torch.tensor(
+            [[first[a]], [first[b]]]
+        )
+        src.append(rows[0])
+        dst.append(rows[1])
+        kind.append(torch.full_like(rows[0], index))
+        names.append((a, relation, b))
+    if inverses:
+        src, dst = src + dst, dst + src
+        kind += [k + len(_MAG_RELATIONS) for k in kind]
+        names += [(b, f"rev_{relation}", a) for a, relation, b in names]
+    node_type = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    graph = HeteroGraph.from_arrays(
+        torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=node_type
+    )
+    return graph.replace(
+        node_type_names=tuple(_MAG_NODES), edge_type_names=tuple(names)
+    )
+
+
+def _one(directory: Path, part: str) -> Path:
+    for suffix in (".txt", ".txt.gz", ".txt.xz", ".tsv", ".tsv.gz", ".tsv.xz"):
+        if (path := directory / f"{part}{suffix}").is_file():
+            return path
+    raise FileNotFoundError(f"expected {part}.txt (or .gz, .xz) in {directory}")
+
+
+def _array(directory: Path, name: str) -> Tensor:
+    """An integer .npy array, plain or .xz, as int64."""
+    plain, packed = directory / name, directory / f"{name}.xz"
+    if plain.is_file():
+        data = plain.read_bytes()
+    elif packed.is_file():
+        data = lzma.decompress(packed.read_bytes())
+    else:
+        raise FileNotFoundError(f"expected {name} (or {name}.xz) in {directory}")
+    array = np.load(io.BytesIO(data), allow_pickle=False)
+    return torch.from_numpy(array.astype(np.int64))

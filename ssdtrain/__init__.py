@@ -1,0 +1,30 @@
+"""Keep LLM training inside GPU memory: saved activations are kept, offloaded or
+recomputed, tensor by tensor, and gradients stay bitwise equal.
+
+    session = ssdtrain.offload(model, target="ssd", directory="/mnt/nvme0")
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ssdtrain.api import Session, offload
+    from ssdtrain.config import OffloadConfig
+    from ssdtrain.counters import StepReport
+
+__all__ = ["OffloadConfig", "Session", "StepReport", "offload"]
+
+_HOME = {
+    "offload": "ssdtrain.api",
+    "Session": "ssdtrain.api",
+    "OffloadConfig": "ssdtrain.config",
+    "StepReport": "ssdtrain.counters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that `import ssdtrain` is instant and loads no torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'ssdtrain' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,182 @@
+"""The one door: `offload(model) -> Session`."""
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssdtrain.cache.cache import CacheLimits, TensorCache
+from ssdtrain.cache.identity import stamp_of
+from ssdtrain.config import OffloadConfig, PlanChoice, Target
+from ssdtrain.counters import Counters, StepReport, Trace
+from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.hosts import deepspeed, plain
+from ssdtrain.hosts.hints import Hints, Steps
+from ssdtrain.hosts.patch import Patches
+from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
+from ssdtrain.storage.base import Storage
+from ssdtrain.transfer.device import Device, open_device
+from ssdtrain.transfer.host_memory import host_cap_bytes
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.pinned import PinnedPool
+
+
+class Session:
+    """Offloading in force on one model. Also a context manager."""
+
+    def __init__(
+        self, cache: TensorCache, steps: Steps, patches: Patches, trace: Trace
+    ) -> None:
+        self.hints = Hints(cache, steps)
+        """Tell the cache what a schedule does next (DeepSpeed needs no call)."""
+        self.trace = trace
+        """The time line, when the configuration asked for one."""
+        self._cache = cache
+        self._steps = steps
+        self._patches = patches
+
+    @property
+    def steps(self) -> list[StepReport]:
+        """A report for every finished step, oldest first. Waits for the device."""
+        return self._steps.reports()
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of saved tensors alive on the device now."""
+        return self._cache.ledger.live_bytes
+
+    @property
+    def last_step(self) -> StepReport | None:
+        """The report of the last finished step; None before the first."""
+        reports = self.steps
+        return reports[-1] if reports else None
+
+    def close(self) -> None:
+        """Restore everything that was patched, finish I/O, free memory and files.
+
+        Idempotent. A backward that comes later and needs an offloaded tensor raises
+        `SessionClosedError`.
+        """
+        self._patches.undo()
+        self._cache.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def offload(
+    model: Any, config: OffloadConfig | None = None, **overrides: Any
+) -> Session:
+    """Keep, offload or recompute what autograd saves in `model`'s forward.
+
+    Args:
+        model: an `nn.Module`, a DeepSpeed engine, or a list of model chunks.
+        config: settings; None means defaults.
+        overrides: fields of `OffloadConfig`, on top of `config`.
+
+    Returns:
+        A session; the training loop stays as it is.
+
+    Raises:
+        ConfigError: a setting is impossible here.
+        AttachError: this model or framework version must be refused.
+    """
+    settings = _merge(config, overrides)
+    modules = _modules_of(model)
+    device = open_device(_device_of(modules))
+    counters, trace = Counters(), Trace(settings.trace)
+    patches = Patches()
+    offloader = _open_offloader(
+        settings, device, Meters(counters=counters, trace=trace)
+    )
+    limits = CacheLimits(
+        min_bytes=settings.min_bytes,
+        window_bytes=settings.window_bytes,
+        prefetch_bytes=settings.prefetch_bytes,
+    )
+    cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    engine = deepspeed.is_engine(model)
+    progress = deepspeed.progress_of(model) if engine else plain.progress_of(modules)
+    session = Session(cache, Steps(cache, progress), patches, trace)
+    try:
+        for module in modules:
+            for buffer in module.buffers():
+                if buffer.layout is torch.strided:
+                    cache.keep_resident(stamp_of(buffer))
+        if engine and deepspeed.is_pipeline(model):
+            deepspeed.attach_pipeline(model, session.hints, patches)
+        else:
+            for number, module in enumerate(modules):
+                plain.attach(module, session.hints, patches, f"model{number or ''}")
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _merge(config: OffloadConfig | None, overrides: dict[str, Any]) -> OffloadConfig:
+    values = {} if config is None else dict(vars(config))
+    return OffloadConfig.from_mapping({**values, **overrides})
+
+
+def _modules_of(model: Any) -> list[nn.Module]:
+    if deepspeed.is_engine(model):
+        return [model.module]
+    modules = list(model) if isinstance(model, (list, tuple)) else [model]
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise AttachError(
+                "offload() expects an nn.Module, a DeepSpeed engine or a list of "
+                f"modules, got {type(module).__name__}; pass the model itself."
+            )
+    return modules
+
+
+def _device_of(modules: list[nn.Module]) -> torch.device:
+    for module in modules:
+        for parameter in module.parameters():
+            return parameter.device
+    raise AttachError(
+        "offload() found no parameter in the model, so there is nothing to train and "
+        "no device to work on; pass the model that is trained."
+    )
+
+
+def _policy_of(settings: OffloadConfig) -> Policy:
+    if settings.plan == PlanChoice.KEEP_ALL.value:
+        return KeepAll()
+    if settings.plan == PlanChoice.OFFLOAD_ALL.value:
+        return OffloadAll()
+    if settings.plan == PlanChoice.AUTO.value:
+        return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
+    choices = ", ".join(repr(choice.value) for choice in PlanChoice)
+    raise ConfigError(f"plan expects {choices}, got {settings.plan!r}")
+
+
+def _open_offloader(
+    settings: OffloadConfig, device: Device, meters: Meters
+) -> Offloader:
+    storage: Storage | None = None
+    drain = Drain.NEVER
+    if settings.directories and settings.target is not Target.HOST:
+        from ssdtrain.storage.open import open_storage
+
+        storage = open_storage(
+            settings.directories,
+            gb_per_s=settings.write_gb_per_s,
+            on_fallback=lambda reason: meters.counters.add(f"fallback:{reason.value}"),
+        )
+        drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
+    cap = host_cap_bytes(settings.host_bytes, settings.target)
+    reserve = cap // 4 if storage is not None else 0
+    pool = PinnedPool(device, cap, reserve)
+    return Offloader(device, pool, storage, drain, settings.io_threads, meters)

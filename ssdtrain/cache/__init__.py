@@ -1,0 +1,1 @@
+"""The tensor cache: what autograd saved, and in which state it is."""

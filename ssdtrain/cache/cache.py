@@ -1,0 +1,379 @@
+"""The tensor cache: pack and unpack, and what happens in between.
+
+Out: pack > identity > placement > record joins the lane > the offloader copies.
+Back: unpack > fetch > resident: return; leaving: forward; away: load > view rebuilt.
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import (
+    Key,
+    Probe,
+    Stamp,
+    check_version,
+    identify,
+    is_plain,
+    parameter_of,
+    raw_bytes,
+)
+from ssdtrain.cache.lanes import Lanes
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.record import (
+    Handle,
+    Kept,
+    Lane,
+    ParameterView,
+    Record,
+    RecordState,
+    RecordView,
+    Retired,
+)
+from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.counters import Counters, Fallback
+from ssdtrain.errors import SessionClosedError
+from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
+from ssdtrain.transfer.offloader import Offloader
+
+# Below this, waiting for single copies costs more than the memory is worth.
+WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
+POLL_S = 0.00005
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheLimits:
+    """Plain numbers from the configuration. None: twice the largest tensor seen."""
+
+    min_bytes: int
+    window_bytes: int | None
+    prefetch_bytes: int | None
+
+
+class TensorCache:
+    """Holds what autograd saved. One per session; any thread may call it."""
+
+    def __init__(
+        self,
+        offloader: Offloader,
+        policy: Policy,
+        limits: CacheLimits,
+        counters: Counters,
+    ) -> None:
+        self.offloader = offloader
+        self.policy = policy
+        self.limits = limits
+        self.device = offloader.device
+        self.ledger = Ledger(self.device, counters)
+        self.lanes = Lanes()
+        self._counters = counters
+        self._records: weakref.WeakValueDictionary[Key, Record] = (
+            weakref.WeakValueDictionary()
+        )
+        self._retired: deque[Retired] = deque()
+        self._window = ReleaseWindow(self.device)
+        self._resident: set[Stamp] = set()
+        self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
+        self._closed = False
+        self._lock = threading.RLock()
+
+    # -- the door -----------------------------------------------------------------
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """Saved-tensor hooks for one forward."""
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+
+    def keep_resident(self, stamp: Stamp) -> None:
+        """Never move this storage: it lives as long as the model (a buffer)."""
+        self._resident.add(stamp)
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """Take over a tensor that autograd saves. Called by autograd."""
+        with self._lock:
+            self.collect()
+            parameter = parameter_of(tensor)
+            if parameter is not None:
+                return self._pack_parameter(tensor, parameter)
+            if not is_plain(tensor) or tensor.device != self.device.torch_device:
+                return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
+            if tensor.untyped_storage().nbytes() < max(1, self.limits.min_bytes):
+                return self._keep(tensor)
+            if torch._C._current_graph_task_id() != -1:
+                return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
+            return self._pack_record(tensor)
+
+    def unpack(self, handle: Handle) -> Tensor:
+        """Bring a saved tensor back. Called by autograd.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+            ActivationLostError: its bytes could not be read back.
+            SessionClosedError: the session was closed before this backward.
+        """
+        source = handle.source
+        if isinstance(source, Kept):
+            check_version(source.tensor, source.version, "a small tensor")
+            return source.tensor
+        if isinstance(source, ParameterView):
+            check_version(source.parameter, source.version, "a parameter")
+            return source.rebuild()
+        return self._unpack_record(source)
+
+    # -- pack ---------------------------------------------------------------------
+
+    def _keep(self, tensor: Tensor, reason: Fallback | None = None) -> Handle:
+        if reason is not None and tensor.numel() > 0:
+            self.offloader.fall_back(reason)
+        return Handle(Kept(tensor.detach(), tensor._version))
+
+    def _pack_parameter(self, tensor: Tensor, parameter: nn.Parameter) -> Handle:
+        self._counters.add("bytes_parameters", tensor.nbytes)
+        if tensor is parameter:
+            return Handle(ParameterView(parameter, tensor._version, None, (), 0))
+        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
+        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+            return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
+        offset = tensor.storage_offset() - parameter.storage_offset()
+        return Handle(
+            ParameterView(
+                parameter, tensor._version, tensor.shape, tensor.stride(), offset
+            )
+        )
+
+    def _pack_record(self, tensor: Tensor) -> Handle:
+        key, view = identify(tensor)
+        if key.stamp in self._resident or key.end_byte - key.start_byte < max(
+            1, self.limits.min_bytes
+        ):
+            return self._keep(tensor)
+        record = self._records.get(key)
+        if record is None:
+            record = self._open_record(tensor, key)
+        record.num_handles += 1
+        return Handle(RecordView(record, view, Probe.of(tensor)))
+
+    def _open_record(self, tensor: Tensor, key: Key) -> Record:
+        producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
+        shape = "x".join(map(str, tensor.shape))
+        lane = self.lanes.current
+        bytes_before = lane.total_bytes
+        record = Record(key, lane, f"{producer} [{shape}]", self._retired)
+        self._records[key] = record
+        record.data = raw_bytes(tensor, key)
+        self.ledger.live(record.num_bytes)
+        self._counters.add("num_records")
+        self._counters.add("bytes_saved", record.num_bytes)
+        candidate = Candidate(
+            ordinal=record.ordinal,
+            num_bytes=record.num_bytes,
+            bytes_before=bytes_before,
+            tail_bytes=self.window_bytes(lane),
+            outlook=LaneOutlook(
+                total_bytes=lane.profile.total_bytes,
+                backward_follows=lane.profile.backward_follows,
+            ),
+        )
+        if self._send_away(record, self.policy.place(candidate)):
+            self._counters.add("bytes_offloaded", record.num_bytes)
+        else:
+            self._counters.add("bytes_kept", record.num_bytes)
+        return record
+
+    def _send_away(self, record: Record, placement: Placement) -> bool:
+        lane = record.lane
+        if placement is Placement.KEEP_LAST:
+            lane.kept_last_bytes += record.num_bytes
+            limit = self.window_bytes(lane) - lane.kept_last_bytes
+            self.ledger.live(-self._window.release_down_to(max(limit, 0)))
+            return False
+        if placement is Placement.KEEP or record.data is None:
+            return False
+        in_time = placement is Placement.OFFLOAD_IF_IN_TIME
+        limit = self.window_bytes(lane) - record.num_bytes
+        if in_time and not self._make_room(limit):
+            self.offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
+            return False
+        patient = self._compute_is_busy if in_time else (lambda: True)
+        parcel = self.offloader.store(record.data, record.name, patient)
+        if parcel is None:
+            return False
+        record.parcel = parcel
+        record.state = RecordState.LEAVING
+        self._window.add(record, record.data, parcel)
+        self.ledger.live(
+            -self._window.release_down_to(max(limit, 0) + record.num_bytes)
+        )
+        return True
+
+    def window_bytes(self, lane: Lane) -> int:
+        """The release window for this lane, in bytes."""
+        if self.limits.window_bytes is not None:
+            return self.limits.window_bytes
+        largest = max(lane.largest_bytes, lane.profile.largest_bytes)
+        return max(WINDOW_FLOOR_BYTES, 2 * largest)
+
+    def _compute_is_busy(self) -> bool:
+        """Whether compute still has two packs' worth of work ahead of it.
+
+        While it has, the host may wait at no cost; afterwards it must not.
+        """
+        return len(self._packs) == self._packs.maxlen and not self._packs[0]()
+
+    def _make_room(self, limit_bytes: int) -> bool:
+        """Release what has left already; True if the window is then small enough."""
+        self._packs.append(self.device.now().query)
+        while self._window.num_bytes > max(limit_bytes, 0):
+            if self._window.oldest_has_left():
+                self.ledger.live(-self._window.release_oldest())
+            elif self._compute_is_busy():
+                time.sleep(POLL_S)
+            else:
+                return False
+        return True
+
+    # -- unpack -------------------------------------------------------------------
+
+    def _unpack_record(self, source: RecordView) -> Tensor:
+        with self._lock:
+            record, lane = source.record, source.record.lane
+            source.probe.check(record.name)
+            self.collect()
+            self._enter_backward(lane)
+            first_use = record.num_uses == 0
+            tensor = source.view.rebuild(self._fetch(record))
+            record.num_uses += 1
+            if first_use:
+                lane.uses.append(record.ordinal)
+                self._prefetch(lane.upcoming(record.ordinal))
+            if record.num_uses >= record.num_handles:
+                self._after_last_use(record)
+            return tensor
+
+    def _enter_backward(self, lane: Lane) -> None:
+        if not lane.in_backward:
+            self.ledger.backward_starts()
+            self.lanes.start_backward(lane)
+
+    def _fetch(self, record: Record) -> Tensor:
+        """The record's bytes on the device, in the caller's compute order."""
+        if record.state is RecordState.LEAVING:
+            self._forward(record)
+        elif record.state is RecordState.AWAY:
+            self._start_load(record)
+        if record.state is RecordState.RETURNING and record.load is not None:
+            record.load.wait(self.device)
+            record.load = None
+            record.state = RecordState.BACK
+        if record.data is None:
+            raise RuntimeError(f"{record.name}: no data in {record.state}")
+        return record.data
+
+    def _forward(self, record: Record) -> None:
+        """Hand the live tensor back and stop its way out (seed 5.3.4)."""
+        parcel, record.parcel = record.parcel, None
+        record.state = RecordState.KEPT
+        self._counters.add("bytes_forwarded", record.num_bytes)
+        if parcel is not None:
+            self.offloader.discard(parcel)
+
+    def _start_load(self, record: Record) -> None:
+        if self._closed or record.parcel is None:
+            raise SessionClosedError(
+                f"the saved tensor of {record.name} was offloaded, and its session was "
+                "closed before backward; call close() after the last backward."
+            )
+        record.data = torch.empty(
+            record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
+        )
+        self.ledger.live(record.num_bytes)
+        record.load = self.offloader.load(record.parcel, record.data)
+        record.state = RecordState.RETURNING
+        self._counters.add("bytes_reloaded", record.num_bytes)
+
+    def _after_last_use(self, record: Record) -> None:
+        """Every handle had its use: drop the loaded copy, keep the stored bytes.
+
+        The bytes stay in the parcel while a handle lives, because backward may come
+        again (retain_graph; DeepSpeed does so for stages with several outputs).
+        """
+        record.num_uses = 0
+        if record.state is RecordState.BACK and record.parcel is not None:
+            record.state = RecordState.AWAY
+            record.data = None
+            self.ledger.live(-record.num_bytes)
+
+    def prefetch(self, lane: Lane) -> None:
+        """Start loading what the lane's backward will ask for first."""
+        with self._lock:
+            self.collect()
+            self._enter_backward(lane)
+            self._prefetch(lane.first_upcoming())
+
+    def _prefetch(self, upcoming: list[Record]) -> None:
+        """Load ahead, soonest first, within the byte budget.
+
+        What is loaded too early *is* the backward peak, so device memory is taken
+        just in time; the storage is read further ahead, into free staging.
+        """
+        budget = self.limits.prefetch_bytes
+        ahead = 0
+        recalling = True
+        for record in upcoming:
+            if budget is None:
+                lane = record.lane
+                budget = 2 * max(lane.largest_bytes, lane.profile.largest_bytes)
+            if record.state is RecordState.AWAY and (
+                ahead == 0 or ahead + record.num_bytes <= budget
+            ):
+                self._start_load(record)
+            if record.state is RecordState.RETURNING:
+                ahead += record.num_bytes
+            elif record.state is RecordState.AWAY and record.parcel is not None:
+                recalling = recalling and self.offloader.recall(record.parcel)
+            if ahead >= budget and not recalling:
+                return
+
+    # -- life ---------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Give back what dead records held."""
+        while self._retired:
+            retired = self._retired.popleft()
+            if retired.load is not None:
+                # Loaded and never used: the copy must end before its memory is reused.
+                retired.load.settle(self.device)
+            if retired.parcel is not None:
+                self.offloader.discard(retired.parcel)
+            if retired.live_bytes:
+                self.ledger.live(-retired.live_bytes)
+            if self.lanes.left(retired.lane) and self.lanes.is_idle:
+                self.ledger.backward_ends()
+
+    def collect_now(self) -> None:
+        """`collect`, for callers outside the hooks."""
+        with self._lock:
+            self.collect()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no saved tensor is alive."""
+        with self._lock:
+            self.collect()
+            return self.lanes.is_idle
+
+    def close(self) -> None:
+        """Bring nothing more away or back. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self.collect()
+            self._window.release_down_to(0)
+            self._closed = True
+        self.offloader.close()

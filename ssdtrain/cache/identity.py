@@ -1,0 +1,187 @@
+"""Which bytes a saved tensor is, and how to build it again from bytes.
+
+[Note: identity]
+A record is the bytes of one base tensor at one version. Its key is
+(storage stamp, version, first byte, last byte of the base):
+- the storage alone is wrong: `y = x * 1` saved, then changed in place and saved
+  again, would share one record (silently wrong gradients);
+- storage and version are wrong: the outputs of `unsafe_chunk` share a storage and
+  have separate version counters, so two different halves would share one record
+  (LSTM and GRU gradients);
+- addresses, `id()` and clocks are wrong: memory is reused, and two tensors in a
+  tight loop get the same time stamp.
+The stamp is an object put on the Python storage, which torch keeps for the life of
+the C++ storage; it is never reused because the key itself keeps it alive.
+(tests/ssdtrain/cache/test_identity.py)
+
+[Note: in-place changes]
+With saved-tensor hooks autograd no longer compares versions, so `check` does, through
+a probe that shares the version counter but not the storage (it keeps no memory alive).
+Mutation through `.data` stays invisible, as in plain autograd.
+(tests/ssdtrain/cache/test_in_place.py)
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.errors import InPlaceError
+
+STAMP = "_ssdtrain_stamp"
+# Record extents start at a multiple of this, so that a view of any dtype finds its
+# offset divisible by its item size.
+ALIGN_BYTES = 16
+
+
+class Stamp:
+    """Names one storage for its whole life; compared by identity."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Key(NamedTuple):
+    """Identity of a record. See [Note: identity]."""
+
+    stamp: Stamp
+    version: int
+    start_byte: int
+    end_byte: int
+
+
+class View(NamedTuple):
+    """How one saved tensor lies in its record's bytes."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset_bytes: int
+    """From the first byte of the record."""
+    is_conj: bool
+    is_neg: bool
+
+    def rebuild(self, data: Tensor) -> Tensor:
+        """The saved tensor over `data` (the record's bytes, 1-D uint8, on device)."""
+        start = data.storage_offset() + self.offset_bytes
+        tensor = torch.empty(0, dtype=self.dtype, device=data.device)
+        tensor.set_(
+            data.untyped_storage(),
+            start // self.dtype.itemsize,
+            self.shape,
+            self.stride,
+        )
+        if self.is_conj:
+            tensor = torch._conj(tensor)
+        if self.is_neg:
+            tensor = torch._neg_view(tensor)
+        return tensor
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but bytes in one strided storage.
+
+    Wrapper subclasses (DTensor), sparse, nested, quantized and opaque tensors are
+    not: reading their storage is meaningless or crashes.
+    """
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and tensor.device.type in ("cpu", "cuda")
+    )
+
+
+def parameter_of(tensor: Tensor) -> nn.Parameter | None:
+    """The parameter this tensor is, or is a view of.
+
+    By object, not by storage: FSDP and ZeRO-3 gather parameters into new storages.
+    """
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    base = tensor._base
+    return base if isinstance(base, nn.Parameter) else None
+
+
+def stamp_of(tensor: Tensor) -> Stamp:
+    """The stamp of the tensor's storage, put there on first sight."""
+    storage: Any = tensor.untyped_storage()
+    stamp = getattr(storage, STAMP, None)
+    if stamp is None:
+        stamp = Stamp()
+        setattr(storage, STAMP, stamp)
+    return stamp  # type: ignore[no-any-return]
+
+
+def extent_bytes(tensor: Tensor) -> tuple[int, int]:
+    """First byte and end of the tensor's elements inside its storage."""
+    start = tensor.storage_offset() * tensor.itemsize
+    if tensor.numel() == 0:
+        return start, start
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (steps + 1) * tensor.itemsize
+
+
+def identify(tensor: Tensor) -> tuple[Key, View]:
+    """Key of the record that holds this plain tensor, and the view of it."""
+    start, end = extent_bytes(tensor)
+    base = tensor._base
+    if base is not None and is_plain(base):
+        base_start, base_end = extent_bytes(base)
+        # as_strided may reach beyond its base; then both are covered.
+        start, end = min(start, base_start), max(end, base_end)
+    start -= start % ALIGN_BYTES
+    key = Key(stamp_of(tensor), tensor._version, start, end)
+    view = View(
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset() * tensor.itemsize - start,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+    return key, view
+
+
+def raw_bytes(tensor: Tensor, key: Key) -> Tensor:
+    """The record's bytes as a 1-D uint8 alias that holds the storage, not the graph."""
+    alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    size = (key.end_byte - key.start_byte,)
+    return alias.set_(tensor.untyped_storage(), key.start_byte, size, (1,))
+
+
+class Probe(NamedTuple):
+    """Sees in-place changes of a tensor without keeping its memory."""
+
+    counter: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Probe":
+        """A probe of a plain tensor at its present version."""
+        counter = tensor.detach()
+        counter.data = tensor.new_empty(0)
+        return cls(counter, tensor._version)
+
+    def check(self, name: str) -> None:
+        """Compare the version.
+
+        Raises:
+            InPlaceError: the tensor was changed after it was saved.
+        """
+        check_version(self.counter, self.version, name)
+
+
+def check_version(tensor: Tensor, version: int, name: str) -> None:
+    """Raise as plain autograd does if a saved tensor was changed in place.
+
+    Raises:
+        InPlaceError: the versions differ.
+    """
+    if tensor._version != version:
+        raise InPlaceError(
+            "one of the variables needed for gradient computation has been modified "
+            f"by an inplace operation: the saved tensor of {name} is at version "
+            f"{tensor._version}; expected version {version} instead. Replace the "
+            "in-place operation, or clone the tensor before it."
+        )

@@ -1,0 +1,59 @@
+"""Which lane is being filled, and what each kind of lane taught."""
+
+from ssdtrain.cache.record import Lane, LaneProfile
+
+
+class Lanes:
+    """Lanes in flight, and profiles by (chunk, number of lanes in flight at its start).
+
+    The second half of the profile's key tells the micro-batches of a pipeline
+    schedule apart without knowing the schedule: under 1F1B the last stage always
+    starts with none in flight and its backward follows; the first stage's warm-up
+    lanes start with fewer in flight than its steady ones.
+    """
+
+    def __init__(self) -> None:
+        self._profiles: dict[tuple[str, int], LaneProfile] = {}
+        self._in_flight: set[Lane] = set()
+        self._latest: Lane | None = None
+        self.current = self._outside()
+
+    def begin(self, chunk: str, micro_batch: int | None = None) -> Lane:
+        """Open a lane; everything packed from now on joins it."""
+        kind = (chunk, len(self._in_flight))
+        profile = self._profiles.setdefault(kind, LaneProfile())
+        label = chunk if micro_batch is None else f"{chunk}[{micro_batch}]"
+        lane = Lane(label, profile)
+        self._latest = lane
+        self.current = lane
+        return lane
+
+    def end(self, lane: Lane) -> None:
+        """Close a lane; it is in flight until its last record dies."""
+        lane.open = False
+        self.current = self._outside()
+        if lane.num_live > 0:
+            self._in_flight.add(lane)
+
+    def start_backward(self, lane: Lane) -> None:
+        """Backward has come to a lane."""
+        lane.start_backward(follows=lane is self._latest)
+
+    def left(self, lane: Lane) -> bool:
+        """A record of the lane died; True if it was the last."""
+        lane.num_live -= 1
+        if lane.num_live or lane.open:
+            return False
+        self._in_flight.discard(lane)
+        if lane.in_backward:
+            lane.learn()
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no lane is in flight."""
+        return not self._in_flight
+
+    def _outside(self) -> Lane:
+        """For tensors packed outside any forward (a user's own context)."""
+        return Lane("outside", LaneProfile())

@@ -1,0 +1,113 @@
+"""Turns counters into one `StepReport` a step."""
+
+from collections.abc import Callable
+
+from ssdtrain.counters import Counters, Peak, StepReport
+from ssdtrain.transfer.device import Device, MemoryLevel
+
+FALLBACK = "fallback:"
+RECIPE = "recipe:"
+
+
+class Ledger:
+    """Counts bytes of saved tensors alive on the device, and closes steps."""
+
+    def __init__(self, device: Device, counters: Counters) -> None:
+        self.counters = counters
+        self.live_bytes = 0
+        self._device = device
+        self._num_steps = 0
+        self._base = device.memory()
+        self._first = self._base
+        self._backward: MemoryLevel | None = None
+        self._after: MemoryLevel | None = None
+        self._seen_backward = False
+
+    def live(self, change_bytes: int) -> None:
+        """Saved tensors came alive (positive) or were released (negative)."""
+        self.live_bytes += change_bytes
+        if change_bytes > 0:
+            self.counters.maximum("saved_peak_bytes", self.live_bytes)
+
+    def forward_starts(self) -> None:
+        """The first forward of a step is about to run."""
+        self._base = self._device.memory()
+
+    def backward_starts(self) -> None:
+        """A saved tensor is asked for; the first call of a step is measured."""
+        if self._seen_backward:
+            return
+        self._seen_backward = True
+        self._backward = self._device.memory()
+        self.counters.maximum("saved_backward_start_bytes", self.live_bytes)
+
+    def backward_ends(self) -> None:
+        """No saved tensor is alive any more."""
+        self._after = self._device.memory()
+
+    @property
+    def step_is_open(self) -> bool:
+        """Whether backward has run since the last step was closed."""
+        return self._seen_backward
+
+    def close_step(self) -> Callable[[], StepReport]:
+        """End the step; the report waits for the device, so it is built on demand."""
+        sums, maxima = self.counters.take()
+        stall_ms = self._device.cut_stalls()
+        allocated, reserved = self._peaks()
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        self._seen_backward = False
+
+        def total(name: str) -> int:
+            return int(sums.get(name, 0))
+
+        def by(prefix: str) -> dict[str, int]:
+            return {
+                name.removeprefix(prefix): int(value)
+                for name, value in sorted(sums.items())
+                if name.startswith(prefix)
+            }
+
+        def report() -> StepReport:
+            return StepReport(
+                step=step,
+                num_records=total("num_records"),
+                bytes_saved=total("bytes_saved"),
+                bytes_kept=total("bytes_kept"),
+                bytes_offloaded=total("bytes_offloaded"),
+                bytes_recomputed=total("bytes_recomputed"),
+                bytes_forwarded=total("bytes_forwarded"),
+                bytes_reloaded=total("bytes_reloaded"),
+                bytes_written=total("bytes_written"),
+                bytes_parameters=total("bytes_parameters"),
+                stall_ms=stall_ms(),
+                recompute_ms=sums.get("recompute_ms", 0.0),
+                saved_peak_bytes=int(maxima.get("saved_peak_bytes", 0)),
+                saved_backward_start_bytes=int(
+                    maxima.get("saved_backward_start_bytes", 0)
+                ),
+                allocated=allocated,
+                reserved=reserved,
+                plan_error=None,
+                recipes=by(RECIPE),
+                fallbacks=by(FALLBACK),
+            )
+
+        return report
+
+    def _peaks(self) -> tuple[Peak | None, Peak | None]:
+        end = self._device.memory()
+        if end is None or self._base is None or self._first is None:
+            return None, None
+        backward, after = self._backward or end, self._after or end
+        allocated = Peak(
+            backward.allocated_bytes - self._base.allocated_bytes,
+            after.max_allocated_bytes - self._base.allocated_bytes,
+            end.max_allocated_bytes - self._first.allocated_bytes,
+        )
+        reserved = Peak(
+            backward.reserved_bytes - self._base.reserved_bytes,
+            after.max_reserved_bytes - self._base.reserved_bytes,
+            end.max_reserved_bytes - self._first.reserved_bytes,
+        )
+        return allocated, reserved

@@ -1,0 +1,205 @@
+"""Records, handles and lanes: the book-keeping of what autograd saved.
+
+Lifetime is ownership: autograd owns handles, a handle owns its record, a record owns
+its parcel. When autograd drops the last handle, the record's finalizer puts what it
+held on `retired`, and the cache gives it back at its next call. The finalizer itself
+takes no lock, because the garbage collector may run it anywhere.
+"""
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import Key, Probe, View
+from ssdtrain.transfer.parcel import Load, Parcel
+
+
+class RecordState(Enum):
+    """Where a record's bytes are, as backward sees it."""
+
+    KEPT = auto()
+    """On the device for the record's whole life. Final."""
+    LEAVING = auto()
+    """On the device, and a copy is on its way out. > AWAY, or KEPT when forwarded."""
+    AWAY = auto()
+    """Only in the parcel. > RETURNING."""
+    RETURNING = auto()
+    """A load into fresh device memory was started. > BACK."""
+    BACK = auto()
+    """On the device again. > AWAY when every handle has had its use."""
+
+
+class Retired(NamedTuple):
+    """What a dead record leaves behind."""
+
+    parcel: Parcel | None
+    load: Load | None
+    live_bytes: int
+    lane: "Lane"
+
+
+@dataclass
+class LaneProfile:
+    """What was learned of a lane the last time it ran to its end."""
+
+    total_bytes: int = 0
+    backward_follows: bool = False
+    order: list[int] = field(default_factory=list)
+    """Ordinals in the order of first use in backward."""
+    largest_bytes: int = 0
+
+
+class Lane:
+    """The ordered records of one micro-batch of one model chunk."""
+
+    def __init__(self, name: str, profile: LaneProfile) -> None:
+        self.name = name
+        self.profile = profile
+        self.records: list[weakref.ref[Record]] = []
+        self.total_bytes = 0
+        self.largest_bytes = 0
+        self.kept_last_bytes = 0
+        self.num_live = 0
+        self.open = True
+        self.backward_follows = False
+        self.in_backward = False
+        self.uses: list[int] = []
+        self._order: list[int] = []
+        self._position: dict[int, int] = {}
+
+    def join(self, record: "Record") -> None:
+        """Append a new record."""
+        self.records.append(weakref.ref(record))
+        self.total_bytes += record.num_bytes
+        self.largest_bytes = max(self.largest_bytes, record.num_bytes)
+        self.num_live += 1
+
+    def start_backward(self, follows: bool) -> None:
+        """Fix the order in which backward is expected to use the records."""
+        self.in_backward = True
+        self.backward_follows = follows
+        count = len(self.records)
+        learned = self.profile.order
+        # A learned order of other ordinals (another graph) is worse than reversal.
+        if sorted(learned) != list(range(count)):
+            learned = list(range(count - 1, -1, -1))
+        self._order = learned
+        self._position = {ordinal: at for at, ordinal in enumerate(learned)}
+
+    def upcoming(self, ordinal: int) -> list["Record"]:
+        """Live records expected after `ordinal`, soonest first."""
+        start = self._position.get(ordinal, len(self._position)) + 1
+        found = (self.records[at]() for at in self._order[start:])
+        return [record for record in found if record is not None]
+
+    def first_upcoming(self) -> list["Record"]:
+        """Live records in expected order, before backward has used any."""
+        found = (self.records[at]() for at in self._order)
+        return [record for record in found if record is not None]
+
+    def learn(self) -> None:
+        """Keep what this run taught for the next lane of the same kind."""
+        self.profile.total_bytes = self.total_bytes
+        self.profile.largest_bytes = self.largest_bytes
+        self.profile.backward_follows = self.backward_follows
+        unused = sorted(set(range(len(self.records))) - set(self.uses), reverse=True)
+        self.profile.order = [*self.uses, *unused]
+
+
+class Record:
+    """The bytes of one base tensor at one version."""
+
+    __slots__ = (
+        "__weakref__",
+        "_retired",
+        "data",
+        "key",
+        "lane",
+        "load",
+        "name",
+        "num_bytes",
+        "num_handles",
+        "num_uses",
+        "ordinal",
+        "parcel",
+        "state",
+    )
+
+    def __init__(
+        self, key: Key, lane: Lane, name: str, retired: deque[Retired]
+    ) -> None:
+        self.key = key
+        self.lane = lane
+        self.name = name
+        self.num_bytes = key.end_byte - key.start_byte
+        self.ordinal = len(lane.records)
+        self.state = RecordState.KEPT
+        self.data: Tensor | None = None
+        self.parcel: Parcel | None = None
+        self.load: Load | None = None
+        self.num_handles = 0
+        self.num_uses = 0
+        self._retired = retired
+        lane.join(self)
+
+    def __del__(self) -> None:
+        live = 0 if self.data is None else self.num_bytes
+        self._retired.append(Retired(self.parcel, self.load, live, self.lane))
+
+
+class Kept(NamedTuple):
+    """A saved tensor that is not tracked: small, or not plain bytes."""
+
+    tensor: Tensor
+    """Detached: an output's own graph node must not own itself."""
+    version: int
+
+
+class ParameterView(NamedTuple):
+    """A saved parameter, or a view of one.
+
+    [Note: parameters]
+    The parameter *object* is held, never an alias of its data: ZeRO-3 and FSDP swap
+    the data between forward and backward, and an alias would pin the gathered
+    weights. A view is built again on whatever data the parameter has then.
+    (tests/ssdtrain/cache/test_parameters.py)
+    """
+
+    parameter: nn.Parameter
+    version: int
+    shape: tuple[int, ...] | None
+    """None: the parameter itself."""
+    stride: tuple[int, ...]
+    offset: int
+    """Elements from the parameter's first element."""
+
+    def rebuild(self) -> Tensor:
+        """The parameter, or the view of its present data."""
+        if self.shape is None:
+            return self.parameter
+        start = self.parameter.storage_offset() + self.offset
+        return self.parameter.detach().as_strided(self.shape, self.stride, start)
+
+
+class RecordView(NamedTuple):
+    """A tensor inside a record."""
+
+    record: Record
+    view: View
+    probe: Probe
+
+
+Source = Kept | ParameterView | RecordView
+
+
+class Handle:
+    """What autograd keeps instead of the tensor. Its life is the graph node's."""
+
+    __slots__ = ("__weakref__", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source

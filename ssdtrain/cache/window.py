@@ -1,0 +1,73 @@
+"""The release window: tensors on their way out, dropped in compute order.
+
+See [Note: stream-ordered release] in transfer/device.py. The window must hold at least
+two of the largest tensors, or compute waits for every single copy.
+"""
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ssdtrain.cache.record import Record, RecordState
+from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.parcel import Parcel
+
+
+@dataclass(eq=False)
+class Leaver:
+    """One tensor on its way out. Owns the memory until compute has passed the copy,
+    even if the record dies before."""
+
+    record: "weakref.ref[Record]"
+    data: Tensor
+    parcel: Parcel
+    order: object
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait to be released."""
+        return self.data.numel()
+
+
+class ReleaseWindow:
+    """A queue of leavers, bounded in bytes."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._leavers: deque[Leaver] = deque()
+        self.num_bytes = 0
+
+    def add(self, record: Record, data: Tensor, parcel: Parcel) -> None:
+        """Enter a record whose copy has been started."""
+        order = self._device.order()
+        self._leavers.append(Leaver(weakref.ref(record), data, parcel, order))
+        self.num_bytes += data.numel()
+
+    def oldest_has_left(self) -> bool:
+        """Whether releasing the oldest would cost no wait at all."""
+        return not self._leavers or self._leavers[0].parcel.copied.query()
+
+    def release_oldest(self) -> int:
+        """Order compute behind the oldest copy and drop the memory.
+
+        Returns:
+            Bytes of saved tensors that are no longer alive because of it.
+        """
+        leaver = self._leavers.popleft()
+        self.num_bytes -= leaver.num_bytes
+        self._device.wait(leaver.parcel.copied, leaver.order)
+        record = leaver.record()
+        if record is None or record.state is not RecordState.LEAVING:
+            return 0
+        record.state = RecordState.AWAY
+        record.data = None
+        return record.num_bytes
+
+    def release_down_to(self, limit_bytes: int) -> int:
+        """Release the oldest until at most `limit_bytes` are left; bytes freed."""
+        freed = 0
+        while self._leavers and self.num_bytes > limit_bytes:
+            freed += self.release_oldest()
+        return freed

@@ -1,0 +1,141 @@
+"""What happened in a step: counters while it runs, a frozen report afterwards."""
+
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Span(NamedTuple):
+    """One interval of the time line, on the host's monotonic clock."""
+
+    row: str
+    """compute, store, write, read or load."""
+    name: str
+    start_ns: int
+    end_ns: int
+    num_bytes: int
+
+
+class Peak(NamedTuple):
+    """Device memory at three moments, in bytes above the level before the step."""
+
+    backward_start_bytes: int
+    """When the first saved tensor is asked for."""
+    forward_backward_bytes: int
+    """Highest over forward and backward."""
+    end_to_end_bytes: int
+    """Highest since the session started, optimizer step included."""
+
+
+class Fallback(str, Enum):
+    """Why something was not done the way it was asked for; each is counted."""
+
+    KEPT_BACK_PRESSURE = "kept: the target could not keep up"
+    KEPT_HOST_FULL = "kept: pinned host memory was full"
+    KEPT_STORAGE_FULL = "kept: the storage was full"
+    KEPT_WRITE_FAILED = "kept: a write failed"
+    KEPT_UNSUPPORTED = "kept: no plain storage (sparse, subclass, other device)"
+    KEPT_IN_BACKWARD = "kept: packed inside backward (recomputation)"
+    KEPT_PIN_FAILED = "kept: host memory could not be pinned"
+    UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
+    RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
+    BUFFERED_IO = "buffered: the file system refused O_DIRECT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One training step in numbers. Bytes are bytes of distinct saved tensors."""
+
+    step: int
+    """0 is the first step."""
+    num_records: int
+    """Distinct saved tensors."""
+    bytes_saved: int
+    """All that autograd saved, parameters excluded."""
+    bytes_kept: int
+    """Stayed on the device."""
+    bytes_offloaded: int
+    """Left for the target."""
+    bytes_recomputed: int
+    """Rebuilt by a recipe instead of stored."""
+    bytes_forwarded: int
+    """Asked for while still on their way out; handed back without a load."""
+    bytes_reloaded: int
+    """Came back from the target."""
+    bytes_written: int
+    """Went to a storage device (0 for the host target)."""
+    bytes_parameters: int
+    """Parameters and views of them among the saved tensors (never moved)."""
+    stall_ms: float
+    """Time in which the training thread waited for a transfer (exposed)."""
+    recompute_ms: float
+    """Host time spent in recipes."""
+    saved_peak_bytes: int
+    """Most bytes of saved tensors alive on the device at once."""
+    saved_backward_start_bytes: int
+    """Bytes of saved tensors alive on the device when backward started."""
+    allocated: Peak | None
+    """The caching allocator's allocated bytes (None without a GPU)."""
+    reserved: Peak | None
+    """The caching allocator's reserved bytes (None without a GPU)."""
+    plan_error: float | None
+    """(measured - predicted) / predicted step time; None without a prediction."""
+    recipes: dict[str, int] = field(default_factory=dict)
+    """Bytes rebuilt, by recipe."""
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    """How often each `Fallback` happened."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; peaks become dictionaries."""
+        values = asdict(self)
+        for name in ("allocated", "reserved"):
+            peak = getattr(self, name)
+            values[name] = None if peak is None else peak._asdict()
+        return values
+
+
+class Trace:
+    """A bounded time line; recording is a single append (atomic under the GIL)."""
+
+    def __init__(self, enabled: bool, capacity: int = 200_000) -> None:
+        self.enabled = enabled
+        self._spans: deque[Span] = deque(maxlen=capacity)
+
+    def add(self, row: str, name: str, start_ns: int, num_bytes: int) -> None:
+        """Record an interval that ends now."""
+        if self.enabled:
+            now = time.monotonic_ns()
+            self._spans.append(Span(row, name, start_ns, now, num_bytes))
+
+    def spans(self) -> list[Span]:
+        """Everything recorded so far, oldest first."""
+        return list(self._spans)
+
+
+class Counters:
+    """Running sums of one session; every method is safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Add to a sum."""
+        with self._lock:
+            self._sums[name] = self._sums.get(name, 0) + amount
+
+    def maximum(self, name: str, value: float) -> None:
+        """Raise a maximum."""
+        with self._lock:
+            self._maxima[name] = max(self._maxima.get(name, value), value)
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return and clear the sums and the maxima (at a step boundary)."""
+        with self._lock:
+            taken = (self._sums, self._maxima)
+            self._sums, self._maxima = {}, {}
+        return taken

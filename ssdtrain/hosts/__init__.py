@@ -1,0 +1,1 @@
+"""Who runs the training step; the only code that patches modules and frameworks."""

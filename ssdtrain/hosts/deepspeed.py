@@ -1,0 +1,165 @@
+"""DeepSpeed: ZeRO engines and the pipeline engine.
+
+The pipeline schedule is read, not copied: `_exec_schedule` is wrapped on the instance
+to list the schedule's steps first (a schedule can be iterated again), and
+`_INSTRUCTION_MAP` is replaced on the instance by wrapped functions that give the
+hints of Algorithm 5.1 around each instruction.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ssdtrain.errors import AttachError
+from ssdtrain.hosts.hints import Hints, Stage
+from ssdtrain.hosts.patch import Patches
+
+TESTED_VERSIONS = ("0.19.6", "0.19.8")
+COMMUNICATION = ("SendActivation", "RecvActivation", "SendGrad", "RecvGrad")
+EXPECTED_PARAMETERS = {
+    "_exec_schedule": ["pipe_schedule"],
+    "_exec_forward_pass": ["buffer_id"],
+    "_exec_backward_pass": ["buffer_id"],
+}
+
+
+def is_engine(model: object) -> bool:
+    """Whether this is a DeepSpeed engine, without importing DeepSpeed."""
+    return any(
+        cls.__name__ == "DeepSpeedEngine" and cls.__module__.startswith("deepspeed")
+        for cls in type(model).__mro__
+    )
+
+
+def is_pipeline(engine: object) -> bool:
+    """Whether this engine runs a pipeline schedule."""
+    return any(cls.__name__ == "PipelineEngine" for cls in type(engine).__mro__)
+
+
+def installed_version() -> str:
+    """The installed version, or 'not installed'."""
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def check(engine: Any) -> None:
+    """Refuse an engine whose internals are not the ones we patch.
+
+    Raises:
+        AttachError: names the version met and the versions tested.
+    """
+    tested = ", ".join(TESTED_VERSIONS)
+    for name, expected in EXPECTED_PARAMETERS.items():
+        method = getattr(engine, name, None)
+        found = None if method is None else list(inspect.signature(method).parameters)
+        if found != expected:
+            raise AttachError(
+                f"DeepSpeed {installed_version()}: {name} takes {found}, "
+                f"expected {expected}; tested versions: {tested}. Install one."
+            )
+    if not isinstance(getattr(engine, "_INSTRUCTION_MAP", None), dict):
+        raise AttachError(
+            f"DeepSpeed {installed_version()}: PipelineEngine has no _INSTRUCTION_MAP; "
+            f"tested versions: {tested}. Install one of them."
+        )
+
+
+def progress_of(engine: Any) -> Callable[[], int]:
+    """The engine's own count of optimizer steps."""
+    return lambda: int(engine.global_steps)
+
+
+def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:
+    """Give the hints of Algorithm 5.1 around every pipeline instruction.
+
+    Raises:
+        AttachError: an unknown DeepSpeed.
+    """
+    check(engine)
+    patches.mark(engine)
+    schedule = _Schedule(hints)
+    run = engine._exec_schedule
+    wrapped = {
+        kind: schedule.around(kind.__name__, function)
+        for kind, function in engine._INSTRUCTION_MAP.items()
+    }
+
+    @functools.wraps(run)
+    def _exec_schedule(pipe_schedule: Any) -> Any:
+        schedule.begin([cmd for step in pipe_schedule.steps() for cmd in step])
+        result = run(pipe_schedule)
+        hints.step_end()
+        return result
+
+    patches.set(engine, "_INSTRUCTION_MAP", wrapped)
+    patches.set(engine, "_exec_schedule", _exec_schedule)
+
+
+class _Schedule:
+    """The instructions of one batch, each with its micro-batch.
+
+    Instructions carry buffer ids only; micro-batches go forward, and come back, in
+    order, so counting them names them.
+    """
+
+    def __init__(self, hints: Hints) -> None:
+        self._hints = hints
+        self._plan: list[tuple[Stage, int | None]] = []
+        self._at = 0
+
+    def begin(self, commands: list[Any]) -> None:
+        """A new batch."""
+        counts = {Stage.FORWARD: 0, Stage.BACKWARD: 0}
+        self._plan, self._at = [], 0
+        for command in commands:
+            stage = _stage_of(type(command).__name__)
+            micro_batch = counts.get(stage)
+            if micro_batch is not None:
+                counts[stage] = micro_batch + 1
+            self._plan.append((stage, micro_batch))
+
+    def around(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap one entry of the instruction map (called with the engine first)."""
+        stage = _stage_of(kind)
+        hints = self._hints
+
+        @functools.wraps(function)
+        def run(engine: Any, **kwargs: Any) -> Any:
+            micro_batch = self._announce()
+            if stage is Stage.COMMUNICATION:
+                hints.prefetch_last_module()
+            if stage is Stage.FORWARD:
+                # The whole instruction: the loss and its saved logits are inside.
+                with hints.forward(micro_batch=micro_batch):
+                    return function(engine, **kwargs)
+            result = function(engine, **kwargs)
+            if stage is Stage.BACKWARD:
+                hints.wait_io()
+            return result
+
+        return run
+
+    def _announce(self) -> int | None:
+        """Tell this and the next stage; the micro-batch of this one."""
+        stage, micro_batch = self._plan[self._at]
+        self._at += 1
+        self._hints.set_stage(stage, micro_batch=micro_batch)
+        for following, its_micro_batch in self._plan[self._at :]:
+            if following is not Stage.COMMUNICATION:
+                self._hints.set_next_stage(following, micro_batch=its_micro_batch)
+                break
+        return micro_batch
+
+
+def _stage_of(kind: str) -> Stage:
+    if kind in COMMUNICATION:
+        return Stage.COMMUNICATION
+    return {
+        "ForwardPass": Stage.FORWARD,
+        "BackwardPass": Stage.BACKWARD,
+        "OptimizerStep": Stage.OPTIMIZER,
+    }.get(kind, Stage.OTHER)

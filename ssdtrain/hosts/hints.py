@@ -1,0 +1,141 @@
+"""The hints: what a schedule tells the cache (seed 5.3.1, Algorithm 5.1).
+
+A scheduler that ssdtrain does not know drives the same interface:
+
+    hints = session.hints
+    with hints.forward(micro_batch=3):      # instead of a plain forward call
+        output = stage(inputs)
+    hints.set_next_stage(Stage.BACKWARD, micro_batch=3)
+    hints.prefetch_last_module()            # while waiting for the neighbour
+    output.backward(gradient)
+    hints.wait_io()
+    hints.step_end()
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+
+import torch
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.record import Lane
+from ssdtrain.counters import StepReport
+
+
+class Stage(Enum):
+    """What a rank does next, as far as saved tensors are concerned."""
+
+    FORWARD = auto()
+    BACKWARD = auto()
+    COMMUNICATION = auto()
+    OPTIMIZER = auto()
+    OTHER = auto()
+
+
+class Steps:
+    """Finds step boundaries and keeps the reports."""
+
+    def __init__(self, cache: TensorCache, progress: Callable[[], int]) -> None:
+        self._cache = cache
+        self._progress = progress
+        self._seen = progress()
+        self._pending: list[Callable[[], StepReport]] = []
+        self._reports: list[StepReport] = []
+
+    def forward_begins(self) -> None:
+        """A step ends where a forward begins after the weights have changed."""
+        if not self._cache.is_idle:
+            return
+        if self._progress() != self._seen:
+            self.end()
+        if not self._cache.ledger.step_is_open:
+            self._cache.ledger.forward_starts()
+
+    def end(self) -> None:
+        """Close the open step, if backward has run in it."""
+        self._seen = self._progress()
+        if self._cache.ledger.step_is_open:
+            self._pending.append(self._cache.ledger.close_step())
+
+    def reports(self) -> list[StepReport]:
+        """All closed steps; an idle open one is closed first. Waits for the device."""
+        if self._cache.is_idle:
+            self.end()
+        self._reports.extend(build() for build in self._pending)
+        self._pending.clear()
+        return self._reports
+
+
+class Hints:
+    """The public door for schedulers. Every call is cheap and may be left out."""
+
+    def __init__(self, cache: TensorCache, steps: Steps) -> None:
+        self._cache = cache
+        self._steps = steps
+        self._lanes: dict[tuple[str, int | None], Lane] = {}
+        self._micro_batch: int | None = None
+        self._chunk = "model"
+        self._next: tuple[Stage, int | None, str] = (Stage.OTHER, None, "model")
+        self._depth = 0
+
+    @contextmanager
+    def forward(
+        self, *, micro_batch: int | None = None, chunk: str | None = None
+    ) -> Iterator[None]:
+        """Around one forward of one micro-batch: saved tensors join its lane.
+
+        Inert when gradients are off, inside backward (recomputation) and inside
+        another such block.
+        """
+        if (
+            self._depth
+            or not torch.is_grad_enabled()
+            or torch._C._current_graph_task_id() != -1
+        ):
+            yield
+            return
+        self._steps.forward_begins()
+        if micro_batch is not None or chunk is not None:
+            self._micro_batch, self._chunk = micro_batch, chunk or "model"
+        lane = self._cache.lanes.begin(self._chunk, self._micro_batch)
+        self._lanes[(self._chunk, self._micro_batch)] = lane
+        self._depth += 1
+        try:
+            with self._cache.hooks():
+                yield
+        finally:
+            self._depth -= 1
+            self._cache.lanes.end(lane)
+
+    def set_stage(
+        self, stage: Stage, *, micro_batch: int | None = None, chunk: str = "model"
+    ) -> None:
+        """What begins now; a FORWARD names the lane that the next forward fills."""
+        if stage is Stage.FORWARD:
+            self._micro_batch, self._chunk = micro_batch, chunk
+
+    def set_next_stage(
+        self, stage: Stage, *, micro_batch: int | None = None, chunk: str = "model"
+    ) -> None:
+        """What follows the present stage."""
+        self._next = (stage, micro_batch, chunk)
+
+    def prefetch_last_module(self) -> None:
+        """If a backward follows, load what it will ask for first.
+
+        To be called before a communication, whose wait then hides the transfer.
+        """
+        stage, micro_batch, chunk = self._next
+        lane = self._lanes.get((chunk, micro_batch))
+        if stage is Stage.BACKWARD and lane is not None and lane.num_live:
+            self._cache.prefetch(lane)
+
+    def wait_io(self) -> None:
+        """Settle the I/O of backward passes that ended: buffers become free."""
+        self._cache.collect_now()
+
+    def step_end(self) -> None:
+        """The optimizer step is done."""
+        self._lanes.clear()
+        self._steps.end()

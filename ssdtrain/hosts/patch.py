@@ -1,0 +1,51 @@
+"""Reversible patches of instance attributes, made and undone in one place."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ssdtrain.errors import AttachError
+
+MARK = "_ssdtrain_session"
+
+
+class Patches:
+    """Instance attributes that were replaced, undone in reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute on the instance, remembering what the instance had."""
+        had = name in vars(owner)
+        before = vars(owner).get(name)
+        # object.__setattr__: nn.Module would file modules and parameters elsewhere.
+        object.__setattr__(owner, name, value)
+
+        def undo() -> None:
+            if had:
+                object.__setattr__(owner, name, before)
+            else:
+                object.__delattr__(owner, name)
+
+        self._undo.append(undo)
+
+    def mark(self, owner: Any) -> None:
+        """Claim an object for this session.
+
+        Raises:
+            AttachError: another session holds it.
+        """
+        if MARK in vars(owner):
+            raise AttachError(
+                f"this {type(owner).__name__} is already offloaded by another session; "
+                "call close() on that session first."
+            )
+        self.set(owner, MARK, True)
+
+    def undo(self) -> None:
+        """Restore everything. Idempotent."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __iter__(self) -> Iterator[Callable[[], None]]:
+        return iter(self._undo)

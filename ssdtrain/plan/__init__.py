@@ -1,0 +1,1 @@
+"""Which placement each saved tensor gets: pure Python over recorded numbers."""

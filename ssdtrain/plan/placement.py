@@ -1,0 +1,79 @@
+"""Placements and the policies that need no profile."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+
+class Placement(Enum):
+    """What happens to one record."""
+
+    KEEP = auto()
+    """Stays in device memory until backward has used it."""
+    KEEP_LAST = auto()
+    """Stays, because backward asks for it at once; takes the place of earlier tensors
+    in the release window, which drains as these arrive."""
+    OFFLOAD = auto()
+    """Moves to the target and waits for the link if it must."""
+    OFFLOAD_IF_IN_TIME = auto()
+    """Moves to the target unless that would stall compute; then kept, counted."""
+    RECOMPUTE = auto()
+    """Is rebuilt from another record by a recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneOutlook:
+    """What is known about a lane from the last time it was seen."""
+
+    total_bytes: int
+    """Bytes of all eligible records; 0 when the lane was never seen."""
+    backward_follows: bool
+    """Whether its backward began before any other forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One record at the moment it is packed."""
+
+    ordinal: int
+    """Position in its lane, from 0."""
+    num_bytes: int
+    bytes_before: int
+    """Eligible bytes of the lane packed before it."""
+    tail_bytes: int
+    """Bytes that a release window could never get rid of before backward."""
+    outlook: LaneOutlook
+
+
+class Policy(Protocol):
+    """Decides placements, one record at a time, in pack order."""
+
+    def place(self, candidate: Candidate) -> Placement:
+        """The placement of this record."""
+
+
+class KeepAll:
+    """Moves nothing."""
+
+    def place(self, candidate: Candidate) -> Placement:
+        """Always KEEP."""
+        return Placement.KEEP
+
+
+@dataclass(frozen=True)
+class OffloadAll:
+    """Moves everything but the last tensors of a lane whose backward follows.
+
+    Backward asks for those at once: moving them would only send them to the target
+    and straight back (seed 5.3.2, mark 4 of Figure 5.5).
+    """
+
+    placement: Placement = Placement.OFFLOAD
+
+    def place(self, candidate: Candidate) -> Placement:
+        """KEEP_LAST in the tail, else the placement given at construction."""
+        outlook = candidate.outlook
+        left = outlook.total_bytes - candidate.bytes_before - candidate.num_bytes
+        if outlook.backward_follows and 0 <= left < candidate.tail_bytes:
+            return Placement.KEEP_LAST
+        return self.placement

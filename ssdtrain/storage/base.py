@@ -1,0 +1,76 @@
+"""The `Storage` protocol: where activation bytes rest."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Slot(NamedTuple):
+    """A place in a storage that holds one record until it is freed."""
+
+    file: int
+    """Index of the file (or array) inside the storage."""
+    offset: int
+    """Bytes from the start of that file, a multiple of `alignment_bytes`."""
+    capacity_bytes: int
+    """Room, a multiple of `alignment_bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageStats:
+    """What a storage holds and has done, in bytes."""
+
+    used_bytes: int
+    """In slots that are not freed."""
+    allocated_bytes: int
+    """Room taken from the device (file sizes); does not grow from step to step."""
+    written_bytes: int
+    read_bytes: int
+
+
+class Storage(Protocol):
+    """Blocking, thread-safe access to slots.
+
+    `write` and `read` take a contiguous uint8 CPU tensor (1-D) whose address and
+    length are multiples of `alignment_bytes`, at most `capacity_bytes` long. They
+    move all of it or raise: a short transfer is an error, never a partial success.
+    """
+
+    @property
+    def alignment_bytes(self) -> int:
+        """What buffer addresses, lengths and slot offsets are multiples of."""
+
+    def describe(self) -> str:
+        """One line for reports and errors: kind and place."""
+
+    def allocate(self, num_bytes: int) -> Slot:
+        """Reserve a slot of at least `num_bytes`.
+
+        Raises:
+            StorageFullError: no room (full disk, or the cap is reached).
+        """
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Write the whole buffer to the start of the slot.
+
+        Raises:
+            StorageFullError: the device is full; nothing the caller owns is lost.
+            OSError: any other failed or short write.
+        """
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Fill the whole buffer from the start of the slot.
+
+        Raises:
+            OSError: a failed or short read (file and offset in the text).
+        """
+
+    def free(self, slot: Slot) -> None:
+        """Give the slot back for reuse. Called once per slot, from any thread."""
+
+    def stats(self) -> StorageStats:
+        """Bytes held and moved so far."""
+
+    def close(self) -> None:
+        """Release files and memory. Idempotent."""

@@ -1,0 +1,134 @@
+"""The user's directory: is it safe and sensible to put activations there?"""
+
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdtrain.errors import ConfigError
+
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs"})
+OVERLAY_FILE_SYSTEMS = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "lustre", "gpfs"}
+    | {"beegfs", "ceph", "glusterfs", "afs", "fuse.glusterfs", "fuse.sshfs"}
+    | {"fuse.s3fs", "fuse.gcsfuse", "wekafs", "vboxsf", "orangefs", "pvfs2"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryInfo:
+    """A directory that passed the checks."""
+
+    path: Path
+    """As the user gave it, made absolute."""
+    file_system: str
+    """Type of the file system, as in /proc/self/mountinfo; `unknown` without it."""
+    device: int
+    """`st_dev`: directories with the same number share a disk's file system."""
+
+
+def check_directory(path: str | Path) -> DirectoryInfo:
+    """Check a directory and warn where it is no SSD.
+
+    Raises:
+        ConfigError: missing, no directory, a symbolic link, not writable, owned by
+            somebody else, or writable by others without the sticky bit.
+    """
+    place = Path(path).absolute()
+    try:
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(_why_not_opened(place, error)) from error
+    try:
+        status = os.fstat(fd)
+        _check_rights(place, fd, status)
+        info = DirectoryInfo(
+            path=place, file_system=file_system_of(fd), device=status.st_dev
+        )
+    finally:
+        os.close(fd)
+    _warn_if_no_disk(info)
+    return info
+
+
+def file_system_of(fd: int) -> str:
+    """Type of the file system behind an open descriptor, `unknown` without /proc.
+
+    The mount id leads to the right line of mountinfo also where device numbers do
+    not (overlay, btrfs subvolumes, bind mounts over one another).
+    """
+    try:
+        fdinfo = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return "unknown"
+    fields = dict(line.split(":", 1) for line in fdinfo.splitlines() if ":" in line)
+    mount_id = fields.get("mnt_id", "").strip()
+    for line in mounts.splitlines():
+        words = line.split()
+        if words[0] == mount_id:
+            return words[words.index("-") + 1]
+    return "unknown"
+
+
+def _why_not_opened(place: Path, error: OSError) -> str:
+    if place.is_symlink():
+        return (
+            f"directory={str(place)!r} is a symbolic link, which could be pointed "
+            f"elsewhere; set directory={str(place.resolve())!r}."
+        )
+    if not place.exists():
+        return (
+            f"directory={str(place)!r} does not exist; create it on the SSD "
+            f"(mkdir -m 700 {place}) or set directory to one that exists."
+        )
+    if not place.is_dir():
+        return f"directory={str(place)!r} is not a directory; set directory to one."
+    return (
+        f"directory={str(place)!r} cannot be opened: {error.strerror}; set directory "
+        "to one that this user can read and write."
+    )
+
+
+def _check_rights(place: Path, fd: int, status: os.stat_result) -> None:
+    read_only = os.fstatvfs(fd).f_flag & os.ST_RDONLY
+    if read_only or not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        why = "is on a read-only mount" if read_only else "is not writable"
+        raise ConfigError(
+            f"directory={str(place)!r} {why} for user {os.geteuid()}; set directory "
+            "to one that is."
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    sticky = bool(mode & stat.S_ISVTX)  # as /tmp: others cannot rename what is ours
+    owners = {os.geteuid(), 0} if sticky else {os.geteuid()}
+    if status.st_uid not in owners:
+        raise ConfigError(
+            f"directory={str(place)!r} belongs to user {status.st_uid}, not to "
+            f"{os.geteuid()}: its owner could reach the activations; set directory to "
+            f"one of your own (mkdir -m 700 {place}/$USER)."
+        )
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+        raise ConfigError(
+            f"directory={str(place)!r} is writable by others (mode {mode:o}); "
+            f"chmod go-w {place}, or set directory to one of your own "
+            f"(mkdir -m 700 {place}/$USER)."
+        )
+
+
+def _warn_if_no_disk(info: DirectoryInfo) -> None:
+    kind = info.file_system
+    if kind in MEMORY_FILE_SYSTEMS:
+        what = "it is main memory, not an SSD (target='host' is faster)"
+    elif kind in OVERLAY_FILE_SYSTEMS:
+        what = "a container's writable layer: slow, and its size is often limited"
+    elif kind in NETWORK_FILE_SYSTEMS:
+        what = "a network file system: its bandwidth is shared with others"
+    else:
+        return
+    warnings.warn(
+        f"directory={str(info.path)!r} is on {kind}, {what}; set directory to a local "
+        "SSD for speed.",
+        stacklevel=2,
+    )

@@ -1,0 +1,91 @@
+"""A storage slowed down to a given bandwidth and latency, for experiments."""
+
+import threading
+import time
+
+import torch
+
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.forwarding import ForwardingStorage
+
+
+class Link:
+    """One direction of a device: transfers queue behind one another on it.
+
+    Each transfer books the next free interval of the device's time, so the sum over
+    all threads never exceeds the bandwidth. Bookings follow one another without a
+    gap as long as the next one comes within `SLACK_S`: that makes up for the time a
+    thread needs to wake, which would otherwise lower the rate of a single thread.
+    """
+
+    SLACK_S = 1e-3
+
+    def __init__(self, gb_per_s: float | None, latency_ms: float = 0.0) -> None:
+        if gb_per_s is not None and gb_per_s <= 0:
+            raise ValueError(f"bandwidth expects GB/s above 0, got {gb_per_s}")
+        if latency_ms < 0:
+            raise ValueError(f"latency_ms expects 0 or more, got {latency_ms}")
+        self._bytes_per_s = None if gb_per_s is None else gb_per_s * 1e9
+        self._latency_s = latency_ms / 1e3
+        self._lock = threading.Lock()
+        self._free_at_s = 0.0
+
+    def book(self, num_bytes: int) -> float:
+        """Take device time for a transfer; returns when it is over (monotonic s)."""
+        now = time.monotonic()
+        if self._bytes_per_s is None:
+            return now + self._latency_s
+        with self._lock:
+            start = max(self._free_at_s, now - self.SLACK_S)
+            self._free_at_s = start + num_bytes / self._bytes_per_s
+            return max(self._free_at_s, now) + self._latency_s
+
+
+class ThrottledStorage(ForwardingStorage):
+    """`inner` at no more than the given rates.
+
+    The real transfer counts towards the time: a storage that is slower by itself is
+    not slowed further. Concurrent transfers of one direction share its bandwidth in
+    the order they arrive; the two directions are independent.
+
+    Args:
+        inner: the storage that holds the bytes.
+        write_gb_per_s: 1e9 bytes a second; None: no limit.
+        read_gb_per_s: likewise.
+        latency_ms: added to every transfer, on top of the bandwidth's share.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        *,
+        write_gb_per_s: float | None = None,
+        read_gb_per_s: float | None = None,
+        latency_ms: float = 0.0,
+    ) -> None:
+        super().__init__(inner)
+        self._write = Link(write_gb_per_s, latency_ms)
+        self._read = Link(read_gb_per_s, latency_ms)
+        self._rates = (write_gb_per_s, read_gb_per_s)
+
+    def describe(self) -> str:
+        """The wrapped storage and the limits."""
+        limits = ["unlimited" if r is None else f"{r:g} GB/s" for r in self._rates]
+        return f"{self._inner.describe()} (write {limits[0]}, read {limits[1]})"
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Write, then wait until the limited device would have been done."""
+        done_at = self._write.book(buffer.numel())
+        self._inner.write(slot, buffer)
+        _sleep_until(done_at)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Read, then wait until the limited device would have been done."""
+        done_at = self._read.book(buffer.numel())
+        self._inner.read(slot, buffer)
+        _sleep_until(done_at)
+
+
+def _sleep_until(moment_s: float) -> None:
+    while (left := moment_s - time.monotonic()) > 0:
+        time.sleep(left)

@@ -1,0 +1,339 @@
+"""A device as the cache sees it: one compute order, one store and one load order.
+
+`CudaDevice` maps the three orders to CUDA streams; `CpuDevice` to the calling
+thread and two worker threads, under the same contract, so that everything above
+runs and is tested without a GPU.
+
+[Note: stream-ordered release]
+The host runs far ahead of a GPU. A tensor released when the host *sees* its copy
+done is released after the whole forward was enqueued, and frees nothing. So the
+compute order itself waits for the copy (`wait`), and the reference is dropped right
+behind that wait: the caching allocator hands the block to later compute work, which
+by then is ordered after the copy. No host wait, no `record_stream`.
+(tests/ssdtrain/transfer/test_device.py::test_release_is_ordered_behind_the_copy)
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A point in one of the three orders."""
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until it has been reached."""
+
+
+class MemoryLevel(NamedTuple):
+    """What the caching allocator holds now and held at most, in bytes."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    max_allocated_bytes: int
+    max_reserved_bytes: int
+
+
+class Device(Protocol):
+    """Copies in both directions beside compute, ordered by events."""
+
+    torch_device: torch.device
+
+    def now(self) -> Event:
+        """The present end of the caller's compute order."""
+
+    def order(self) -> object:
+        """The caller's compute order itself, to be given back to `wait`."""
+
+    def wait(self, event: Event, order: object = None) -> None:
+        """Let compute (the caller's order, or `order`) wait for `event`."""
+
+    def copy_out(
+        self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
+    ) -> Event:
+        """Copy device bytes to host bytes in store order, behind `after`."""
+
+    def copy_in(
+        self, buffer: torch.Tensor, target: torch.Tensor, after: Sequence[Event]
+    ) -> Event:
+        """Copy host bytes to device bytes in load order, behind `after`."""
+
+    def pin(self, buffer: torch.Tensor) -> bool:
+        """Page-lock host memory for direct transfers; False if refused."""
+
+    def unpin(self, buffer: torch.Tensor) -> None:
+        """Undo `pin`, before the memory is given back."""
+
+    def stall(self) -> AbstractContextManager[None]:
+        """Around anything that may leave compute idle: measures for how long.
+
+        Includes waits of the host, but only the part that outlasts queued work.
+        """
+
+    def cut_stalls(self) -> Callable[[], float]:
+        """Start a new account of compute's waits.
+
+        Returns:
+            Gives the old account's sum in ms; calling it waits for the device.
+        """
+
+    def memory(self) -> MemoryLevel | None:
+        """The allocator's level; None where there is none."""
+
+    def close(self) -> None:
+        """Wait for all copies and stop. Idempotent."""
+
+
+class CpuEvent:
+    """A point in a worker thread's order; carries the failure of its copy, if any."""
+
+    def __init__(self, done: bool = False) -> None:
+        self._flag = threading.Event()
+        self.error: BaseException | None = None
+        if done:
+            self._flag.set()
+
+    def reach(self) -> None:
+        """Mark as reached."""
+        self._flag.set()
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+        return self._flag.is_set()
+
+    def synchronize(self) -> None:
+        """Block until reached; raise what the copy raised."""
+        self._flag.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class CpuDevice:
+    """Compute is the calling thread; each copy direction is one FIFO thread."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self._store = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-store")
+        self._load = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-load")
+        self._stall_ns = 0
+
+    def now(self) -> CpuEvent:
+        """Reached already: CPU operators are synchronous."""
+        return CpuEvent(done=True)
+
+    def order(self) -> object:
+        """The calling thread is the only compute order."""
+        return None
+
+    def wait(self, event: Event, order: object = None) -> None:
+        """Block the calling thread."""
+        with self.stall():
+            event.synchronize()
+
+    def copy_out(
+        self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
+    ) -> CpuEvent:
+        """Copy on the store thread."""
+        return self._copy(self._store, source, buffer, after)
+
+    def copy_in(
+        self, buffer: torch.Tensor, target: torch.Tensor, after: Sequence[Event]
+    ) -> CpuEvent:
+        """Copy on the load thread."""
+        return self._copy(self._load, buffer, target, after)
+
+    def pin(self, buffer: torch.Tensor) -> bool:
+        """Nothing to do: the CPU reads any memory."""
+        return True
+
+    def unpin(self, buffer: torch.Tensor) -> None:
+        """Nothing to undo."""
+
+    @contextmanager
+    def stall(self) -> Iterator[None]:
+        """Wall time of the calling thread."""
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._stall_ns += time.monotonic_ns() - start
+
+    def cut_stalls(self) -> Callable[[], float]:
+        """Wall time spent in `stall`."""
+        stall, self._stall_ns = self._stall_ns, 0
+        return lambda: stall / 1e6
+
+    def memory(self) -> None:
+        """CPU tensors have no allocator statistics."""
+
+    def close(self) -> None:
+        """Finish queued copies and join both threads."""
+        self._store.shutdown(wait=True)
+        self._load.shutdown(wait=True)
+
+    def _copy(
+        self,
+        executor: ThreadPoolExecutor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        after: Sequence[Event],
+    ) -> CpuEvent:
+        done = CpuEvent()
+
+        def run() -> None:
+            try:
+                for event in after:
+                    event.synchronize()
+                target.copy_(source)
+            except BaseException as error:
+                done.error = error
+            done.reach()
+
+        executor.submit(run)
+        return done
+
+
+class CudaDevice:
+    """Three CUDA streams; the compute stream is whatever is current at the call."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.torch_device = torch.device("cuda", index)
+        self._store = torch.cuda.Stream(self.torch_device)
+        self._load = torch.cuda.Stream(self.torch_device)
+        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._runtime = torch.cuda.cudart()
+
+    def now(self) -> torch.cuda.Event:
+        """An event recorded on the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event
+
+    def order(self) -> torch.cuda.Stream:
+        """The current stream."""
+        return torch.cuda.current_stream(self.torch_device)
+
+    def wait(self, event: Event, order: object = None) -> None:
+        """Make the compute stream wait, with its idle time measured on the device."""
+        stream = order or torch.cuda.current_stream(self.torch_device)
+        with self._stall_on(stream):
+            stream.wait_event(event)  # type: ignore[attr-defined]
+
+    def stall(self) -> AbstractContextManager[None]:
+        """Device time between the two ends of the block on the compute stream."""
+        return self._stall_on(torch.cuda.current_stream(self.torch_device))
+
+    @contextmanager
+    def _stall_on(self, stream: object) -> Iterator[None]:
+        before = torch.cuda.Event(enable_timing=True)
+        behind = torch.cuda.Event(enable_timing=True)
+        before.record(stream)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            behind.record(stream)  # type: ignore[arg-type]
+            self._stalls.append((before, behind))
+
+    def copy_out(
+        self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
+    ) -> torch.cuda.Event:
+        """Copy on the store stream."""
+        return self._copy(self._store, source, buffer, after)
+
+    def copy_in(
+        self, buffer: torch.Tensor, target: torch.Tensor, after: Sequence[Event]
+    ) -> torch.cuda.Event:
+        """Copy on the load stream."""
+        return self._copy(self._load, buffer, target, after)
+
+    def pin(self, buffer: torch.Tensor) -> bool:
+        """cudaHostRegister the whole buffer."""
+        num_bytes = buffer.untyped_storage().nbytes()
+        result = self._runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+        return int(result) == 0
+
+    def unpin(self, buffer: torch.Tensor) -> None:
+        """cudaHostUnregister; the caller has made sure that no copy uses it."""
+        self._runtime.cudaHostUnregister(buffer.data_ptr())
+
+    def cut_stalls(self) -> Callable[[], float]:
+        """Device time between the two events around each wait."""
+        stalls, self._stalls = self._stalls, []
+
+        def total_ms() -> float:
+            for _, behind in stalls:
+                behind.synchronize()
+            return sum(before.elapsed_time(behind) for before, behind in stalls)
+
+        return total_ms
+
+    def memory(self) -> MemoryLevel:
+        """Read the caching allocator."""
+        stats = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
+        allocated = stats["allocated_bytes"]["all"]
+        reserved = stats["reserved_bytes"]["all"]
+        return MemoryLevel(
+            allocated["current"],
+            reserved["current"],
+            allocated["peak"],
+            reserved["peak"],
+        )
+
+    def close(self) -> None:
+        """Wait for both copy streams."""
+        self._store.synchronize()
+        self._load.synchronize()
+
+    def _copy(
+        self,
+        stream: torch.cuda.Stream,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        after: Sequence[Event],
+    ) -> torch.cuda.Event:
+        done = torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            for event in after:
+                stream.wait_event(event)  # type: ignore[arg-type]
+            target.copy_(source, non_blocking=True)
+            done.record(stream)
+        return done
+
+
+def open_device(device: torch.device) -> Device:
+    """The facade for a torch device.
+
+    Raises:
+        ValueError: neither a CPU nor a CUDA device.
+    """
+    if device.type == "cpu":
+        return CpuDevice()
+    if device.type == "cuda":
+        return CudaDevice(device)
+    raise ValueError(
+        f"ssdtrain moves activations of cpu and cuda devices, got {device}; "
+        "move the model to one of them."
+    )
+
+
+def page_aligned(num_bytes: int) -> torch.Tensor:
+    """Uninitialised host bytes of their own pages (1-D uint8, a multiple of 4 KiB).
+
+    Their own mapping: torch's CPU memory is aligned to 64 bytes only, and its pinned
+    allocator rounds up to powers of two and never gives back.
+    """
+    import mmap
+
+    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = (ctypes.c_uint8 * num_bytes).from_buffer(region)
+    return torch.frombuffer(view, dtype=torch.uint8)

@@ -1,0 +1,384 @@
+"""Stores and loads: device > pinned buffer > storage, and back.
+
+One class serves the three targets; they differ in when a buffer is drained:
+`host` never, `ssd` at once, `tiered` when the pinned pool runs full.
+
+[Note: nothing is lost]
+A buffer is given back only when its bytes are on the storage or nobody needs them.
+A failed or short write leaves the parcel STAGED in its buffer for good. A failed read
+raises `ActivationLostError`; no code path hands out bytes that were not read.
+(tests/ssdtrain/transfer/test_faults.py)
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+
+from ssdtrain.counters import Counters, Fallback, Trace
+from ssdtrain.errors import ActivationLostError, StorageFullError
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.transfer.device import Device, Event, page_aligned
+from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, round_up
+
+logger = logging.getLogger(__name__)
+
+# Share of the pool in use above which `tiered` starts to drain its oldest parcels.
+DRAIN_ABOVE = 0.7
+WAIT_SLICE_S = 0.0005
+
+
+class Drain(Enum):
+    """When staged bytes go on to the storage."""
+
+    NEVER = auto()
+    AT_ONCE = auto()
+    WHEN_FULL = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meters:
+    """Where an offloader reports."""
+
+    counters: Counters
+    trace: Trace
+
+
+class Offloader:
+    """Moves parcels. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        pool: PinnedPool,
+        storage: Storage | None,
+        drain: Drain,
+        num_threads: int,
+        meters: Meters,
+    ) -> None:
+        self.device = device
+        self.pool = pool
+        self.storage = storage
+        self.drain = drain if storage is not None else Drain.NEVER
+        self._meters = meters
+        self._lock = threading.RLock()
+        self._staged: dict[Parcel, None] = {}  # insertion order: oldest first
+        self._writing: set[Parcel] = set()  # given to a writer, not ended
+        self._recalled: dict[Parcel, None] = {}
+        self._warned: set[Fallback] = set()
+        self._writers = ThreadPoolExecutor(num_threads, "ssdtrain-write")
+        self._readers = ThreadPoolExecutor(num_threads, "ssdtrain-read")
+
+    def store(
+        self, source: torch.Tensor, name: str, patient: Callable[[], bool]
+    ) -> Parcel | None:
+        """Start to move device bytes (1-D uint8) away.
+
+        While staging is full but draining, waits as long as `patient()` holds.
+
+        Returns:
+            The parcel, or None: counted, and the caller keeps the tensor.
+        """
+        num_bytes = source.numel()
+        buffer = self._take_for_store(num_bytes, patient)
+        if buffer is None:
+            return None
+        after = [self.device.now(), *buffer.busy]
+        buffer.busy.clear()
+        copied = self.device.copy_out(source, buffer.memory[:num_bytes], after)
+        parcel = Parcel(name, num_bytes, ParcelState.STAGED, buffer, copied)
+        with self._lock:
+            self._staged[parcel] = None
+            if self.drain is Drain.AT_ONCE:
+                self._start_write(parcel)
+            elif self.drain is Drain.WHEN_FULL:
+                self._drain_oldest()
+        return parcel
+
+    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
+        """Start to bring the bytes back into `target` (1-D uint8 on the device).
+
+        The copy is ordered behind the caller's present compute, where `target`'s
+        memory was allocated.
+        """
+        load = Load(target, [self.device.now()])
+        with self._lock:
+            if parcel.state is ParcelState.STORED and parcel.buffer is None:
+                self._recall(parcel, self._take_for_load(parcel.num_bytes))
+            if parcel.state in (ParcelState.RECALLING, ParcelState.LOST):
+                parcel.loads.append(load)
+                if parcel.state is ParcelState.LOST:
+                    self._fail_loads(parcel, None)
+            else:
+                self._cancel_write(parcel)
+                self._enqueue(parcel, load)
+        return load
+
+    def recall(self, parcel: Parcel) -> bool:
+        """Read a stored parcel into a buffer ahead of its load, if one is free."""
+        with self._lock:
+            if parcel.state is not ParcelState.STORED or parcel.buffer is not None:
+                return parcel.state is not ParcelState.GONE
+            buffer = self.pool.take(parcel.num_bytes, for_load=True)
+            if buffer is None:
+                return False
+            self._recall(parcel, buffer)
+            return True
+
+    def discard(self, parcel: Parcel) -> None:
+        """Forget the bytes: cancel what has not started, free what is held."""
+        with self._lock:
+            state, parcel.state = parcel.state, ParcelState.GONE
+            self._staged.pop(parcel, None)
+            self._recalled.pop(parcel, None)
+            if state in (ParcelState.WRITING, ParcelState.RECALLING):
+                return  # the worker sees GONE and cleans up
+            self._cancel_write(parcel)
+            self._give_buffer(parcel)
+            self._free_slot(parcel)
+
+    def wait_io(self) -> None:
+        """Block until every write that was started has ended."""
+        with self._lock:
+            writes = [p.write for p in self._writing if p.write is not None]
+        wait(writes)
+
+    def close(self) -> None:
+        """Finish I/O, join threads, free memory and the storage. Idempotent."""
+        self._writers.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
+        with self._lock:
+            for parcel in [*self._staged, *self._recalled]:
+                self.discard(parcel)
+        self.device.close()
+        self.pool.close()
+        if self.storage is not None:
+            self.storage.close()
+
+    # -- store side ---------------------------------------------------------------
+
+    def _take_for_store(
+        self, num_bytes: int, patient: Callable[[], bool]
+    ) -> Buffer | None:
+        failures = self.pool.pin_failures
+        while True:
+            buffer = self.pool.take(num_bytes)
+            if buffer is not None:
+                return buffer
+            if self.pool.pin_failures > failures:
+                return self._refuse(Fallback.KEPT_PIN_FAILED)
+            with self._lock:
+                if self.drain is Drain.WHEN_FULL:
+                    self._drain_oldest()
+                draining = bool(self._writing)
+            if not draining:
+                return self._refuse(Fallback.KEPT_HOST_FULL)
+            if not patient():
+                return self._refuse(Fallback.KEPT_BACK_PRESSURE)
+            with self.device.stall():
+                self.pool.wait(WAIT_SLICE_S)
+
+    def _refuse(self, reason: Fallback) -> None:
+        self.fall_back(reason)
+
+    def fall_back(self, reason: Fallback, detail: str = "") -> None:
+        """Count a fallback; warn the first time."""
+        self._meters.counters.add(f"fallback:{reason.value}")
+        with self._lock:
+            first = reason not in self._warned
+            self._warned.add(reason)
+        if first and reason is not Fallback.KEPT_BACK_PRESSURE:
+            logger.warning(
+                "ssdtrain: %s%s (further cases are counted)", reason.value, detail
+            )
+
+    def _start_write(self, parcel: Parcel) -> None:
+        self._writing.add(parcel)
+        parcel.write = self._writers.submit(self._write, parcel)
+
+    def _drain_oldest(self) -> None:
+        """Send the oldest parcels on until the pool would be below its mark."""
+        mark = DRAIN_ABOVE * (self.pool.cap_bytes - self.pool.reserve_bytes)
+        leaving = sum(p.num_bytes for p in self._staged if p.write is not None)
+        excess = self.pool.used_bytes - leaving - mark
+        for parcel in self._staged:
+            if excess <= 0:
+                return
+            if parcel.write is None and parcel.drainable:
+                self._start_write(parcel)
+                excess -= parcel.num_bytes
+
+    def _cancel_write(self, parcel: Parcel) -> None:
+        """Backward is here for this parcel: a write that has not begun is waste."""
+        if parcel.write is not None and parcel.write.cancel():
+            self._writing.discard(parcel)
+            parcel.write = None
+            parcel.drainable = False
+            self._meters.counters.add("writes_cancelled")
+
+    def _write(self, parcel: Parcel) -> None:
+        try:
+            self._write_through(parcel)
+        finally:
+            with self._lock:
+                self._writing.discard(parcel)
+
+    def _write_through(self, parcel: Parcel) -> None:
+        with self._lock:
+            buffer = parcel.buffer
+            if parcel.state is not ParcelState.STAGED or buffer is None:
+                return
+            parcel.state = ParcelState.WRITING
+        try:
+            parcel.copied.synchronize()
+            slot = self._put(parcel.num_bytes, buffer)
+        except Exception as error:
+            self._write_failed(parcel, error)
+            return
+        with self._lock:
+            parcel.slot = slot
+            self._staged.pop(parcel, None)
+            self._give_buffer(parcel)
+            if parcel.state is ParcelState.GONE:
+                self._free_slot(parcel)
+            else:
+                parcel.state = ParcelState.STORED
+
+    def _put(self, num_bytes: int, buffer: Buffer) -> Slot:
+        storage = self._need_storage()
+        start = time.monotonic_ns()
+        slot = storage.allocate(num_bytes)
+        try:
+            storage.write(slot, buffer.memory[: _padded(num_bytes, storage)])
+        except BaseException:
+            storage.free(slot)
+            raise
+        self._meters.counters.add("bytes_written", num_bytes)
+        self._meters.trace.add("write", "write", start, num_bytes)
+        return slot
+
+    def _write_failed(self, parcel: Parcel, error: Exception) -> None:
+        full = isinstance(error, StorageFullError)
+        reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
+        self.fall_back(reason, f": {error}")
+        with self._lock:
+            if parcel.state is ParcelState.GONE:
+                self._give_buffer(parcel)
+                return
+            parcel.state = ParcelState.STAGED
+            parcel.drainable = False
+
+    # -- load side ----------------------------------------------------------------
+
+    def _take_for_load(self, num_bytes: int) -> Buffer:
+        """A buffer, whatever it takes: the caller's backward cannot go on without."""
+        buffer = self.pool.take(num_bytes, for_load=True)
+        while buffer is None and self._recalled:
+            self._give_buffer(self._recalled.popitem()[0])
+            buffer = self.pool.take(num_bytes, for_load=True)
+        if buffer is None:
+            # Waiting could be for ever (all staging held by failed writes), and
+            # plain memory always works, only slower.
+            self.fall_back(Fallback.UNPINNED_LOAD)
+            buffer = Buffer(page_aligned(round_up(num_bytes)), pooled=False)
+        return buffer
+
+    def _recall(self, parcel: Parcel, buffer: Buffer) -> None:
+        parcel.state = ParcelState.RECALLING
+        self._readers.submit(self._read, parcel, buffer)
+
+    def _read(self, parcel: Parcel, buffer: Buffer) -> None:
+        storage, slot = self._need_storage(), parcel.slot
+        error: BaseException | None = None
+        start = time.monotonic_ns()
+        try:
+            buffer.settle()
+            if slot is None:
+                raise RuntimeError("a stored parcel without a slot")
+            storage.read(slot, buffer.memory[: _padded(parcel.num_bytes, storage)])
+        except BaseException as caught:
+            error = caught
+        self._meters.trace.add("read", parcel.name, start, parcel.num_bytes)
+        with self._lock:
+            parcel.buffer = buffer
+            if parcel.state is ParcelState.GONE:
+                self._give_buffer(parcel)
+                self._free_slot(parcel)
+                error = error or RuntimeError("the record was dropped")
+            elif error is None:
+                parcel.state = ParcelState.STORED
+                self._recalled[parcel] = None
+                self._meters.counters.add("bytes_read", parcel.num_bytes)
+                for load in parcel.loads:
+                    self._enqueue(parcel, load)
+                parcel.loads.clear()
+                return
+            else:
+                self._give_buffer(parcel)
+                parcel.state = ParcelState.LOST
+            self._fail_loads(parcel, error)
+
+    def _fail_loads(self, parcel: Parcel, error: BaseException | None) -> None:
+        storage = self._need_storage()
+        lost = ActivationLostError(
+            f"the saved tensor of {parcel.name} ({parcel.num_bytes} bytes) cannot be "
+            f"read back from {storage.describe()}, {parcel.slot}: {error}. Its "
+            "gradients cannot be computed; check the device and restart from the last "
+            "checkpoint."
+        )
+        lost.__cause__ = error
+        for load in parcel.loads:
+            load.failed(lost)
+        parcel.loads.clear()
+
+    def _enqueue(self, parcel: Parcel, load: Load) -> None:
+        buffer = parcel.buffer
+        if buffer is None:
+            raise RuntimeError(f"{parcel.name}: no buffer in {parcel.state}")
+        source = buffer.memory[: parcel.num_bytes]
+        after: list[Event] = [parcel.copied, *load.after]
+        try:
+            event = self.device.copy_in(source, load.target, after)
+        except Exception as error:
+            load.failed(error)
+            return
+        buffer.busy.append(event)
+        load.enqueued(event)
+        self._meters.counters.add("bytes_loaded", parcel.num_bytes)
+        if parcel.state is ParcelState.STORED:
+            # The storage still has the bytes: the buffer is free behind the copy.
+            self._recalled.pop(parcel, None)
+            self._give_buffer(parcel)
+
+    # -- both ---------------------------------------------------------------------
+
+    def _give_buffer(self, parcel: Parcel) -> None:
+        buffer, parcel.buffer = parcel.buffer, None
+        if buffer is None:
+            return
+        buffer.busy.append(parcel.copied)
+        if buffer.pooled:
+            self.pool.give(buffer)
+        else:
+            buffer.settle()
+
+    def _free_slot(self, parcel: Parcel) -> None:
+        slot, parcel.slot = parcel.slot, None
+        if slot is not None:
+            self._need_storage().free(slot)
+
+    def _need_storage(self) -> Storage:
+        if self.storage is None:
+            raise RuntimeError("a parcel was drained although there is no storage")
+        return self.storage
+
+
+def _padded(num_bytes: int, storage: Storage) -> int:
+    grain = storage.alignment_bytes
+    return -(-num_bytes // grain) * grain

@@ -1,0 +1,87 @@
+"""A parcel: the bytes of one record on the target's side, and the loads it serves."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import torch
+
+from ssdtrain.storage.base import Slot
+from ssdtrain.transfer.device import Device, Event
+from ssdtrain.transfer.pinned import Buffer
+
+
+class ParcelState(Enum):
+    """Where the bytes are. Transitions are made under the offloader's lock."""
+
+    STAGED = auto()
+    """In the buffer (behind `copied`). > WRITING when drained, GONE when dropped."""
+    WRITING = auto()
+    """A worker writes the buffer, which stays valid. > STORED, or STAGED on failure."""
+    STORED = auto()
+    """On the storage; the buffer may hold them too after a recall. > RECALLING."""
+    RECALLING = auto()
+    """A worker reads them into a fresh buffer. > STORED, or LOST on failure."""
+    LOST = auto()
+    """A read failed; loads raise."""
+    GONE = auto()
+    """Dropped; a worker still holding it cleans up."""
+
+
+class Load:
+    """A copy back to the device that was asked for, perhaps not yet enqueued."""
+
+    def __init__(self, target: torch.Tensor, after: list[Event]) -> None:
+        self.target = target
+        self.after = after
+        self._event: Future[Event] = Future()
+
+    def enqueued(self, event: Event) -> None:
+        """The copy stands in load order; `event` is its end."""
+        self._event.set_result(event)
+
+    def failed(self, error: BaseException) -> None:
+        """The bytes cannot come back."""
+        self._event.set_exception(error)
+
+    def poll(self) -> bool:
+        """Whether `wait` would find the copy enqueued (or failed)."""
+        return self._event.done()
+
+    def wait(self, device: Device) -> None:
+        """Order the caller's compute behind the copy.
+
+        Blocks the host only until the copy is enqueued.
+
+        Raises:
+            ActivationLostError: the read failed.
+        """
+        if self._event.done():
+            device.wait(self._event.result())
+            return
+        with device.stall():
+            event = self._event.result()
+        device.wait(event)
+
+    def settle(self, device: Device) -> None:
+        """Like `wait`, for a load whose bytes nobody wants: a failure is no news."""
+        if self._event.exception() is None:
+            device.wait(self._event.result())
+
+
+@dataclass(eq=False)
+class Parcel:
+    """Bytes that left the device."""
+
+    name: str
+    num_bytes: int
+    state: ParcelState
+    buffer: Buffer | None
+    copied: Event
+    """End of the copy into the first buffer."""
+    slot: Slot | None = None
+    write: "Future[None] | None" = None
+    drainable: bool = True
+    """False after a failed write: the buffer is then the bytes' home."""
+    loads: list[Load] = field(default_factory=list)
+    """Waiting for the recall to finish."""

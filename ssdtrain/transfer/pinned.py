@@ -1,0 +1,136 @@
+"""The staging pool: page-aligned, pinned host buffers under a hard cap."""
+
+import threading
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+import torch
+
+from ssdtrain.transfer.device import Device, Event, page_aligned
+
+GRAIN_BYTES = 4096  # O_DIRECT: lengths and addresses in whole blocks
+COARSE_BYTES = 1024 * 1024
+# A free buffer serves a request only if at most this share of it stays unused.
+MAX_WASTE = 0.125
+
+
+@dataclass(eq=False)
+class Buffer:
+    """One piece of pinned memory, owned by whoever took it."""
+
+    memory: torch.Tensor
+    """uint8, 1-D, the whole capacity."""
+    busy: list[Event] = field(default_factory=list)
+    """Copies that must finish before the bytes may be overwritten."""
+    pooled: bool = True
+    """False: made for one load because the pool was exhausted."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return self.memory.numel()
+
+    def settle(self) -> None:
+        """Block until nothing uses the bytes (before the host writes into them)."""
+        for event in self.busy:
+            event.synchronize()
+        self.busy.clear()
+
+
+def round_up(num_bytes: int) -> int:
+    """The buffer size for a request: waste under 6 %, and few distinct sizes."""
+    grain = GRAIN_BYTES if num_bytes < 16 * COARSE_BYTES else COARSE_BYTES
+    return max(grain, -(-num_bytes // grain) * grain)
+
+
+class PinnedPool:
+    """Buffers are made on demand up to `cap_bytes` and then only reused.
+
+    After the first step every size the step needs exists, so later steps allocate
+    nothing (seed 5.3.1: the pool is sized by profiling the first step). Part of the
+    cap (`reserve_bytes`) is for loads alone, so that full staging cannot block them.
+    """
+
+    def __init__(self, device: Device, cap_bytes: int, reserve_bytes: int = 0) -> None:
+        self.cap_bytes = cap_bytes
+        self.reserve_bytes = reserve_bytes
+        self.pin_failures = 0
+        self._device = device
+        self._free: list[tuple[int, int, Buffer]] = []  # (capacity, serial, buffer)
+        self._serial = 0
+        self._total_bytes = 0
+        self._used_bytes = 0
+        self._changed = threading.Condition()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of buffers that are taken."""
+        return self._used_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all buffers, free ones too; never above the cap."""
+        return self._total_bytes
+
+    def take(self, num_bytes: int, for_load: bool = False) -> Buffer | None:
+        """A buffer of at least `num_bytes`, or None when the cap is reached.
+
+        The caller orders its copy behind `buffer.busy`.
+        """
+        size = round_up(num_bytes)
+        limit = self.cap_bytes if for_load else self.cap_bytes - self.reserve_bytes
+        with self._changed:
+            if self._used_bytes + size > limit:
+                return None
+            buffer = self._reuse(size) or self._make(size)
+            if buffer is not None:
+                self._used_bytes += buffer.capacity_bytes
+            return buffer
+
+    def give(self, buffer: Buffer) -> None:
+        """Hand a buffer back; copies in `buffer.busy` may still be running."""
+        with self._changed:
+            buffer.busy[:] = [event for event in buffer.busy if not event.query()]
+            self._used_bytes -= buffer.capacity_bytes
+            self._serial += 1
+            insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a buffer comes back, or until the time is over."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Give all free memory back (every buffer should be free by now)."""
+        with self._changed:
+            while self._free:
+                self._drop(self._free.pop()[2])
+
+    def _reuse(self, size: int) -> Buffer | None:
+        at = bisect_left(self._free, (size, -1))
+        if at == len(self._free):
+            return None
+        capacity, _, buffer = self._free[at]
+        if capacity - size > MAX_WASTE * capacity:
+            return None
+        del self._free[at]
+        return buffer
+
+    def _make(self, size: int) -> Buffer | None:
+        # Free buffers of other sizes give way before the cap refuses a request.
+        while self._total_bytes + size > self.cap_bytes and self._free:
+            self._drop(self._free.pop()[2])
+        if self._total_bytes + size > self.cap_bytes:
+            return None
+        memory = page_aligned(size)
+        if not self._device.pin(memory):
+            self.pin_failures += 1
+            return None
+        self._total_bytes += size
+        return Buffer(memory)
+
+    def _drop(self, buffer: Buffer) -> None:
+        buffer.settle()
+        self._device.unpin(buffer.memory)
+        self._total_bytes -= buffer.capacity_bytes

@@ -1,0 +1,303 @@
+"""Real files: nameless, private, direct, full, short, closed under way."""
+
+import errno
+import gc
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdtrain.counters import Fallback
+from ssdtrain.storage import PosixStorage, blockio, posix
+
+MIB = 1024 * 1024
+PAGE = 4096
+Aligned = Callable[..., torch.Tensor]
+
+
+def run_python(code: str, *command: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parents[3]
+    header = """
+        import mmap, torch
+        from ssdtrain.errors import StorageFullError
+        from ssdtrain.storage import PosixStorage
+        def aligned(n):
+            return torch.frombuffer(mmap.mmap(-1, n), dtype=torch.uint8)
+    """
+    return subprocess.run(
+        [*command, sys.executable, "-c", textwrap.dedent(header) + code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_nothing_has_a_name_and_nobody_else_reads(directory: Path) -> None:
+    store = PosixStorage([directory], extent_bytes=MIB)
+    store.allocate(PAGE)
+    status = os.fstat(store.fileno(0))
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_nlink == 0
+    assert status.st_size == MIB
+    assert list(directory.iterdir()) == []
+    store.close()
+
+
+def test_without_o_tmpfile_the_name_is_removed_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_open = os.open
+    seen = []
+
+    def refuse(path: str, flags: int, *args: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+        fd = real_open(path, flags, *args)
+        seen.append((flags, stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode)))
+        return fd
+
+    monkeypatch.setattr(os, "open", refuse)
+    store = PosixStorage([directory], extent_bytes=MIB)
+    assert seen[0][0] & os.O_EXCL
+    assert seen[0][1] == 0o700
+    assert os.fstat(store.fileno(0)).st_nlink == 0
+    assert list(directory.rglob("*")) == []
+    store.close()
+
+
+def test_a_killed_process_leaves_nothing(directory: Path) -> None:
+    code = f"""
+import os, signal
+store = PosixStorage([{str(directory)!r}])
+store.write(store.allocate(4096), aligned(4096))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_python(code).returncode == -9
+    assert list(directory.rglob("*")) == []
+
+
+def test_direct_io_is_direct(directory: Path, aligned: Aligned) -> None:
+    store = PosixStorage([directory], extent_bytes=MIB)
+    if not store.direct[0]:
+        pytest.skip("this file system has no O_DIRECT")
+    assert "O_DIRECT" in store.describe()
+    slot = store.allocate(MIB)
+    before = _written_by_this_process()
+    store.write(slot, aligned(MIB, seed=1))
+    # The kernel's own count of bytes sent to the disk, not to its cache.
+    assert _written_by_this_process() - before >= MIB
+    store.close()
+
+
+def _written_by_this_process() -> int:
+    text = Path("/proc/self/io").read_text()
+    return int(text.split("write_bytes:")[1].split()[0])
+
+
+@pytest.mark.parametrize("refused_at", ["open", "first block"])
+def test_buffered_where_direct_is_refused(
+    refused_at: str,
+    directory: Path,
+    aligned: Aligned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real_open, real_pwritev = os.open, os.pwritev
+
+    def open_refusing(path: str, flags: int, *args: int) -> int:
+        if refused_at == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT")
+        return real_open(path, flags, *args)
+
+    def write_refusing(fd: int, *args: object) -> int:
+        if refused_at == "first block" and posix._is_direct(fd):
+            raise OSError(errno.EINVAL, "no O_DIRECT after all")
+        return real_pwritev(fd, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", open_refusing)
+    monkeypatch.setattr(os, "pwritev", write_refusing)
+    told: list[Fallback] = []
+    store = PosixStorage([directory], on_fallback=told.append)
+    assert told == [Fallback.BUFFERED_IO]
+    assert store.direct == (False,)
+    assert store.describe() == f"posix buffered: {directory}"
+    sent, back, slot = aligned(PAGE, seed=2), aligned(PAGE), store.allocate(PAGE)
+    store.write(slot, sent)
+    store.read(slot, back)
+    assert torch.equal(sent, back)
+    store.close()
+
+
+def test_directories_alternate(tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    store = PosixStorage(places, extent_bytes=MIB)
+    slots = [store.allocate(MIB) for _ in range(6)]
+    assert [s.file for s in slots] == [0, 1, 0, 1, 0, 1]
+    assert store.stats().allocated_bytes == 6 * MIB
+    store.close()
+
+
+def test_a_file_size_limit_is_a_short_write_then_an_error(directory: Path) -> None:
+    """RLIMIT_FSIZE gives a true short write; the rest then fails with EFBIG."""
+    code = f"""
+import resource
+store = PosixStorage([{str(directory)!r}], extent_bytes=1 << 20)
+slot = store.allocate(1 << 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    store.write(slot, aligned(1 << 20))
+except StorageFullError:
+    raise SystemExit("a limit is not a full disk")
+except OSError as error:
+    print(error)
+    print(store.stats().written_bytes)
+"""
+    done = run_python(code)
+    assert "failed after" in done.stdout and "of 1048576 bytes" in done.stdout, done
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_full_disk_is_storage_full(directory: Path) -> None:
+    """A 4 MB tmpfs in a namespace of its own: allocation fails, data stays."""
+    if subprocess.run(["unshare", "-Um", "true"], capture_output=True).returncode:
+        pytest.skip("user namespaces are not permitted here")
+    code = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"tmpfs", {str(directory)!r}.encode(), b"tmpfs", 0, b"size=4m"):
+    raise SystemExit(77)
+store = PosixStorage([{str(directory)!r}], extent_bytes=64 << 20)
+slots, sent = [], []
+try:
+    while True:
+        slots.append(store.allocate(1 << 20))
+        sent.append(aligned(1 << 20).fill_(len(slots)))
+        store.write(slots[-1], sent[-1])
+except StorageFullError as error:
+    print(len(slots), error)
+for slot, expected in zip(slots, sent):
+    back = aligned(1 << 20)
+    store.read(slot, back)
+    assert torch.equal(back, expected)
+store.free(slots[0])
+assert store.allocate(1 << 20) == slots[0]
+"""
+    done = run_python(code, "unshare", "--map-root-user", "--mount")
+    if done.returncode == 77:
+        pytest.skip("tmpfs cannot be mounted here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 [Errno 28] no room for 1048576 bytes")
+
+
+def test_sparse_where_preallocation_is_unknown(
+    directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no fallocate")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    store = PosixStorage([directory], extent_bytes=MIB)
+    slot = store.allocate(MIB)
+    sent, back = aligned(MIB, seed=3), aligned(MIB)
+    store.write(slot, sent)
+    store.read(slot, back)
+    assert torch.equal(sent, back)
+
+    def full(fd: int, buffers: object, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(blockio.StorageFullError, match="after 0 of 1048576 bytes"):
+        store.write(slot, sent)
+    store.close()
+
+
+def test_a_file_that_ends_early_is_a_short_read(
+    directory: Path, aligned: Aligned
+) -> None:
+    store = PosixStorage([directory], extent_bytes=MIB)
+    slot = store.allocate(MIB)
+    os.ftruncate(store.fileno(0), 8 * PAGE)
+    with pytest.raises(OSError, match=r"short read .* 32768 of 1048576 bytes"):
+        store.read(slot, aligned(MIB))
+    assert store.stats().read_bytes == 0
+    store.close()
+
+
+def test_a_short_write_is_finished(
+    directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may end a call early: the rest follows, nothing is lost."""
+    real = os.pwritev
+    store = PosixStorage([directory], extent_bytes=MIB)
+    slot = store.allocate(MIB)
+
+    def some(fd: int, buffers: list[memoryview], offset: int) -> int:
+        return real(fd, [buffers[0][: 16 * PAGE]], offset)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    sent, back = aligned(MIB, seed=4), aligned(MIB)
+    store.write(slot, sent)
+    store.read(slot, back)
+    assert torch.equal(sent, back)
+    store.close()
+
+
+def test_close_waits_for_the_transfer_under_way(
+    directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its descriptor's number could be somebody else's file already."""
+    real = os.pwritev
+    entered, go_on = threading.Event(), threading.Event()
+    store = PosixStorage([directory], extent_bytes=MIB)
+    slot, fd = store.allocate(PAGE), store.fileno(0)
+
+    def slow(*args: object) -> int:
+        entered.set()
+        go_on.wait(10)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    writer = threading.Thread(target=store.write, args=(slot, aligned(PAGE)))
+    writer.start()
+    entered.wait(10)
+    store.close()
+    os.fstat(fd)  # still open
+    go_on.set()
+    writer.join()
+    with pytest.raises(OSError):
+        os.fstat(fd)
+    assert store.stats().written_bytes == PAGE
+
+
+def test_a_dropped_storage_closes_its_files(directory: Path) -> None:
+    store = PosixStorage([directory])
+    fd = store.fileno(0)
+    del store
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+def test_one_bad_directory_leaves_no_file_open(directory: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        PosixStorage([directory, directory / "missing"])
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert list(directory.iterdir()) == []
+
+
+def test_impossible_arguments(directory: Path) -> None:
+    with pytest.raises(ValueError, match="at least one directory"):
+        PosixStorage([])
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        PosixStorage([directory], extent_bytes=0)

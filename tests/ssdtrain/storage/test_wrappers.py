@@ -1,0 +1,150 @@
+"""The throttle keeps its rate; the faulty storage fails as told, and only then."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage import MemoryStorage, ThrottledStorage
+from ssdtrain.storage.faulty import (
+    Fault,
+    FaultKind,
+    FaultyStorage,
+    Operation,
+    WorkerDeath,
+)
+
+MIB = 1024 * 1024
+PAGE = 4096
+Aligned = Callable[..., torch.Tensor]
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize("size", [64 * 1024, 2 * MIB])
+def test_rate(aligned: Aligned, num_threads: int, size: int) -> None:
+    rate = 0.2  # GB/s, far below what memory does, so only the throttle counts
+    store = ThrottledStorage(
+        MemoryStorage(), write_gb_per_s=rate, read_gb_per_s=2 * rate
+    )
+    total = 48 * MIB
+    slot, buffer = store.allocate(size), aligned(size)
+    for call, expected in ((store.write, rate), (store.read, 2 * rate)):
+        begin = time.monotonic()
+        with ThreadPoolExecutor(num_threads) as pool:
+            for _ in range(total // size):
+                pool.submit(call, slot, buffer)
+        seconds = time.monotonic() - begin
+        # Never faster (1 ms of slack apart); slower only as far as a busy machine
+        # wakes a thread late.
+        assert total / seconds / 1e9 < expected * 1.02
+        assert total / seconds / 1e9 > expected * 0.85
+
+
+def test_directions_are_independent_and_latency_adds(aligned: Aligned) -> None:
+    store = ThrottledStorage(MemoryStorage(), write_gb_per_s=0.01, latency_ms=30)
+    slot, buffer = store.allocate(PAGE), aligned(PAGE)
+    store.write(slot, buffer)
+    begin = time.monotonic()
+    store.read(slot, buffer)
+    assert 0.030 <= time.monotonic() - begin < 0.3
+
+
+def test_impossible_rates() -> None:
+    with pytest.raises(ValueError, match="above 0, got 0"):
+        ThrottledStorage(MemoryStorage(), write_gb_per_s=0)
+    with pytest.raises(ValueError, match="0 or more, got -1"):
+        ThrottledStorage(MemoryStorage(), latency_ms=-1)
+
+
+def scripted(operation: Operation, kind: FaultKind, at: int = 1) -> FaultyStorage:
+    fault = Fault(operation=operation, kind=kind, at=at, seconds=0.05)
+    return FaultyStorage(MemoryStorage(), [fault])
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "error"),
+    [
+        (Operation.ALLOCATE, FaultKind.NO_SPACE, StorageFullError),
+        (Operation.WRITE, FaultKind.NO_SPACE, StorageFullError),
+        (Operation.WRITE, FaultKind.IO_ERROR, OSError),
+        (Operation.WRITE, FaultKind.SHORT, OSError),
+        (Operation.WRITE, FaultKind.WORKER_DEATH, WorkerDeath),
+        (Operation.READ, FaultKind.IO_ERROR, OSError),
+        (Operation.READ, FaultKind.SHORT, OSError),
+        (Operation.READ, FaultKind.WORKER_DEATH, WorkerDeath),
+    ],
+)
+def test_only_the_scripted_call_raises(
+    aligned: Aligned,
+    operation: Operation,
+    kind: FaultKind,
+    error: type[BaseException],
+) -> None:
+    store = scripted(operation, kind)
+    buffer = aligned(2 * PAGE)
+    slot = store.allocate(2 * PAGE)
+    calls: dict[Operation, Callable[[], object]] = {
+        Operation.ALLOCATE: lambda: store.allocate(PAGE),
+        Operation.WRITE: lambda: store.write(slot, buffer),
+        Operation.READ: lambda: store.read(slot, buffer),
+    }
+    if operation is not Operation.ALLOCATE:
+        calls[operation]()
+    with pytest.raises(error, match=f"injected.*({kind.value}|short)"):
+        calls[operation]()
+    calls[operation]()
+    assert store.hits[kind] == 1
+    assert sum(store.hits.values()) == 1
+
+
+def test_torn_write_and_bit_flip_are_silent(aligned: Aligned) -> None:
+    for operation, kind in [
+        (Operation.WRITE, FaultKind.TORN),
+        (Operation.WRITE, FaultKind.BIT_FLIP),
+        (Operation.READ, FaultKind.BIT_FLIP),
+    ]:
+        store = scripted(operation, kind, at=0)
+        sent = aligned(4 * PAGE, seed=1)
+        before = sent.clone()
+        back, slot = aligned(4 * PAGE), store.allocate(4 * PAGE)
+        store.write(slot, sent)
+        store.read(slot, back)
+        assert torch.equal(sent, before), "the caller's bytes were touched"
+        wrong = (back != sent).nonzero()
+        if kind is FaultKind.TORN:
+            assert torch.equal(back[: 2 * PAGE], sent[: 2 * PAGE])
+            assert not torch.equal(back, sent)
+        else:
+            assert wrong.numel() == 1
+            flipped = int(back[wrong[0]]) ^ int(sent[wrong[0]])
+            assert flipped.bit_count() == 1
+
+
+def test_stall(aligned: Aligned) -> None:
+    store = scripted(Operation.READ, FaultKind.STALL, at=0)
+    slot, buffer = store.allocate(PAGE), aligned(PAGE)
+    begin = time.monotonic()
+    store.read(slot, buffer)
+    assert time.monotonic() - begin >= 0.05
+
+
+def test_seeded_faults_repeat(aligned: Aligned) -> None:
+    kinds = [(Operation.WRITE, FaultKind.IO_ERROR)]
+
+    def failing(seed: int) -> list[int]:
+        store = FaultyStorage.seeded(
+            MemoryStorage(), seed=seed, probability=0.1, kinds=kinds
+        )
+        slot, buffer, failed = store.allocate(PAGE), aligned(PAGE), []
+        for call in range(300):
+            try:
+                store.write(slot, buffer)
+            except OSError:
+                failed.append(call)
+        return failed
+
+    assert failing(1) == failing(1) != failing(2)
+    assert 10 < len(failing(1)) < 60

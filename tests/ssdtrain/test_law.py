@@ -1,0 +1,194 @@
+"""The first law: gradients are bitwise equal to the run without ssdtrain.
+
+The same file runs on the CPU and, with `-m gpu`, on a CUDA device.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import ssdtrain
+from ssdtrain.counters import StepReport
+
+NUM_STEPS = 4
+SEQUENCE = 16
+VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the law's table."""
+
+    checkpointing: str
+    num_micro_batches: int
+    precision: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything the law compares, and the reports."""
+
+    losses: list[Tensor]
+    gradients: list[Tensor]
+    parameters: list[Tensor]
+    reports: list[StepReport]
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def checkpointed(
+    inner: Callable[..., Tensor], reentrant: bool
+) -> Callable[..., Tensor]:
+    def forward(hidden: Tensor, *args: object, **kwargs: object) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            return inner(x, *args, **kwargs)
+
+        return checkpoint(run, hidden, use_reentrant=reentrant)
+
+    return forward
+
+
+def build(cell: Cell) -> nn.Module:
+    config = GPT2Config(
+        n_layer=3,
+        n_embd=32,
+        n_head=2,
+        n_positions=SEQUENCE,
+        vocab_size=VOCABULARY,
+        bos_token_id=0,
+        eos_token_id=0,
+        loss_type="ForCausalLMLoss",
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).to(cell.device).train()
+    if cell.precision == "pure bf16":
+        model = model.to(torch.bfloat16)
+    if cell.checkpointing != "none":
+        reentrant = cell.checkpointing == "reentrant"
+        for block in model.transformer.h:
+            block.forward = checkpointed(block.forward, reentrant)
+    return model
+
+
+def precision(cell: Cell) -> AbstractContextManager[object]:
+    dtypes = {"bf16 autocast": torch.bfloat16, "fp16 scaler": torch.float16}
+    if cell.precision not in dtypes:
+        return nullcontext()
+    return torch.autocast(cell.device, dtypes[cell.precision])
+
+
+def train(cell: Cell, settings: dict[str, object] | None) -> Outcome:
+    model = build(cell)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaling = cell.precision == "fp16 scaler"
+    scaler = torch.amp.GradScaler(cell.device, init_scale=128.0, enabled=scaling)
+    session = None if settings is None else ssdtrain.offload(model, **settings)
+    losses, gradients = [], []
+    torch.manual_seed(1)
+    for _ in range(NUM_STEPS):
+        for _ in range(cell.num_micro_batches):
+            tokens = torch.randint(0, VOCABULARY, (2, SEQUENCE)).to(cell.device)
+            with precision(cell):
+                loss = model(input_ids=tokens, labels=tokens).loss
+            scaler.scale(loss).backward()
+            losses.append(loss.detach())
+        gradients += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    reports = []
+    if session is not None:
+        reports = list(session.steps)
+        session.close()
+    return Outcome(losses, gradients, [p.detach() for p in model.parameters()], reports)
+
+
+@functools.cache
+def reference(cell: Cell) -> Outcome:
+    return train(cell, None)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def equal_bytes(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """Bytes, not values: NaN equals itself and -0 differs from 0."""
+    return len(ours) == len(theirs) and all(
+        torch.equal(
+            a.contiguous().view(-1).view(torch.uint8),
+            b.contiguous().view(-1).view(torch.uint8),
+        )
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def check(cell: Cell, settings: dict[str, object]) -> None:
+    ours, theirs = train(cell, settings), reference(cell)
+    assert equal_bytes(ours.losses, theirs.losses)
+    assert equal_bytes(ours.gradients, theirs.gradients)
+    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert len(ours.reports) == NUM_STEPS
+    for report in ours.reports:
+        one_lane = report.bytes_saved / cell.num_micro_batches
+        assert report.bytes_offloaded > 0.5 * report.bytes_saved
+        assert report.bytes_reloaded > 0
+        assert report.saved_backward_start_bytes < 0.7 * one_lane
+        if settings["target"] == "ssd":
+            assert report.bytes_written > 0
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TABLE = list(
+    itertools.product(
+        ["host", "ssd", "tiered"],
+        ["none", "reentrant", "non-reentrant"],
+        [1, 4],
+        ["fp32", "bf16 autocast", "pure bf16", "fp16 scaler"],
+    )
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("target", "checkpointing", "num_micro_batches", "kind"), TABLE
+)
+def test_bitwise_law(
+    tmp_path: Path,
+    target: str,
+    checkpointing: str,
+    num_micro_batches: int,
+    kind: str,
+    device: str,
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    settings: dict[str, object] = {
+        "target": target,
+        "min_bytes": 0,
+        "plan": "offload-all",
+        "recompute": "off",
+        "window_bytes": 1,
+        "host_bytes": 64 * 1024 * 1024,
+    }
+    if target != "host":
+        settings["directory"] = str(tmp_path)
+    check(Cell(checkpointing, num_micro_batches, kind, device), settings)
+    assert not list(tmp_path.iterdir()), "files left behind"
