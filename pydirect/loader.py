@@ -54,7 +54,8 @@ class LoaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MiniBatch:
-    """One batch on the training device. ``x`` is reused when the next one is asked for."""
+    """One batch on the training device. The memory of ``x`` is reused once the next
+    batch is asked for."""
 
     x: torch.Tensor
     """Features, shape (num_nodes, num_features)."""
@@ -162,7 +163,7 @@ class MiniBatchLoader:
         self._epoch = 0
         self._scratch = threading.local()
         self._num_threads = torch.get_num_threads()
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = _new_stream(device) if device.type == "cuda" else None
 
     def __len__(self) -> int:
         return -(-len(self._seeds) // self._config.batch_size)
@@ -234,7 +235,7 @@ class MiniBatchLoader:
             generator = torch.Generator()
             generator.manual_seed(self._config.seed * 1_000_003 + self._epoch)
             seeds = seeds[torch.randperm(len(seeds), generator=generator)]
-        return seeds.split(self._config.batch_size)
+        return tuple(torch.split(seeds, self._config.batch_size))
 
     def _sample(self, seeds: torch.Tensor, number: int) -> SampledBatch:
         if not hasattr(self._scratch, "sampler"):
@@ -325,6 +326,10 @@ class _Pipeline:
         batch = self._loader.fetch(sampled, slot.number)
         fetched = self._side.record_event()
         return _Ready(batch=batch, slot=slot.number, fetched=fetched)
+
+
+def _new_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _hand_over(batch: MiniBatch, fetched: Any) -> None:

@@ -56,12 +56,12 @@ def _replace_new_shared() -> None:
 
     def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
-            return stock(size, device=device)
-        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))
+            return stock(size, device=device)  # type: ignore[no-untyped-call]
+        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))  # type: ignore[no-untyped-call]
         return show(Region(flat, Affinity.HOST))
 
     new_shared = classmethod(_new_shared)
-    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign]
+    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign,assignment]
 
 
 def _clone(stock: _Method) -> _Method:
@@ -91,7 +91,7 @@ def _storage_to(stock: _Method) -> _Method:
                 torch.UntypedStorage,
                 stock(self, device=device, non_blocking=non_blocking),
             )
-        on_host = self.cpu()
+        on_host = self.cpu()  # type: ignore[no-untyped-call]
         return show(copy_region(on_host, on_host.nbytes(), Affinity.GPU))
 
     return to
@@ -163,13 +163,13 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
             "would keep showing the private memory. Share it before taking views"
         )
     region.wait_for_gpu(before_write=False)
-    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")
+    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")  # type: ignore[no-untyped-call]
     flat = torch.empty(0, dtype=torch.uint8).set_(shared)[: region.num_bytes]
     flat.copy_(torch.empty(0, dtype=torch.uint8).set_(region.host)[: region.num_bytes])
     set_storage(
         tensor,
         show(Region(flat_bytes(flat), region.affinity)),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tuple(tensor.shape),
         tensor.stride(),
     )
@@ -178,7 +178,7 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
 def _reduce(tensor: torch.Tensor) -> Any:
     """How a tensor travels to another process: unified ones by shared memory."""
     if tensor.device.type != DEVICE_TYPE:
-        return reductions.reduce_tensor(tensor)
+        return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     if tensor.requires_grad and not tensor.is_leaf:
         raise ValueError(
             "a unified tensor inside an autograd graph cannot be sent to another "

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import torch
 
@@ -140,7 +140,7 @@ class NodeClassificationTrainer:
         """Forward, backward and update; returns the loss, shape ()."""
         self.solver.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(self.scores(batch), batch.y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.solver.step()
         return loss
 
@@ -222,7 +222,7 @@ class NodeClassificationTrainer:
 
 
 def pick_device(name: str) -> torch.device:
-    """"auto": the current GPU, or the CPU where there is none."""
+    """ "auto": the current GPU, or the CPU where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -232,18 +232,18 @@ def pick_device(name: str) -> torch.device:
 
 
 class _Metrics:
-    """JSON lines, or nowhere; used as a context manager that gives ``log(**values)``."""
+    """JSON lines, or nowhere; as a context manager it gives ``log(**values)``."""
 
     def __init__(self, directory: str | None, *, append: bool) -> None:
         self._directory = directory
         self._mode = "a" if append else "w"
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
 
     def __enter__(self) -> Callable[..., None]:
         if self._directory is not None:
             Path(self._directory).mkdir(parents=True, exist_ok=True)
             path = Path(self._directory) / _METRICS
-            self._file = path.open(self._mode, encoding="utf-8")
+            self._file = open(path, self._mode, encoding="utf-8")
         return self._log
 
     def __exit__(self, *_: object) -> None:
@@ -256,9 +256,7 @@ class _Metrics:
             self._file.flush()
 
 
-def _bar(
-    loader: MiniBatchLoader, description: str, shown: bool
-) -> Iterator[MiniBatch]:
+def _bar(loader: MiniBatchLoader, description: str, shown: bool) -> Iterator[MiniBatch]:
     if not shown:
         yield from loader
         return

@@ -3,34 +3,30 @@
 
 Both sides run the same sampler, the same model and the same seeds. `pyg` samples in
 background threads, then gathers on the CPU, pins, copies and trains in turn, which is
-what PyG's loader does; `pyg_overlapped` gives it our pipeline; `pydirect` gathers on the
-GPU from host memory, overlapped with training.
+what PyG's loader does; `pyg_overlapped` gives it our pipeline; `pydirect` gathers on
+the GPU from host memory, overlapped with training.
 
     recipes/bench/gnn.py --budget-s 420
     recipes/bench/gnn.py --budget-s 60 --small      # without a GPU: shapes only
 
-The JSON file is rewritten after every case; cases that do not fit the budget are named
-in it.
+The JSON file is rewritten after every case; cases that do not fit the budget are left
+out and named in it.
 """
 
 import argparse
-import json
 import os
-import platform
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch_geometric
+from bench_record import Record
+from gnn_sides import bars, has_gpu, limit_memory, overlapped, plain_loop, ratios, sync
 
 import pydirect
 from pydirect.datasets import NodeDataset, fill_features
-from pydirect.loader import LoaderConfig, MiniBatch
+from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_pinned
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
@@ -92,7 +88,9 @@ class Tables:
         statistics = GraphStatistics(num_nodes=sizes[0], num_edges=sizes[1])
         if sizes not in self._graphs:
             self._graphs.clear()
-            self._graphs[sizes] = generate_graph(statistics, seed=0, device=self._device)
+            self._graphs[sizes] = generate_graph(
+                statistics, seed=0, device=self._device
+            )
             if self._device != "cpu":
                 torch.cuda.empty_cache()
         graph, labels = self._graphs[sizes]
@@ -150,93 +148,6 @@ def trainer_of(
     )
 
 
-def sync() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:
-    """One batch after the other, waiting after each part: copy, train, other."""
-    loader = trainer.batches
-    loader.epoch = 0
-    spent = {"copy_s": 0.0, "train_s": 0.0, "other_s": 0.0}
-    losses, nodes = [], 0
-    sampled = loader.sampled()
-    begun = sync()
-    for number, batch in zip(range(num + warm), sampled, strict=False):
-        got = sync()
-        there = loader.fetch(batch)
-        fetched = sync()
-        loss = trainer.step(there)
-        done = sync()
-        losses.append(float(loss))
-        if number >= warm:
-            spent["other_s"] += got - begun
-            spent["copy_s"] += fetched - got
-            spent["train_s"] += done - fetched
-            nodes += len(batch.node_ids)
-        begun = sync()
-    sampled.close()
-    feature_bytes = nodes * trainer.dataset.features.shape[1] * 4
-    return {
-        **{name: round(value, 5) for name, value in spent.items()},
-        "batches": num,
-        "nodes_a_batch": nodes // max(1, num),
-        "copy_gb_s": round(feature_bytes / max(1e-9, spent["copy_s"]) / 1e9, 2),
-        "first_losses": losses[:5],
-    }
-
-
-def overlapped(
-    trainer: NodeClassificationTrainer, buffers: int, num: int, warm: int
-) -> dict[str, Any]:
-    """A run of ``num`` batches as a user sees it: wall, idle GPU, busy CPU."""
-    trainer.loader = replace(trainer.loader, num_buffers=buffers)
-    loader = trainer._loader(trainer.dataset.train_nodes, shuffle=True)
-    process = psutil.Process()
-    marks: list[tuple[Any, Any]] = []
-    wall, cpu = 0.0, 0.0
-    for number, batch in enumerate(loader):
-        if number == warm:
-            wall, cpu = sync(), cpu_seconds(process)
-        if number >= warm:
-            marks.append(timed_step(trainer, batch))
-        else:
-            trainer.step(batch)
-        if number + 1 == warm + num:
-            break
-    wall = sync() - wall
-    cpu = cpu_seconds(process) - cpu
-    busy = sum(a.elapsed_time(b) for a, b in marks) / 1e3 if has_gpu() else None
-    return {
-        "wall_s": round(wall, 5),
-        "batches": len(marks),
-        "cpu_percent": round(100 * cpu / wall, 1),
-        "gpu_idle_share": None if busy is None else round(max(0, 1 - busy / wall), 4),
-    }
-
-
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
-def timed_step(trainer: NodeClassificationTrainer, batch: MiniBatch) -> tuple[Any, Any]:
-    if not has_gpu():
-        trainer.step(batch)
-        return None, None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    trainer.step(batch)
-    end.record()
-    return begin, end
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def compare(case: Case, data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     """Bars and epochs of both sides, and what Figure 4.8 writes on the bars."""
     limit_memory(case.memory_given_gib)
@@ -264,45 +175,6 @@ def compare(case: Case, data: NodeDataset, args: argparse.Namespace) -> dict[str
     return out
 
 
-def ratios(out: dict[str, Any], batches_an_epoch: float) -> dict[str, Any]:
-    """Ours against theirs."""
-    ours, theirs = out["pydirect"], out["pyg"]
-    walls = {k: out[k]["run"]["wall_s"] for k in ("pyg", "pyg_overlapped", "pydirect")}
-    pairs = zip(
-        ours["bars"]["first_losses"], theirs["bars"]["first_losses"], strict=True
-    )
-    return {
-        "copy_time_cut": round(
-            1 - ours["bars"]["copy_s"] / max(1e-9, theirs["bars"]["copy_s"]), 4
-        ),
-        "epoch_speedup": round(walls["pyg"] / walls["pydirect"], 3),
-        "epoch_speedup_over_overlapped": round(
-            walls["pyg_overlapped"] / walls["pydirect"], 3
-        ),
-        "epoch_s": {
-            k: round(v * batches_an_epoch / max(1, out[k]["run"]["batches"]), 3)
-            for k, v in walls.items()
-        },
-        "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in pairs),
-        "features_over_peak": round(
-            out["feature_gib"] / max(1e-9, ours.get("peak_gib", 0)), 2
-        )
-        if "peak_gib" in ours
-        else None,
-    }
-
-
-def limit_memory(gib: float | None) -> None:
-    """Let PyTorch's allocator have so much of the GPU."""
-    if not has_gpu():
-        return
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(
-        1.0 if gib is None else gib * 2**30 / total
-    )
-
-
 def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1."""
     case = replace(CASES[0], hidden=64)
@@ -327,40 +199,6 @@ def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def plain_loop(
-    trainer: NodeClassificationTrainer,
-    features: torch.Tensor,
-    device: torch.device,
-    num: int,
-) -> Iterator[float]:
-    sampled = trainer.batches.sampled()
-    for _, batch in zip(range(num), sampled, strict=False):
-        x = features[batch.node_ids].to(device)
-        seeds = batch.node_ids[: batch.num_seeds]
-        there = MiniBatch(
-            x=x,
-            y=trainer.dataset.labels[seeds].to(device),
-            edge_index=batch.edge_index.to(device),
-            num_seeds=batch.num_seeds,
-            num_nodes_per_hop=batch.num_nodes_per_hop,
-            num_edges_per_hop=batch.num_edges_per_hop,
-        )
-        yield float(trainer.step(there))
-    sampled.close()
-
-
-def about(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "command": " ".join(sys.argv),
-        "device": torch.cuda.get_device_name(0) if has_gpu() else "cpu",
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
-        "python": platform.python_version(),
-        "arguments": {k: str(v) for k, v in vars(args).items()},
-    }
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget-s", type=float, default=420.0)
@@ -382,34 +220,28 @@ def shrink(case: Case) -> Case:
 
 def main() -> None:
     args = parse()
-    begun = time.monotonic()
     cases = [c for c in CASES if not args.only or c.name in args.only]
     if args.small:
         cases = [shrink(case) for case in cases]
         args.batch_size = min(args.batch_size, 64)
         args.batches, args.warm = 2, 1
-    device = torch.device("cuda" if has_gpu() else "cpu")
-    tables = Tables(device)
-    report: dict[str, Any] = {"about": about(args), "cases": [], "left_out": []}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    tables = Tables(torch.device("cuda" if has_gpu() else "cpu"))
+    record = Record(args.out, args.budget_s)
+    record.note("torch_geometric", torch_geometric.__version__)
+    record.note("arguments", {k: str(v) for k, v in vars(args).items()})
     longest = 0.0
     for number, case in enumerate(cases):
-        left = args.budget_s - (time.monotonic() - begun)
-        if left < 1.3 * longest:
-            report["left_out"] = [c.name for c in cases[number:]]
+        if record.left_s() < 1.3 * longest:
+            record.note("left_out", [c.name for c in cases[number:]])
             break
-        started = time.monotonic()
+        started = record.left_s()
         data = tables.dataset(case)
         if number == 0:
-            report["listing_4_2"] = listing_4_2(data, args)
-        report["cases"].append(compare(case, data, args))
-        # The first builds the graph and pins the memory: the others are shorter.
-        seconds = time.monotonic() - started
-        longest = seconds if number == 1 else max(longest, seconds * (number > 0))
-        report["seconds"] = round(time.monotonic() - begun, 1)
-        print(case.name, json.dumps(report["cases"][-1]["ratios"]), flush=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            record.note("listing_4_2", listing_4_2(data, args))
+        record.add(compare(case, data, args))
+        if number > 0:
+            # The first builds the graph and pins the memory: the others are shorter.
+            longest = max(longest, started - record.left_s())
 
 
 if __name__ == "__main__":
