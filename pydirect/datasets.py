@@ -1,6 +1,5 @@
 """Node classification data sets: from files, and generated."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,4 +152,33 @@ def fill_features(
         features[start : start + len(part)].copy_(rows)
 
 
-DatasetSource = NodeDataset | Callable[[], NodeDataset]
+def load(
+    name: str,
+    *,
+    directory: str | None = None,
+    statistics: GraphStatistics | None = None,
+    seed: int = 0,
+    device: str = "auto",
+) -> NodeDataset:
+    """The data set that a config names.
+
+    Args:
+        name: "generated", or a file of `planetoid` ("cora", "citeseer").
+        directory: where planetoid files lie.
+        statistics: of the generated graph; None: those of ogbn-products.
+        seed: of the generated graph.
+        device: where to generate; "auto" takes the GPU if there is one.
+
+    Raises:
+        ValueError: a planetoid name without a directory.
+    """
+    if name != "generated":
+        if directory is None:
+            raise ValueError(
+                f"dataset {name!r} expects trainer.dataset.directory, where {name}.npz "
+                'lies; "generated" needs none'
+            )
+        return planetoid(directory, name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return generated(statistics or GraphStatistics(), seed=seed, device=device)
