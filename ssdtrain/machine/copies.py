@@ -3,7 +3,7 @@ and host to host where there is no GPU.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdtrain.machine.fit import fit_curve
@@ -59,7 +59,7 @@ def measure_host_copy(budget: CopyBudget) -> Link:
     return _link(LinkKind.HOST_COPY, "host", "host", "pageable", samples)
 
 
-def measure_gpu_copies(device: int, budget: CopyBudget) -> Iterator[Link]:
+def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
     """D2H, H2D and both at once between one GPU and pinned host memory.
 
     Raises:
@@ -90,14 +90,17 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> Iterator[Link]:
         third = CopyBudget(
             max_seconds=budget.max_seconds / 3, sizes_bytes=budget.sizes_bytes
         )
-        for kind, issue in (
-            (LinkKind.D2H, out),
-            (LinkKind.H2D, back),
-            (LinkKind.BOTH, both),
-        ):
+
+        def link(kind: LinkKind, issue: Callable[[int], None]) -> Link:
             samples = _samples(_timed(issue, [device]), third)
             ends = ("host", name) if kind is LinkKind.H2D else (name, "host")
-            yield _link(kind, *ends, "pinned", samples)
+            return _link(kind, *ends, "pinned", samples)
+
+        return (
+            link(LinkKind.D2H, out),
+            link(LinkKind.H2D, back),
+            link(LinkKind.BOTH, both),
+        )
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:

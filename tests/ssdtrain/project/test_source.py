@@ -4,7 +4,9 @@ Each claim that fails is a test too: docs/project.md repeats the arithmetic.
 """
 
 import itertools
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +146,27 @@ def test_table_5_5_needs_sequence_parallelism() -> None:
         assert rates[2] > rates[1], "TP 8 needs more than TP 4"
     assert by_hidden[0][2] < 18.0
     assert by_hidden[1][2] > 13.8 and by_hidden[2][2] > 8.76
+
+
+def test_the_page_shows_these_figures(figure: list[Projection]) -> None:
+    """docs/project.md's table of Figures 5.10 and 5.13, cell by cell."""
+    page = (Path(__file__).resolve().parents[3] / "docs/project.md").read_text()
+    section = page.split("## Figure 5.10 and 5.13")[1].split("Reproduced:")[0]
+    lines = [line for line in section.splitlines() if re.match(r"\| \d", line)]
+    relaxed = ASSUME.changed(["retention_factor=86"])
+    for line, found in zip(lines, figure, strict=True):
+        client = wear(found, find(SSDS, "980-pro", "SSD"), 4, relaxed)
+        expected = [
+            f"{found.write_gb_per_s:.1f}",
+            f"{wear(found, P5620, 4, ASSUME).lifespan_years:.1f}",
+            f"{client.lifespan_years:.1f}",
+            f"{found.largest_micro_batch_power_of_two} ({found.largest_micro_batch})",
+            f"{found.power_of_two_in_flight_bytes / 1e12:.2f} "
+            f"({found.largest_in_flight_bytes / 1e12:.2f})",
+        ]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0].startswith(str(found.case.gpus))
+        assert cells[1:] == expected
 
 
 def test_bloom_bubble_matches_no_formula() -> None:
