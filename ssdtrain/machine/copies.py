@@ -11,6 +11,8 @@ from ssdtrain.machine.links import Link, LinkKind, Sample
 
 KIB = 1024
 MIB = 1024 * KIB
+RUN_SECONDS = 0.05
+"""A run this long is well above the clock and one synchronise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ def _samples(run: Callable[[int, int], float], budget: CopyBudget) -> list[Sampl
     for size in sorted(budget.sizes_bytes):
         run(size, 1)  # the first copy pays for page faults and lazy set-up
         once = max(run(size, 1), 1e-7)
-        repeats = max(1, min(int(share / 4 / once), 2000))
+        repeats = max(1, min(int(min(share / 4, RUN_SECONDS) / once), 2000))
         seconds = min(run(size, repeats) for _ in range(3)) / repeats
         samples.append(Sample(size_bytes=size, seconds=seconds))
     return samples
