@@ -135,7 +135,7 @@ def test_best_picks_the_faster_depth() -> None:
     assert links.best(LinkKind.PEER, 1 << 26) is None
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     startup=st.floats(1e-6, 1e-3),
     rate=st.floats(1e8, 1e12),

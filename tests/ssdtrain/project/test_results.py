@@ -56,7 +56,7 @@ def test_measured_activations_and_times() -> None:
             gpus=1,
             batch=cell["batch"],
             micro_batch=cell["batch"],
-            tflops=record["matmul_tflops"],
+            tflops=record["matmul_tflops"]["sustained"],
         )
         estimate = model.layers * saved_bytes(model, case.split())
         assert cell["saved_bytes"] == pytest.approx(estimate, rel=0.02)
