@@ -9,7 +9,7 @@ import pytest
 
 from pydirect.kernels import gather as kernels
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "kernels"
 PRODUCT = Path(kernels.__file__).parent
 
 
