@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ssdtrain.config import Target
-from ssdtrain.train.data.batches import Batches, CausalObjective
+from ssdtrain.train.data.batches import Batches
+from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, LegResult, Loop
@@ -91,7 +92,8 @@ class Trainer:
     def _workload(self, ranks: Ranks) -> Workload:
         settings = self.settings
         vocabulary = Vocabulary.from_tokenizer(settings.data.tokenizer)
-        objective = CausalObjective(settings.model.sequence_length)
+        model = settings.model
+        objective = objective_of(model.family, model.sequence_length, vocabulary)
         batches = Batches(
             token_file(settings.data, vocabulary),
             objective,
