@@ -23,6 +23,7 @@ from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import HostKind, RunSettings
+from ssdtrain.train.zero import ZeroRunner
 
 SUMMED = (
     "bytes_saved",
@@ -125,7 +126,9 @@ class Trainer:
 def _runner(workload: Workload) -> Runner:
     if workload.settings.host.kind is HostKind.PLAIN:
         return PlainRunner(workload)
-    return PipelineRunner(workload)
+    if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):
+        return PipelineRunner(workload)
+    return ZeroRunner(workload)
 
 
 @contextmanager

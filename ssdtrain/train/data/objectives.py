@@ -10,6 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssdtrain.errors import ConfigError
 from ssdtrain.train.data.batches import Batch, Objective
 from ssdtrain.train.data.vocabulary import NUM_SENTINELS, Vocabulary
 from ssdtrain.train.models.base import IGNORED_LABEL
@@ -80,7 +81,12 @@ class SpanObjective:
     def __init__(self, sequence_length: int, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._length = sequence_length
-        self.window = sequence_length
+        self.window = 2
+        if self._kept(self.window) > sequence_length:
+            raise ConfigError(
+                f"model.sequence_length={sequence_length} leaves no room for a span, "
+                f"its sentinel and the end; set {self._kept(self.window)} or more."
+            )
         # The longest window whose corrupted text still fits (it shrinks as it is
         # corrupted); the end marker takes one place.
         while self._kept(self.window + 1) <= sequence_length:

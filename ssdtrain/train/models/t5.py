@@ -120,7 +120,7 @@ class DecoderBlock(nn.Module):
         self._how = how
         initialise(self.block, T5PreTrainedModel, config)
 
-    def forward(self, state: State) -> State:
+    def forward(self, state: State) -> State | Tensor:
         """See State; the last block returns the hidden state alone."""
         encoded, *bias, hidden = state
         given = bias[0] if bias else None
@@ -133,7 +133,7 @@ class DecoderBlock(nn.Module):
         hidden, given, *_ = run_block(
             self._how, self.block, hidden, mask, given, encoded
         )
-        return (hidden,) if self._is_last else (encoded, given, hidden)
+        return hidden if self._is_last else (encoded, given, hidden)
 
 
 class Norm(nn.Module):
@@ -146,12 +146,15 @@ class Norm(nn.Module):
         self._scale = scale
 
     def forward(self, state: State) -> State | Tensor:
-        """A state, or the hidden state alone where nothing travels with it."""
+        """A state in the encoder, the hidden state alone in the decoder."""
+        if isinstance(state, Tensor):
+            return self._normed(state)
         *rest, hidden = state
-        hidden = self.drop(self.norm(hidden))
-        if self._scale is not None:
-            hidden = hidden * self._scale
-        return (*rest, hidden) if rest else hidden
+        return (*rest, self._normed(hidden))
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.drop(self.norm(hidden))
+        return normed if self._scale is None else normed * self._scale
 
 
 class T5:
