@@ -42,6 +42,7 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
+    RECIPE_UNCHECKED = "stored: a recipe's input had left before its first check"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
 
 
@@ -72,7 +73,7 @@ class StepReport:
     stall_ms: float
     """Time in which the training thread waited for a transfer (exposed)."""
     recompute_ms: float
-    """Host time spent in recipes."""
+    """Time spent in recipes: of the device on a GPU, of the host on a CPU."""
     saved_peak_bytes: int
     """Most bytes of saved tensors alive on the device at once."""
     saved_backward_start_bytes: int
@@ -85,6 +86,8 @@ class StepReport:
     """(measured - predicted) / predicted step time; None without a prediction."""
     recipes: dict[str, int] = field(default_factory=dict)
     """Bytes rebuilt, by recipe."""
+    recipe_ms: dict[str, float] = field(default_factory=dict)
+    """Time of `recompute_ms`, by recipe."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """How often each `Fallback` happened."""
 
