@@ -25,7 +25,9 @@ __all__ = [
 ]
 
 
-def unify(tensor: torch.Tensor, affinity: Affinity | str = Affinity.GPU) -> torch.Tensor:
+def unify(
+    tensor: torch.Tensor, affinity: Affinity | str = Affinity.GPU
+) -> torch.Tensor:
     """A unified tensor over the memory of a CPU tensor: no copy.
 
     ``tensor.to("unified")`` copies, as `to` always does between devices; this does not,

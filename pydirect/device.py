@@ -56,6 +56,10 @@ _KEEPS = frozenset(
 )  # fmt: skip
 _FOREIGN = ("sparse", "mkldnn", "nested", "quantize", "miopen", "mps", "_test_")
 
+_COMPUTING_KEYS = (
+    "CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"
+)  # fmt: skip
+
 # Views read sizes and strides only: the CPU kernels make them, on unified storages.
 _VIEWS = (
     "as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real",
@@ -174,7 +178,7 @@ def _computing_operators() -> Iterator[tuple[str, bool]]:
             continue
         if has(qualified, "CompositeImplicitAutograd"):
             continue
-        if not (has(qualified, "CPU") or has(qualified, "CompositeExplicitAutograd")):
+        if not any(has(qualified, key) for key in _COMPUTING_KEYS):
             continue
         schema = torch._C._get_schema(f"aten::{packet}", overload)
         aliases = [a.alias_info for a in schema.arguments if a.alias_info is not None]
@@ -199,6 +203,8 @@ def _own_kernels(module: UnifiedModule) -> dict[str, Callable[..., Any]]:
         "empty.memory_format": _empty,
         "empty_strided": _empty_strided,
         "empty_like": _empty_like,
+        "_to_copy": _to_copy,
+        "clone": _clone,
         "copy_": _copy,
         "_copy_from": _copy_from,
         "resize_": _resize,
@@ -213,7 +219,9 @@ def _own_kernels(module: UnifiedModule) -> dict[str, Callable[..., Any]]:
 def _view(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    shown_on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU")
+    shown_on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"aten::{name}", "CPU"
+    )
     if not shown_on_cpu:
         return _alias
 
@@ -241,28 +249,46 @@ def _empty(
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return empty_strided(
-        tuple(size), tuple(stride), dtype or torch.get_default_dtype()
-    )
+    return empty_strided(tuple(size), tuple(stride), dtype or torch.get_default_dtype())
 
 
-def _empty_like(tensor: Any, *, device: Any = None, **options: Any) -> Any:
+def _empty_like(
+    tensor: Any, *, dtype: Any = None, device: Any = None, **options: Any
+) -> torch.Tensor:
     """As PyTorch's, and the affinity is inherited."""
     target = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
     form = torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+        tensor.size(), tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
     )
-    memory_format = options.pop("memory_format", None)
-    dtype = options.get("dtype") or tensor.dtype
-    like = torch.empty_like(
-        form, memory_format=memory_format or torch.preserve_format, dtype=dtype
-    )
-    if target.type != DEVICE_TYPE or tensor.device.type != DEVICE_TYPE:
+    memory_format = options.get("memory_format") or torch.preserve_format
+    like = torch.empty_like(form, memory_format=memory_format)
+    if target.type != DEVICE_TYPE:
         return torch.empty_strided(
-            like.size(), like.stride(), dtype=dtype, device=target
+            like.size(), like.stride(), dtype=like.dtype, device=target
         )
-    affinity = region_of(tensor).affinity
-    return empty_strided(tuple(like.shape), like.stride(), dtype, affinity)
+    unified = tensor.device.type == DEVICE_TYPE
+    affinity = region_of(tensor).affinity if unified else None
+    return empty_strided(tuple(like.shape), like.stride(), like.dtype, affinity)
+
+
+def _to_copy(tensor: Any, *, non_blocking: bool = False, **options: Any) -> Any:
+    """From unified, and (PyTorch dispatches on the target) to unified."""
+    if tensor.layout != torch.strided:
+        raise UnsupportedOperatorError(
+            f"unified tensors are dense, got {tensor.layout}: use to_dense() first"
+        )
+    made = _empty_like(
+        tensor,
+        dtype=options.get("dtype"),
+        device=options.get("device"),
+        memory_format=options.get("memory_format"),
+    )
+    return copy_into(made, tensor, non_blocking=non_blocking)
+
+
+def _clone(tensor: Any, *, memory_format: Any = None) -> Any:
+    made = _empty_like(tensor, memory_format=memory_format)
+    return copy_into(made, tensor, non_blocking=False)
 
 
 def _format(memory_format: torch.memory_format | None) -> torch.memory_format:
@@ -299,7 +325,9 @@ def _set_source(tensor: Any, source: Any) -> Any:
     return tensor
 
 
-def _set_part(tensor: Any, source: Any, offset: Any, size: Any, stride: Any = ()) -> Any:
+def _set_part(
+    tensor: Any, source: Any, offset: Any, size: Any, stride: Any = ()
+) -> Any:
     shape = torch.empty(size, device="meta")
     set_storage(tensor, source, offset, tuple(size), tuple(stride) or shape.stride())
     return tensor

@@ -35,6 +35,7 @@ from pydirect.transfer import (
     adopt,
     alias_on,
     copy_into,
+    in_backward,
 )
 
 Operator = torch._ops.OpOverload
@@ -206,6 +207,7 @@ def _rule(
         cuda=any(t.device.type == "cuda" for t in operands),
         cpu=cpu,
         written=_written_kind(written),
+        backward=in_backward(),
         indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
     )
     rule = place(facts)
@@ -230,9 +232,7 @@ def _written_kind(written: list[torch.Tensor]) -> Written:
     return Written.NOTHING
 
 
-def _device(
-    machine: Machine, rule: Rule, operands: list[torch.Tensor]
-) -> torch.device:
+def _device(machine: Machine, rule: Rule, operands: list[torch.Tensor]) -> torch.device:
     if rule.compute is Compute.HOST:
         return HOST
     for tensor in operands:

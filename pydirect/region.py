@@ -46,6 +46,7 @@ class Region:
         self._writers: set[torch.cuda.Stream] = set()
         self._readers: set[torch.cuda.Stream] = set()
         self._saved: list[TensorWeakRef] = []
+        self._probes: list[torch.Tensor] = []
 
     @property
     def is_shared(self) -> bool:
@@ -81,12 +82,22 @@ class Region:
         self._saved = [ref for ref in self._saved if ref() is not None]
         self._saved.append(TensorWeakRef(alias))
 
+    def follow(self, result: torch.Tensor) -> None:
+        """Remember the result whose memory became this region.
+
+        Autograd saves results without their Python object, so a weak reference would
+        die: what is kept is a tensor that shares the version counter and no memory.
+        """
+        probe = result.detach()
+        probe.data = result.new_empty(0)
+        self._probes.append(probe)
+
     def note_write(self) -> None:
         """See [Note: Versions across aliases]."""
         alive = [alias for ref in self._saved if (alias := ref()) is not None]
         self._saved = [TensorWeakRef(alias) for alias in alive]
-        if alive:
-            torch.autograd.graph.increment_version(alive)
+        if alive or self._probes:
+            torch.autograd.graph.increment_version([*alive, *self._probes])
 
 
 def region_of(tensor: torch.Tensor) -> Region:
@@ -95,13 +106,53 @@ def region_of(tensor: torch.Tensor) -> Region:
     Raises:
         ValueError: ``tensor`` is not unified.
     """
-    region = getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
-    if not isinstance(region, Region):
+    if tensor.device.type != DEVICE_TYPE:
         raise ValueError(
             f"expects a unified tensor, got one on {tensor.device}: make it with "
             '.to("unified") or pydirect.unify(tensor)'
         )
-    return region
+    return region_of_storage(tensor.untyped_storage())
+
+
+def region_of_storage(storage: torch.UntypedStorage) -> Region:
+    """The region of a unified storage; an empty one for a storage of no bytes.
+
+    Raises:
+        ValueError: a storage without memory.
+    """
+    region = getattr(storage, _ATTRIBUTE, None)
+    if isinstance(region, Region):
+        return region
+    if storage.nbytes() == 0:
+        return allocate(0, Affinity.GPU)
+    if storage.data_ptr() == 0:
+        raise ValueError(
+            "expects memory, got a raw storage without any on the unified device: make "
+            "tensors, not storages, there"
+        )
+    return _borrowed(storage)
+
+
+def _borrowed(storage: torch.UntypedStorage) -> Region:
+    """PyTorch's own C++ code made a storage over our memory, for one call (saving)."""
+    raw = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), torch.device("cpu"), storage.nbytes()
+    )
+    flat = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, raw))
+    return Region(flat, Affinity.HOST)
+
+
+def copy_region(
+    source: torch.UntypedStorage, num_bytes: int, affinity: Affinity
+) -> Region:
+    """New memory with the first bytes of a CPU storage."""
+    made = allocate(num_bytes, affinity)
+    read, write = (
+        torch.empty(0, dtype=torch.uint8).set_(storage)[:num_bytes]
+        for storage in (source, made.host)
+    )
+    write.copy_(read)
+    return made
 
 
 def show(region: Region) -> torch.UntypedStorage:

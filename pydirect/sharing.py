@@ -18,8 +18,10 @@ from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
     Region,
+    copy_region,
     flat_bytes,
     region_of,
+    region_of_storage,
     set_storage,
     show,
     tensor_on,
@@ -34,13 +36,65 @@ def register() -> None:
     _replace("is_shared", _is_shared)
     _replace("is_pinned", _is_pinned)
     _replace("pin_memory", _pin_memory)
+    _replace("clone", _clone, torch.UntypedStorage)
+    _replace("to", _storage_to, torch.UntypedStorage)
+    _replace_new_shared()
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
 
 
-def _replace(name: str, make: Callable[[_Method], _Method]) -> None:
-    stock = getattr(torch.Tensor, name)
-    setattr(torch.Tensor, name, make(stock))
+def _replace(
+    name: str, make: Callable[[_Method], _Method], owner: type = torch.Tensor
+) -> None:
+    stock = getattr(owner, name)
+    setattr(owner, name, make(stock))
+
+
+def _replace_new_shared() -> None:
+    """DataLoader workers collate batches into shared storages they ask for here."""
+    stock = torch.UntypedStorage._new_shared
+
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        if torch.device(device).type != DEVICE_TYPE:
+            return stock(size, device=device)
+        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))
+        return show(Region(flat, Affinity.HOST))
+
+    new_shared = classmethod(_new_shared)
+    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign]
+
+
+def _clone(stock: _Method) -> _Method:
+    """`copy.deepcopy` clones storages, and a storage made by PyTorch owns no region."""
+
+    @functools.wraps(stock)
+    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        if self.device.type != DEVICE_TYPE:
+            return cast(torch.UntypedStorage, stock(self))
+        region = region_of_storage(self)
+        region.wait_for_gpu(before_write=False)
+        return show(copy_region(region.host, region.num_bytes, region.affinity))
+
+    return clone
+
+
+def _storage_to(stock: _Method) -> _Method:
+    """`torch.load` moves storages."""
+
+    @functools.wraps(stock)
+    def to(
+        self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
+    ) -> torch.UntypedStorage:
+        wanted = torch.device(device).type
+        if wanted != DEVICE_TYPE or self.device.type == DEVICE_TYPE:
+            return cast(
+                torch.UntypedStorage,
+                stock(self, device=device, non_blocking=non_blocking),
+            )
+        on_host = self.cpu()
+        return show(copy_region(on_host, on_host.nbytes(), Affinity.GPU))
+
+    return to
 
 
 def _share_memory_(stock: _Method) -> _Method:

@@ -104,6 +104,8 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
     The memory is pinned in place when a GPU first works on it.
     """
     host = host.detach().resolve_conj().resolve_neg()
+    if host._is_zerotensor():
+        host = host.clone()
     return tensor_on(
         show(Region(flat_bytes(host), affinity)),
         host.dtype,
@@ -113,13 +115,24 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
     )
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass of autograd."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def empty_strided(
     size: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    affinity: Affinity = Affinity.GPU,
+    affinity: Affinity | None = None,
 ) -> torch.Tensor:
-    """An uninitialised unified tensor; ``stride`` in elements."""
+    """An uninitialised unified tensor; ``stride`` in elements.
+
+    ``affinity`` None: GPU, and host for what autograd makes in a backward pass (see
+    [Note: Autograd sees one device]).
+    """
+    if affinity is None:
+        affinity = Affinity.HOST if in_backward() else Affinity.GPU
     extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     num_elements = 0 if 0 in size else extent
     region = allocate(num_elements * dtype.itemsize, affinity)
@@ -178,7 +191,7 @@ class ToUnified(torch.autograd.Function):
         made = adopt(result, Affinity.HOST, counters)
         region = region_of(made)
         if region.host.data_ptr() == result.untyped_storage().data_ptr():
-            region.track(result)
+            region.follow(result)
         return made
 
     @staticmethod
@@ -208,5 +221,3 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if torch.is_grad_enabled() and tensor.requires_grad:
         return cast(torch.Tensor, ToProcessor.apply(tensor, device))
     return alias_on(tensor, device, writes=False)
-
-

@@ -44,6 +44,11 @@ class Session:
         return self._steps.reports()
 
     @property
+    def live_bytes(self) -> int:
+        """Bytes of saved tensors alive on the device now."""
+        return self._cache.ledger.live_bytes
+
+    @property
     def last_step(self) -> StepReport | None:
         """The report of the last finished step; None before the first."""
         reports = self.steps

@@ -3,8 +3,8 @@
 [Note: Errors without a wait] Checking an index on the GPU before using it would stop the
 CPU until the GPU has caught up. So kernels skip a bad index, remember the first one in
 a device flag, and the flag is copied to pinned memory behind them. The next gather on
-that device looks at the copies that have arrived, `check` waits for all of them. Rows of
-bad indices hold whatever the output held. Test: tests/pydirect/gather/test_errors.py.
+that device looks at the copies that have arrived, `check` waits for all of them. Rows
+of bad indices hold whatever the output held.
 """
 
 import torch

@@ -5,16 +5,17 @@ takes 64 GiB. This pool takes page-aligned arenas from the kernel, pins each onc
 hands out best-fitting pieces whose neighbours merge again when they come back.
 
 [Note: Release in two steps] Pieces come back from finalizers, which run in any thread
-at any allocation, also inside the pool's own lock. So a finalizer only appends to a deque,
-and the next allocation takes the pieces in. By then GPU work may still read them (a
-copy with non_blocking=True whose source has died), so the pool waits for the devices
-before it hands a returned piece out again.
+at any allocation, also inside the pool's own lock. So a finalizer only appends to a
+deque, and the next allocation takes the pieces in. By then GPU work may still read
+them (a copy with non_blocking=True whose source has died), so the pool waits for the
+devices before it hands a returned piece out again.
 """
 
 import functools
 import math
 import mmap
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,11 @@ class PoolStats:
 
 @dataclass(eq=False)
 class _Arena:
-    """One mapping: ``free`` lists its unused pieces as (offset, bytes), by offset."""
+    """One mapping: ``free`` lists its unused pieces as (offset, bytes), by offset.
+
+    Tensors hold the arena through their finalizers, so it may outlive its pool; the
+    memory is unpinned and unmapped when neither needs it.
+    """
 
     mapping: mmap.mmap
     address: int
@@ -55,6 +60,12 @@ class _Arena:
     numa_nodes: tuple[int, ...]
     pinned: bool
     free: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.release = weakref.finalize(
+            self, _unmap, self.mapping, self.address if self.pinned else None
+        )
+        self.release.atexit = False
 
     def take(self, num_bytes: int) -> int | None:
         """The offset of the smallest free piece that fits, or None."""
@@ -133,9 +144,7 @@ class HostPool:
             unused = [arena for arena in self._arenas if arena.unused]
             self._arenas = [arena for arena in self._arenas if not arena.unused]
             for arena in unused:
-                if arena.pinned:
-                    runtime.unregister(arena.address)
-                arena.mapping.close()
+                arena.release()
         return sum(arena.num_bytes for arena in unused)
 
     def stats(self) -> PoolStats:
@@ -215,6 +224,12 @@ class HostPool:
 def default_pool() -> HostPool:
     """The pool of this process."""
     return HostPool()
+
+
+def _unmap(mapping: mmap.mmap, pinned_address: int | None) -> None:
+    if pinned_address is not None:
+        runtime.unregister(pinned_address)
+    mapping.close()
 
 
 def _address_of(mapping: mmap.mmap) -> int:

@@ -117,21 +117,31 @@ def ours(**settings: Any) -> Callable[[Blocks], Any]:
     return column
 
 
-def columns(gib: float) -> dict[str, Callable[[Blocks], Any]]:
-    """Every way to place activations, the baseline first."""
-    everything = {"target": "host", "recompute": "off", "plan": "offload-all"}
-    return {
+def columns(size: Size, grid: list[str]) -> dict[str, Callable[[Blocks], Any]]:
+    """Every way to place activations, the baseline first.
+
+    `grid` adds columns "window:prefetch", each in multiples of the largest tensor.
+    """
+    host = {"target": "host", "recompute": "off"}
+    largest = 2 * size.batch * size.sequence * 4 * size.hidden
+    found = {
         "keep": plain,
-        "ours keep-all": ours(target="host", plan="keep-all", recompute="off"),
-        "ours offload-all": ours(**everything),
+        "ours keep-all": ours(**host, plan="keep-all"),
+        "ours offload-all": ours(**host, plan="offload-all"),
         "full recompute": recompute,
         "trl": trl,
         "save_on_cpu": save_on_cpu,
-        "ours auto": ours(target="host", recompute="off", plan="auto"),
-        "ours offload-all small": ours(
-            **everything, window_bytes=int(1 * gib), prefetch_bytes=int(0.6 * gib)
-        ),
+        "ours auto": ours(**host, plan="auto"),
     }
+    for point in grid:
+        window, prefetch = (int(float(part) * largest) for part in point.split(":"))
+        found[f"ours offload-all {point}"] = ours(
+            **host,
+            plan="offload-all",
+            window_bytes=window,
+            prefetch_bytes=prefetch,
+        )
+    return found
 
 
 def measure(
@@ -268,6 +278,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--columns", nargs="+", help="only these")
+    parser.add_argument("--grid", nargs="*", default=[], help="window:prefetch")
     parser.add_argument("--budget-s", type=float, default=600)
     parser.add_argument("--out", type=Path, default=RESULTS / "placement.json")
     options = parser.parse_args()
@@ -280,8 +291,9 @@ def main() -> None:
     cells = Cells(options.out, options.budget_s, settings)
     cells.run("link", lambda: link(device, 2**30 if device.type == "cuda" else 2**24))
     for size in sizes:
-        for name, column in columns(2**30).items():
-            if options.columns is None or name in options.columns:
+        for name, column in columns(size, options.grid).items():
+            wanted = options.columns is None or name in options.columns
+            if wanted or name.split()[-1] in options.grid:
                 cells.run(
                     f"{size.name}/{name}",
                     lambda s=size, c=column: run_column(s, c, device, options.steps),

@@ -207,10 +207,16 @@ class TensorCache:
         return record
 
     def _send_away(self, record: Record, placement: Placement) -> bool:
+        lane = record.lane
+        if placement is Placement.KEEP_LAST:
+            lane.kept_last_bytes += record.num_bytes
+            limit = self.window_bytes(lane) - lane.kept_last_bytes
+            self.ledger.live(-self._window.release_down_to(max(limit, 0)))
+            return False
         if placement is Placement.KEEP or record.data is None:
             return False
         in_time = placement is Placement.OFFLOAD_IF_IN_TIME
-        limit = self.window_bytes(record.lane) - record.num_bytes
+        limit = self.window_bytes(lane) - record.num_bytes
         if in_time and not self._make_room(limit):
             self.offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
             return False

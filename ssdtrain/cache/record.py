@@ -68,6 +68,7 @@ class Lane:
         self.recipe_bytes = 0
         self.num_unguarded = 0
         """Recipes so far that must be admitted by place: [Note: transients]."""
+        self.kept_last_bytes = 0
         self.num_live = 0
         self.open = True
         self.backward_follows = False

@@ -10,6 +10,9 @@ class Placement(Enum):
 
     KEEP = auto()
     """Stays in device memory until backward has used it."""
+    KEEP_LAST = auto()
+    """Stays, because backward asks for it at once; takes the place of earlier tensors
+    in the release window, which drains as these arrive."""
     OFFLOAD = auto()
     """Moves to the target and waits for the link if it must."""
     OFFLOAD_IF_IN_TIME = auto()
@@ -68,9 +71,9 @@ class OffloadAll:
     placement: Placement = Placement.OFFLOAD
 
     def place(self, candidate: Candidate) -> Placement:
-        """KEEP in the tail, else the placement given at construction."""
+        """KEEP_LAST in the tail, else the placement given at construction."""
         outlook = candidate.outlook
         left = outlook.total_bytes - candidate.bytes_before - candidate.num_bytes
         if outlook.backward_follows and 0 <= left < candidate.tail_bytes:
-            return Placement.KEEP
+            return Placement.KEEP_LAST
         return self.placement

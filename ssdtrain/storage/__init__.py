@@ -1,7 +1,7 @@
 """Where bytes rest: files, memory, and wrappers that slow them down or break them.
 
 Read down: `base` (the protocol), `slots` (which bytes are free), `directory` (is the
-user's directory safe), `transfer` (move all bytes or raise), `posix` and `memory`
+user's directory safe), `blockio` (move all bytes or raise), `posix` and `memory`
 (the storages), `throttle` and `faulty` (wrappers), `open` (the door).
 """
 

@@ -17,7 +17,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot, StorageStats
 from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
-from ssdtrain.storage.transfer import (
+from ssdtrain.storage.blockio import (
     FULL_ERRNOS,
     check_buffer,
     read_all,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ssdtrain.counters import Fallback
-from ssdtrain.storage import PosixStorage, posix, transfer
+from ssdtrain.storage import PosixStorage, blockio, posix
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -216,7 +216,7 @@ def test_sparse_where_preallocation_is_unknown(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(transfer.StorageFullError, match="after 0 of 1048576 bytes"):
+    with pytest.raises(blockio.StorageFullError, match="after 0 of 1048576 bytes"):
         store.write(slot, sent)
     store.close()
 

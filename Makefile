@@ -1,0 +1,51 @@
+# make train   set up .venv and train a GPT on two pipeline ranks, activations on SSD
+# make test    set up .venv and run the tests
+# make lint    what CI checks besides the tests
+#
+# PYTHON=... chooses the interpreter. If it has a torch that sees a GPU, that torch is
+# used; otherwise the pinned one is installed into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
+
+.PHONY: train test lint clean
+
+train: $(VENV)/.installed-train
+	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
+
+test: $(VENV)/.installed-test
+	"$(BIN)/python" -m pytest
+
+lint: $(VENV)/.installed-dev
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy"
+	"$(BIN)/codespell"
+	"$(BIN)/shellcheck" -x -P launch launch/* .ci/run
+
+clean:
+	rm -rf $(VENV) runs build dist
+
+# torch first: DeepSpeed has no wheel and asks the torch it finds what it can build,
+# which with DS_BUILD_OPS=0 is nothing; kernels are compiled when they are needed.
+$(VENV)/.torch: constraints.txt
+	if $(HAS_GPU_TORCH) 2>/dev/null; then \
+	  $(PYTHON) -m venv --system-site-packages $(VENV) && \
+	  grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
+	else \
+	  $(PYTHON) -m venv $(VENV) && \
+	  cp constraints.txt $(VENV)/constraints.txt && \
+	  "$(BIN)/python" -m pip install -q -c $(VENV)/constraints.txt torch numpy; \
+	fi
+	"$(BIN)/python" -m pip install -q setuptools wheel packaging ninja py-cpuinfo hatchling editables
+	touch $@
+
+$(VENV)/.installed-train: EXTRAS := deepspeed,train
+$(VENV)/.installed-test: EXTRAS := test
+$(VENV)/.installed-dev: EXTRAS := dev
+$(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
+	DS_BUILD_OPS=0 "$(BIN)/python" -m pip install -q --no-build-isolation \
+	  -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
+	touch $@

@@ -1,0 +1,27 @@
+# shellcheck shell=sh
+# Sourced by the wrappers beside it, which set `here` and read `real`, `goes`, `state`.
+# shellcheck disable=SC2034,SC2154
+
+# next_on_path NAME: sets `real` to the NAME on PATH that is not in this directory.
+next_on_path() {
+  real='' IFS=:
+  for directory in $PATH; do
+    [ -x "$directory/$1" ] || continue
+    [ "$(CDPATH='' cd -- "$directory" && pwd -P)" = "$here" ] && continue
+    real=$directory/$1 && break
+  done
+  unset IFS
+  [ -n "$real" ] || { echo "$1: not found on PATH behind $here" >&2; exit 127; }
+}
+
+# side_of WORD: sets `goes` to trainer for the config and what overrides it, otherwise
+# to launcher; `state` carries over from word to word.
+side_of() {
+  goes=launcher
+  case $state:$1 in
+    *:--config) goes=trainer state=value ;;
+    *:--config=* | value:*) goes=trainer state=after ;;
+    after:-*) ;;
+    after:*=* | after:~*) goes=trainer ;;
+  esac
+}

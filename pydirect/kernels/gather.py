@@ -1,0 +1,169 @@
+"""Launch the kernels of gather.cu. Shapes and alignment are settled here."""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from pydirect.kernels.driver import Kernel, Module
+from pydirect.kernels.nvrtc import load
+
+_LINE_BYTES = 128
+_WARP = 32
+
+
+class GatherArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in gather.cu."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("position", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("fault", ctypes.c_void_p),
+        ("num_indices", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        ("lanes", ctypes.c_int),
+        ("align_bytes", ctypes.c_int),
+        ("contiguous", ctypes.c_int),
+        ("position_stride", ctypes.c_int),
+        ("check", ctypes.c_int),
+        ("skip_repeats", ctypes.c_int),
+    )
+
+
+class BucketArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in gather.cu."""
+
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("position", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("fault", ctypes.c_void_p),
+        ("num_indices", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+        ("num_buckets", ctypes.c_int64),
+        ("shift", ctypes.c_int),
+    )
+
+
+class SurveyArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in gather.cu."""
+
+    _fields_ = (
+        ("index", ctypes.c_void_p),
+        ("bitmap", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("num_indices", ctypes.c_int64),
+        ("num_bits", ctypes.c_int64),
+    )
+
+
+class Share(Enum):
+    """How blocks divide the index."""
+
+    INTERLEAVED = 0
+    CONTIGUOUS = 1
+
+
+class Start(Enum):
+    """Where the lanes of a row start; see [Note: Aligned starts] in gather.cu."""
+
+    LINE = 0
+    ROW = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How a gather kernel is laid over the GPU."""
+
+    num_blocks: int
+    threads: int = 512
+    share: Share = Share.INTERLEAVED
+    start: Start = Start.LINE
+
+
+@functools.cache
+def gather_module(device: torch.device, options: tuple[str, ...] = ()) -> Module:
+    """The compiled kernels on one device; ``options`` go to the compiler."""
+    return load(Path(__file__).with_name("gather.cu"), device, options)
+
+
+def set_layout(arguments: GatherArgs, start: Start) -> str:
+    """Choose word, lanes and alignment; returns the kernel's middle name."""
+    table, row_bytes = arguments.table or 0, arguments.row_bytes
+    all_bits = table | (arguments.out or 0) | row_bytes
+    word = 16 if all_bits % 16 == 0 else 4
+    kind = "w16" if word == 16 else "w4" if all_bits % 4 == 0 else "w1"
+    if start is Start.ROW and kind != "w1":
+        align = word
+    elif _LINE_BYTES % row_bytes == 0 and row_bytes >= word:
+        align = row_bytes  # such rows never cross a line
+    else:
+        align = _LINE_BYTES
+    arguments.align_bytes = align
+    spanned = -(-row_bytes // align) * align
+    arguments.lanes = min(_WARP, max(1, 1 << (spanned // word - 1).bit_length()))
+    return kind
+
+
+def launch_gather(
+    module: Module, arguments: GatherArgs, index: torch.dtype, shape: Shape, stream: int
+) -> None:
+    """Launch the gather for ``arguments`` (pointers, sizes, check, positions)."""
+    kind = set_layout(arguments, shape.start)
+    arguments.contiguous = shape.share.value
+    length = "long" if arguments.row_bytes > 1024 else "short"
+    kernel = module.kernel(f"gather_{_letters(index)}_{kind}_{length}")
+    kernel.launch(
+        grid=shape.num_blocks, block=shape.threads, arguments=arguments, stream=stream
+    )
+
+
+def launch_repeats(
+    module: Module, arguments: GatherArgs, index: torch.dtype, shape: Shape, stream: int
+) -> None:
+    """Copy rows that ``skip_repeats`` left out; the index must be sorted."""
+    kernel = module.kernel(f"copy_repeats_{_letters(index)}")
+    kernel.launch(
+        grid=shape.num_blocks, block=shape.threads, arguments=arguments, stream=stream
+    )
+
+
+def launch_bucket_count(
+    module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
+) -> None:
+    """Count indices a bucket."""
+    _flat(module.kernel(f"bucket_count_{_letters(index)}"), arguments, stream)
+
+
+def launch_bucket_place(
+    module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
+) -> None:
+    """Write the bucketed order; counts must be inclusive sums by now."""
+    _flat(module.kernel(f"bucket_place_{_letters(index)}"), arguments, stream)
+
+
+def launch_survey(
+    module: Module, arguments: SurveyArgs, index: torch.dtype, stream: int
+) -> None:
+    """Count breaks of runs and distinct values; bitmap and counts start at zero."""
+    _flat(module.kernel(f"survey_{_letters(index)}"), arguments, stream)
+
+
+def _flat(kernel: Kernel, arguments: BucketArgs | SurveyArgs, stream: int) -> None:
+    blocks = min(1024, -(-arguments.num_indices // 256))
+    kernel.launch(grid=blocks, block=256, arguments=arguments, stream=stream)
+
+
+def _letters(index: torch.dtype) -> str:
+    return "i32" if index == torch.int32 else "i64"

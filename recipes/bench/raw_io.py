@@ -1,0 +1,108 @@
+"""The yardstick: a plain O_DIRECT loop over one file, and the same loop over us."""
+
+import mmap
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from ssdtrain.storage import Slot, Storage
+
+Call = Callable[[int, torch.Tensor], None]
+
+
+def aligned_buffers(num: int, num_bytes: int) -> list[torch.Tensor]:
+    """Page-aligned random bytes (disks may compress or skip zeros)."""
+    made = []
+    for seed in range(num):
+        buffer = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(seed)
+        buffer.view(torch.int64).random_(generator=generator)
+        made.append(buffer)
+    return made
+
+
+class RawFile:
+    """`num_blocks` blocks of one preallocated O_DIRECT file: one call a block."""
+
+    def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
+        self._fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
+        self._block_bytes = block_bytes
+
+    def write(self, block: int, buffer: torch.Tensor) -> None:
+        """One pwrite."""
+        moved = os.pwrite(self._fd, buffer.numpy().data, block * self._block_bytes)
+        if moved != self._block_bytes:
+            raise OSError(f"short write: {moved}")
+
+    def read(self, block: int, buffer: torch.Tensor) -> None:
+        """One preadv."""
+        view = buffer.numpy().data
+        if os.preadv(self._fd, [view], block * self._block_bytes) != self._block_bytes:
+            raise OSError("short read")
+
+    def close(self) -> None:
+        """The file has no name: closing removes it."""
+        os.close(self._fd)
+
+
+class Ours:
+    """The same blocks as slots of a storage."""
+
+    def __init__(self, storage: Storage, num_blocks: int, block_bytes: int) -> None:
+        self._storage = storage
+        self._slots: list[Slot] = [
+            storage.allocate(block_bytes) for _ in range(num_blocks)
+        ]
+
+    def write(self, block: int, buffer: torch.Tensor) -> None:
+        """One `Storage.write`."""
+        self._storage.write(self._slots[block], buffer)
+
+    def read(self, block: int, buffer: torch.Tensor) -> None:
+        """One `Storage.read`."""
+        self._storage.read(self._slots[block], buffer)
+
+    def close(self) -> None:
+        """Free the slots and the storage."""
+        for slot in self._slots:
+            self._storage.free(slot)
+        self._storage.close()
+
+
+def gb_per_s(call: Call, num_blocks: int, buffers: list[torch.Tensor]) -> float:
+    """Rate of `call` over all blocks, one thread for each buffer."""
+    ticket = count()
+    start = threading.Barrier(len(buffers) + 1)
+
+    def worker(buffer: torch.Tensor) -> None:
+        start.wait()
+        while (block := next(ticket)) < num_blocks:
+            call(block, buffer)
+
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        done = [pool.submit(worker, buffer) for buffer in buffers]
+        start.wait()
+        begin = time.monotonic()
+        for future in done:
+            future.result()
+        seconds = time.monotonic() - begin
+    return num_blocks * buffers[0].numel() / seconds / 1e9
+
+
+def median_ratio(ours: list[float], raw: list[float]) -> float:
+    """Median of the ratios of neighbouring rounds: drift of the disk cancels."""
+    return statistics.median(a / b for a, b in zip(ours, raw, strict=True))
+
+
+def scratch(directory: Path) -> Path:
+    """A private directory below the user's."""
+    return Path(tempfile.mkdtemp(prefix="bench-", dir=directory))

@@ -1,0 +1,1 @@
+"""What a run says about itself: the end-of-run table, the memory picture, the trace."""

@@ -1,0 +1,124 @@
+"""The end-of-run table: with ssdtrain beside without, and the verdict."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+WITHOUT = "without ssdtrain"
+WITH = "with ssdtrain"
+ABSENT = "-"
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class Row(NamedTuple):
+    """One line of the table, as text."""
+
+    name: str
+    without: str
+    with_: str
+    note: str = ""
+
+
+def bytes_text(num_bytes: float | None) -> str:
+    """A byte count in decimal units (1 MB = 1,000,000 bytes)."""
+    if num_bytes is None:
+        return ABSENT
+    for size, unit in _UNITS:
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def rows(result: Mapping[str, Any]) -> list[Row]:
+    """The lines for one `result.json`; a leg that did not run is absent."""
+    legs = result["legs"]
+    pair = (legs.get(WITHOUT), legs.get(WITH))
+    lines = [
+        _both("first loss", pair, lambda leg: f"{leg['losses'][0]:.9g}"),
+        _both("last loss", pair, lambda leg: f"{leg['losses'][-1]:.9g}"),
+        _both("step", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
+        _both(
+            f"activation peak ({result['peak_of']})",
+            pair,
+            lambda leg: bytes_text(max(leg["peak_bytes"])),
+        ),
+    ]
+    return [*_with_notes(lines, result, pair), *_traffic(legs.get(WITH))]
+
+
+def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
+    return Row(name, *(ABSENT if leg is None else text(leg) for leg in pair))
+
+
+def _with_notes(
+    lines: list[Row], result: Mapping[str, Any], pair: tuple[Any, Any]
+) -> list[Row]:
+    if None in pair:
+        return lines
+    first, last, step, peak = lines
+    equal = result["verdict"]["losses_equal"]
+    weights = result["verdict"]["weights_equal"]
+    ratio = max(pair[1]["peak_bytes"]) / max(1, max(pair[0]["peak_bytes"]))
+    return [
+        first._replace(note=_verdict(equal, "all losses equal to the last bit")),
+        last._replace(note=_verdict(weights, "all weights equal to the last bit")),
+        step._replace(note=f"x {result['step_ratio']:.3f}"),
+        peak._replace(note=f"x {ratio:.3f}"),
+    ]
+
+
+def _verdict(good: bool, what: str) -> str:
+    return what if good else f"NOT: {what}"
+
+
+def _traffic(leg: Mapping[str, Any] | None) -> list[Row]:
+    if leg is None or not leg["totals"]:
+        return []
+    totals = leg["totals"]
+    lines = [
+        Row(name, ABSENT, bytes_text(totals[key]), note)
+        for name, key, note in (
+            ("saved by autograd", "bytes_saved", "all steps, all ranks"),
+            ("kept", "bytes_kept", ""),
+            ("recomputed", "bytes_recomputed", ""),
+            ("offloaded", "bytes_offloaded", ""),
+            ("forwarded", "bytes_forwarded", "asked for before they had left"),
+            ("reloaded", "bytes_reloaded", ""),
+            ("on SSD", "bytes_written", _counted(leg)),
+        )
+    ]
+    lines.append(Row("exposed stall", ABSENT, f"{totals['stall_ms']:.1f} ms", ""))
+    lines += [
+        Row(name, ABSENT, str(count), "fallbacks")
+        for name, count in leg["fallbacks"].items()
+    ]
+    return lines
+
+
+def _counted(leg: Mapping[str, Any]) -> str:
+    counts = [rank["process_bytes"] for rank in leg["os_written"]]
+    if None in counts:
+        return "the system has no counter for this process"
+    return f"/proc/self/io counted {bytes_text(sum(counts))}"
+
+
+def render(result: Mapping[str, Any]) -> Table:
+    """The table for a terminal."""
+    verdict = result.get("verdict", {})
+    bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
+    title = f"{result['model']} on {result['host']}, {result['num_ranks']} rank(s)"
+    table = Table(title=title, caption=_caption(verdict, bad))
+    table.add_column("")
+    table.add_column(WITHOUT, justify="right")
+    table.add_column(WITH, justify="right")
+    table.add_column("")
+    for row in rows(result):
+        table.add_row(*row)
+    return table
+
+
+def _caption(verdict: Mapping[str, bool], bad: list[str]) -> str:
+    if bad:
+        return "FAILED: " + ", ".join(bad)
+    return "verified: " + ", ".join(n.replace("_", " ") for n in verdict)

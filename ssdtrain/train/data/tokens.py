@@ -1,0 +1,90 @@
+"""The token file: every text once through the tokenizer, then memory-mapped."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.data.sources import documents, source_files
+from ssdtrain.train.data.vocabulary import Vocabulary
+from ssdtrain.train.settings import DataSettings
+
+TOKEN_DTYPE = np.dtype("<u4")
+"""Four bytes an id: any tokenizer fits, and no second format exists."""
+_FORMAT = 1
+
+
+def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """The tokens of `settings`, uint32 [num_tokens], memory-mapped and read-only.
+
+    The file is made by whichever process comes first and found by all others; its
+    name is a digest of the sources (path, size, time), the tokenizer and the limit,
+    so that changed text makes a new file.
+
+    Raises:
+        ConfigError: no source file matches, or a JSON line lacks its field.
+    """
+    files = source_files(settings)
+    directory = Path(settings.cache_directory).expanduser()
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"tokens-{_digest(files, settings, vocabulary)}.u32"
+    with _lock(path.with_suffix(".lock")):
+        if not path.exists():
+            texts = documents(files, settings)
+            _write(path, _limited(texts, settings.max_bytes), vocabulary)
+    return np.memmap(path, dtype=TOKEN_DTYPE, mode="r")
+
+
+def check_length(tokens: NDArray[np.uint32], window: int) -> None:
+    """Raise ConfigError unless one window of `window` tokens fits."""
+    if len(tokens) < window:
+        raise ConfigError(
+            f"the text holds {len(tokens)} tokens, one sequence needs {window}; give "
+            "more text or lower model.sequence_length."
+        )
+
+
+def _digest(files: list[Path], settings: DataSettings, vocabulary: Vocabulary) -> str:
+    facts = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in files
+    ]
+    what = [_FORMAT, facts, settings.field, settings.max_bytes, vocabulary.encoder.name]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _limited(texts: Iterable[str], max_bytes: int | None) -> Iterator[str]:
+    left = max_bytes
+    for text in texts:
+        if left is None:
+            yield text
+            continue
+        if left <= 0:
+            return
+        raw = text.encode("utf-8")[:left]
+        left -= len(raw)
+        yield raw.decode("utf-8", errors="ignore")
+
+
+def _write(path: Path, texts: Iterable[str], vocabulary: Vocabulary) -> None:
+    # Under another name first: a killed run leaves no half-written token file.
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as out:
+        for text in texts:
+            ids = vocabulary.encoder.encode(text)
+            out.write(np.append(ids, vocabulary.end_id).astype(TOKEN_DTYPE).tobytes())
+    os.replace(partial, path)

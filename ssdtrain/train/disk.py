@@ -1,0 +1,60 @@
+"""What the operating system says was written, to confirm what ssdtrain says."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_SECTOR_BYTES = 512
+_SECTORS_WRITTEN = 6  # field of /sys/dev/block/*/stat, counted from 0
+
+
+class Written(NamedTuple):
+    """Bytes written so far, by two counters of the kernel; None where unreadable."""
+
+    process_bytes: int | None
+    """`write_bytes` of /proc/self/io: this process, all its threads."""
+    device_bytes: int | None
+    """Sectors written to the block device behind the directory, by anybody."""
+
+    def since(self, earlier: "Written") -> "Written":
+        """The difference, counter by counter."""
+        return Written(
+            _minus(self.process_bytes, earlier.process_bytes),
+            _minus(self.device_bytes, earlier.device_bytes),
+        )
+
+    def confirms(self, num_bytes: int) -> bool:
+        """Whether a counter saw at least `num_bytes`."""
+        seen = [count for count in self if count is not None]
+        return any(count >= num_bytes for count in seen)
+
+
+def written(directories: tuple[str, ...]) -> Written:
+    """Read both counters; `directories` name the devices."""
+    return Written(_process_bytes(), _device_bytes(directories))
+
+
+def _minus(late: int | None, early: int | None) -> int | None:
+    return None if late is None or early is None else late - early
+
+
+def _process_bytes() -> int | None:
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    values = dict(line.split(": ") for line in lines)
+    return int(values["write_bytes"])
+
+
+def _device_bytes(directories: tuple[str, ...]) -> int | None:
+    devices = {os.stat(name).st_dev for name in directories if os.path.isdir(name)}
+    total = 0
+    for device in devices:
+        number = f"{os.major(device)}:{os.minor(device)}"
+        try:
+            fields = Path(f"/sys/dev/block/{number}/stat").read_text().split()
+        except OSError:
+            return None
+        total += int(fields[_SECTORS_WRITTEN]) * _SECTOR_BYTES
+    return total if devices else None

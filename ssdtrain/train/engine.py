@@ -1,0 +1,122 @@
+"""DeepSpeed, one shim: how it is started and configured."""
+
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import torch
+from torch import distributed
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.settings import Precision, RunSettings
+
+_log = logging.getLogger(__name__)
+
+_NEVER = 2**31 - 1
+
+
+def import_deepspeed() -> Any:
+    """DeepSpeed, told to use the CPU where there is no GPU.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise ConfigError(
+            f"host=deepspeed needs DeepSpeed ({error}); install it with "
+            "`pip install 'ssdtrain[deepspeed]'`, or set host=plain."
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed sends between stages by broadcasting tensors that require a gradient.
+    warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel")
+    return deepspeed
+
+
+def start(deepspeed: Any) -> None:
+    """Join the process group; a second call finds it there."""
+    if distributed.is_initialized():
+        return
+    if torch.cuda.is_available():
+        deepspeed.init_distributed(dist_backend="nccl")
+        return
+    # On gloo DeepSpeed compiles a shared-memory all-reduce at start, which takes half
+    # a minute and needs a C++ compiler. Saying that it is not compatible avoids both.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What DeepSpeed prints goes to this module's debug log."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        yield
+    for line in printed.getvalue().splitlines():
+        _log.debug("%s", line)
+
+
+def engine_config(settings: RunSettings) -> dict[str, Any]:
+    """The DeepSpeed configuration that the settings imply, `host.engine` merged over.
+
+    Raises:
+        ConfigError: DeepSpeed has no such precision.
+    """
+    train, host = settings.train, settings.host
+    if train.precision is Precision.BF16_AUTOCAST:
+        raise ConfigError(
+            "train.precision=bf16-autocast is for host=plain; DeepSpeed expects "
+            "train.precision=bf16, fp16 or fp32."
+        )
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": train.micro_batch_size,
+        "gradient_accumulation_steps": train.num_micro_batches,
+        "gradient_clipping": train.gradient_clipping,
+        "steps_per_print": _NEVER,
+        "zero_optimization": {"stage": host.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": train.precision is Precision.BF16},
+        "fp16": {"enabled": train.precision is Precision.FP16},
+    }
+    return _merged(config, host.engine or {})
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+class EngineCheckpoints:
+    """DeepSpeed's own checkpoints of one engine."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def save(self, directory: str, step: int) -> None:
+        """Every rank writes its part; `latest` names the newest."""
+        self._engine.save_checkpoint(
+            directory, tag=f"step{step}", client_state={"step": step}
+        )
+
+    def load(self, directory: str) -> int:
+        """Read the newest; returns the step that comes next.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        path, state = self._engine.load_checkpoint(directory)
+        if path is None:
+            raise ConfigError(
+                f"train.resume expects a DeepSpeed checkpoint, got {directory}"
+            )
+        return int(state["step"])

@@ -1,0 +1,190 @@
+"""One run from its first step to its last: with ssdtrain attached, or without."""
+
+import os
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.api import Session, offload
+from ssdtrain.train.disk import Written, written
+from ssdtrain.train.memory import (
+    AllocatorWatch,
+    Sample,
+    SampledWatch,
+    SavedObserver,
+    Watch,
+)
+from ssdtrain.train.metrics import Sinks
+from ssdtrain.train.runner import Runner, Workload
+
+_CHECKSUM_CHUNK = 2**24
+"""Bytes of weights widened to int64 at once."""
+
+
+class Leg(str, Enum):
+    """The two runs of a comparison."""
+
+    WITHOUT = "without ssdtrain"
+    WITH = "with ssdtrain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegResult:
+    """One run on one rank; picklable."""
+
+    leg: str
+    losses: tuple[float, ...]
+    step_ms: tuple[float, ...]
+    weights_checksum: int
+    """Sum of the final weights' bits (see `weights_checksum`)."""
+    peak_bytes: int
+    """Highest over all steps; allocated on a GPU, saved tensors on a CPU."""
+    course: tuple[Sample, ...]
+    """Memory over the last step."""
+    reports: tuple[dict[str, Any], ...]
+    """The session's StepReports, empty without ssdtrain."""
+    spans: tuple[tuple[Any, ...], ...]
+    """The session's time line, empty unless `offload.trace` is set."""
+    written: Written
+    """By the operating system's counters, checkpoints excluded."""
+
+
+def weights_checksum(module: nn.Module) -> int:
+    """The sum of all weights read as integers: equal weights give equal sums, and one
+    flipped bit gives another. Under ZeRO-3 the rank's own shards are summed."""
+    total = 0
+    for parameter in module.parameters():
+        own: Tensor = getattr(parameter, "ds_tensor", parameter).detach()
+        bits = own.contiguous().view(-1).view(torch.uint8)
+        for start in range(0, bits.numel(), _CHECKSUM_CHUNK):
+            chunk = bits[start : start + _CHECKSUM_CHUNK].to(torch.int64)
+            places = torch.arange(chunk.numel(), device=chunk.device) % 251 + 1
+            total += int((chunk * places).sum())
+    return total
+
+
+def storage_directories(workload: Workload) -> tuple[str, ...]:
+    """The directories of this rank: one of its own below each that is configured."""
+    given = workload.settings.offload.get("directory")
+    names = () if given is None else (given,) if isinstance(given, str) else given
+    return tuple(
+        os.path.join(os.path.expanduser(str(name)), f"rank{workload.ranks.rank}")
+        for name in names
+    )
+
+
+def attach(runner: Runner, workload: Workload) -> Session:
+    """`ssdtrain.offload` on the runner's module or engine."""
+    values = dict(workload.settings.offload)
+    directories = storage_directories(workload)
+    for name in directories:
+        Path(name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    values["directory"] = directories or None
+    return offload(runner.attachable, **values)
+
+
+class Loop:
+    """Steps of one leg and what is recorded about them."""
+
+    def __init__(self, workload: Workload, runner: Runner, sinks: Sinks | None) -> None:
+        self._workload = workload
+        self._runner = runner
+        self._sinks = sinks
+        self._losses: list[float] = []
+        self._step_ms: list[float] = []
+        self._peak_bytes = 0
+        self._course: list[Sample] = []
+        self._directories = storage_directories(workload)
+
+    def run(self, leg: Leg) -> LegResult:
+        """Train all steps; the session, if any, is closed before returning."""
+        settings = self._workload.settings.train
+        resume = settings.resume
+        first = self._runner.load(resume) if resume else 0
+        session = attach(self._runner, self._workload) if leg is Leg.WITH else None
+        watch = _watch(session)
+        before = written(self._directories)
+        saved = Written(0, 0)
+        with session or nullcontext():
+            for step in range(first, settings.steps):
+                self._step(leg, step, watch, session)
+                saved = self._checkpoint(leg, step, saved)
+            done = written(self._directories).since(before).since(saved)
+            reports = () if session is None else tuple(session.steps)
+            spans = () if session is None else tuple(session.trace.spans())
+        return LegResult(
+            leg=leg.value,
+            losses=tuple(self._losses),
+            step_ms=tuple(self._step_ms),
+            weights_checksum=weights_checksum(_module(self._runner)),
+            peak_bytes=self._peak(reports),
+            course=tuple(self._course),
+            reports=tuple(report.as_dict() for report in reports),
+            spans=tuple(tuple(span) for span in spans),
+            written=done,
+        )
+
+    def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
+        start_ns = time.monotonic_ns()
+        with watch:
+            loss = self._runner.step(step)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        step_ms = (time.monotonic_ns() - start_ns) / 1e6
+        if session is not None:
+            session.trace.add("compute", f"step {step}", start_ns, 0)
+        peak, self._course = watch.take()
+        self._peak_bytes = max(self._peak_bytes, peak)
+        self._losses.append(loss)
+        self._step_ms.append(step_ms)
+        if self._sinks is None:
+            return
+        values: dict[str, Any] = {"loss": loss, "step_ms": step_ms, "peak_bytes": peak}
+        if session is not None and session.last_step is not None:
+            values.update(session.last_step.as_dict())
+            values["step"] = step
+        self._sinks.write(leg.value, step, values)
+
+    def _checkpoint(self, leg: Leg, step: int, saved: Written) -> Written:
+        """Save where it is due; returns what was written for checkpoints so far."""
+        settings = self._workload.settings
+        every = settings.train.checkpoint_every
+        alone = not (settings.train.compare and settings.offload)
+        if not every or (step + 1) % every or not (leg is Leg.WITH or alone):
+            return saved
+        before = written(self._directories)
+        directory = str(Path(settings.run_directory) / "checkpoints")
+        self._runner.save(directory, step + 1)
+        cost = written(self._directories).since(before)
+        return Written(*(_plus(a, b) for a, b in zip(saved, cost, strict=True)))
+
+    def _peak(self, reports: tuple[Any, ...]) -> int:
+        peaks = [
+            report.saved_peak_bytes
+            if report.allocated is None
+            else report.allocated.forward_backward_bytes
+            for report in reports
+        ]
+        return max(peaks) if peaks else self._peak_bytes
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _module(runner: Runner) -> nn.Module:
+    attached = runner.attachable
+    module: nn.Module = getattr(attached, "module", attached)
+    return module if isinstance(module, nn.Module) else attached
+
+
+def _watch(session: Session | None) -> Watch:
+    if session is not None:
+        return SampledWatch(lambda: session.live_bytes)
+    return AllocatorWatch() if torch.cuda.is_available() else SavedObserver()

@@ -1,0 +1,200 @@
+"""How much memory a step holds, with and without ssdtrain.
+
+On a GPU the caching allocator knows. On a CPU nobody counts, so the run without
+ssdtrain is watched by an observer that hands every saved tensor back untouched.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class Sample(NamedTuple):
+    """Bytes held at a moment of the host's monotonic clock."""
+
+    time_ns: int
+    num_bytes: int
+
+
+class Watch(Protocol):
+    """A context manager around one step that sees how much memory it holds."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def take(self) -> tuple[int, list[Sample]]:
+        """The highest number of bytes and their course since the last call."""
+
+
+class _Held:
+    """What autograd keeps instead of the tensor: the tensor itself, counted."""
+
+    __slots__ = ("_observer", "key", "tensor")
+
+    def __init__(self, observer: "SavedObserver", tensor: Tensor, key: int) -> None:
+        self._observer = observer
+        self.tensor = tensor
+        self.key = key
+
+    def __del__(self) -> None:
+        self._observer.release(self.key, self.tensor)
+
+
+class SavedObserver:
+    """Counts the bytes of distinct storages that autograd keeps alive for backward,
+    parameters excluded; changes no value.
+
+    Use as a context manager around a step. Backward may run on another thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a collection inside it may drop a holder
+        self._holders: dict[int, int] = {}
+        self._live_bytes = 0
+        self._peak_bytes = 0
+        self._samples: list[Sample] = []
+        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of saved storages alive now."""
+        return self._live_bytes
+
+    def take(self) -> tuple[int, list[Sample]]:
+        """The highest `live_bytes` and its course since the last call."""
+        with self._lock:
+            peak, samples = self._peak_bytes, self._samples
+            self._peak_bytes, self._samples = self._live_bytes, []
+        return peak, samples
+
+    def __enter__(self) -> "SavedObserver":
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+    def _pack(self, tensor: Tensor) -> "Tensor | _Held":
+        base = tensor if tensor._base is None else tensor._base
+        plain = tensor.layout is torch.strided and not _is_wrapper(tensor)
+        if isinstance(base, nn.Parameter) or not plain:
+            return tensor
+        # While a holder lives its storage does, so the key cannot be reused.
+        key = tensor.untyped_storage()._cdata
+        with self._lock:
+            count = self._holders.get(key, 0)
+            self._holders[key] = count + 1
+            if count == 0:
+                self._change(tensor.untyped_storage().nbytes())
+        return _Held(self, tensor, key)
+
+    @staticmethod
+    def _unpack(held: "Tensor | _Held") -> Tensor:
+        return held.tensor if isinstance(held, _Held) else held
+
+    def release(self, key: int, tensor: Tensor) -> None:
+        """A holder was dropped by autograd."""
+        with self._lock:
+            self._holders[key] -= 1
+            if self._holders[key] == 0:
+                del self._holders[key]
+                self._change(-tensor.untyped_storage().nbytes())
+
+    def _change(self, num_bytes: int) -> None:
+        self._live_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+        self._samples.append(Sample(time.monotonic_ns(), self._live_bytes))
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    return type(tensor) not in (Tensor, nn.Parameter)
+
+
+class SampledWatch:
+    """Reads a byte count every `interval_s` seconds on a thread of its own, from
+    entering to leaving."""
+
+    def __init__(self, read: Callable[[], int], interval_s: float = 0.002) -> None:
+        self._read = read
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._samples: list[Sample] = []
+
+    def take(self) -> tuple[int, list[Sample]]:
+        """The highest sample and the course since the last call."""
+        samples, self._samples = self._samples, []
+        return max((sample.num_bytes for sample in samples), default=0), samples
+
+    def __enter__(self) -> "SampledWatch":
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._samples.append(Sample(time.monotonic_ns(), self._read()))
+            if self._stop.wait(self._interval_s):
+                return
+
+
+class AllocatorWatch:
+    """The caching allocator's bytes above their level at the start of the step."""
+
+    def __init__(self) -> None:
+        self._base_bytes = 0
+        self._peak_bytes = 0
+        self._sampled = SampledWatch(self._above)
+
+    def _above(self) -> int:
+        return torch.cuda.memory_allocated() - self._base_bytes
+
+    def take(self) -> tuple[int, list[Sample]]:
+        """The allocator's own maximum (not the sampled one) and the course."""
+        _, samples = self._sampled.take()
+        return self._peak_bytes, samples
+
+    def __enter__(self) -> "AllocatorWatch":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._base_bytes = torch.cuda.memory_allocated()
+        self._sampled.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.cuda.synchronize()
+        self._sampled.__exit__(kind, error, trace)
+        self._peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes

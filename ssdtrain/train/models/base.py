@@ -1,0 +1,93 @@
+"""What every model family offers: one whole module, and the same blocks as a chain
+of layers that a pipeline can cut."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ssdtrain.train.settings import Checkpointing
+
+IGNORED_LABEL = -100
+"""Positions that the loss skips (the value torch and `transformers` use)."""
+
+
+class Layer(NamedTuple):
+    """One link of the chain, described and not yet built: a rank builds its own."""
+
+    kind: type[nn.Module]
+    arguments: tuple[Any, ...] = ()
+    tied: str | None = None
+    """Layers of the same name share one module (its `weight` is kept equal)."""
+    forward: Callable[[nn.Module, Any], Any] | None = None
+    """How a tied module is used here; None: its own forward."""
+
+
+class Model(Protocol):
+    """One family at one size."""
+
+    def whole(self) -> "Whole":
+        """The stock `transformers` model and its loss."""
+
+    def layers(self) -> list[Layer]:
+        """The same network as a chain; float tensors that cross a stage come last,
+        masks and ids travel as integers."""
+
+
+class Whole(nn.Module):
+    """A stock `transformers` model with its loss, as users call it."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self._names = names
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        """Inputs: int64 [batch, sequence] each, in the order of the batch; returns
+        float [batch, sequence, vocabulary]."""
+        named = dict(zip(self._names, inputs, strict=True))
+        logits: Tensor = self.model(**named, use_cache=False).logits
+        return logits
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The inputs of a batch and, last, its labels; returns the mean loss."""
+        *given, labels = inputs
+        return token_loss(self.logits(*given), labels)
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy in fp32 over the labels that are not `IGNORED_LABEL`.
+
+    logits: float [batch, sequence, vocabulary]; labels: int64 [batch, sequence].
+    """
+    flat = logits.float().view(-1, logits.size(-1))
+    return functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORED_LABEL)
+
+
+def run_block(
+    how: Checkpointing, block: Callable[..., Tensor], *inputs: Tensor
+) -> Tensor:
+    """Call a block, recomputed in backward as `how` says."""
+    if how is Checkpointing.NONE or not torch.is_grad_enabled():
+        return block(*inputs)
+    reentrant = how is Checkpointing.REENTRANT
+    result: Tensor = checkpoint(block, *inputs, use_reentrant=reentrant)
+    return result
+
+
+def enable_checkpointing(model: Any, how: Checkpointing) -> None:
+    """Switch on the checkpointing of a stock `transformers` model."""
+    if how is not Checkpointing.NONE:
+        reentrant = how is Checkpointing.REENTRANT
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+
+def project(embedding: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits through the embedding's own weight (tied output layer)."""
+    weight = embedding.weight
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"expects an embedding with a weight, got {type(embedding)}")
+    return functional.linear(hidden, weight)

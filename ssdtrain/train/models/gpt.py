@@ -1,0 +1,125 @@
+"""GPT: a causal language model from a `transformers` GPT2Config, random weights."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.pytorch_utils import Conv1D
+
+from ssdtrain.train.models.base import (
+    Layer,
+    Whole,
+    enable_checkpointing,
+    project,
+    run_block,
+)
+from ssdtrain.train.settings import Checkpointing, ModelSettings
+
+TOKENS = "tokens"
+"""The name under which the embedding and the output layer share a weight."""
+
+
+def gpt_config(settings: ModelSettings, vocab_size: int) -> GPT2Config:
+    """The `transformers` configuration for these settings."""
+    return GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=settings.sequence_length,
+        n_embd=settings.hidden_size,
+        n_layer=settings.num_layers,
+        n_head=settings.num_heads,
+        resid_pdrop=settings.dropout,
+        embd_pdrop=settings.dropout,
+        attn_pdrop=settings.dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class TokenEmbedding(nn.Embedding):
+    """Token embedding, shared with the output layer."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config.vocab_size, config.hidden_size)
+        nn.init.normal_(self.weight, std=config.initializer_range)
+
+
+class Positions(nn.Module):
+    """Adds learned positions to embedded tokens."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.wpe = nn.Embedding(config.n_positions, config.hidden_size)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        nn.init.normal_(self.wpe.weight, std=config.initializer_range)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: float [batch, sequence, width]; returns the same shape."""
+        places = torch.arange(hidden.size(1), device=hidden.device)
+        summed: Tensor = self.drop(hidden + self.wpe(places.unsqueeze(0)))
+        return summed
+
+
+class Block(nn.Module):
+    """One GPT-2 block of `transformers`; causal without a mask (SDPA)."""
+
+    def __init__(self, config: GPT2Config, index: int, how: Checkpointing) -> None:
+        super().__init__()
+        self.block = GPT2Block(config, layer_idx=index)
+        self._how = how
+        _initialise(self.block, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: float [batch, sequence, width]; returns the same shape."""
+        return run_block(self._how, self.block, hidden)
+
+
+def _initialise(block: nn.Module, config: GPT2Config) -> None:
+    # As GPT2PreTrainedModel does: residual projections start smaller by the depth.
+    small = config.initializer_range / math.sqrt(2 * config.n_layer)
+    for name, module in block.named_modules():
+        if isinstance(module, Conv1D):
+            residual = name.endswith("c_proj")
+            std = small if residual else config.initializer_range
+            nn.init.normal_(module.weight, std=std)
+            nn.init.zeros_(module.bias)
+
+
+class FinalNorm(nn.LayerNorm):
+    """The layer norm before the output layer."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config.hidden_size, eps=config.layer_norm_epsilon)
+
+
+class Gpt:
+    """The GPT family at one size."""
+
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        self._settings = settings
+        self.config = gpt_config(settings, vocab_size)
+
+    def whole(self) -> Whole:
+        """`GPT2LMHeadModel`; inputs: (ids,)."""
+        model: Any = GPT2LMHeadModel(self.config)
+        enable_checkpointing(model, self._settings.checkpointing)
+        return Whole(model, ("input_ids",))
+
+    def layers(self) -> list[Layer]:
+        """Embedding, positions, blocks, norm, output layer (tied)."""
+        how = self._settings.checkpointing
+        blocks = [
+            Layer(Block, (self.config, index, how))
+            for index in range(self.config.n_layer)
+        ]
+        return [
+            Layer(TokenEmbedding, (self.config,), tied=TOKENS),
+            Layer(Positions, (self.config,)),
+            *blocks,
+            Layer(FinalNorm, (self.config,)),
+            Layer(TokenEmbedding, (self.config,), tied=TOKENS, forward=project),
+        ]

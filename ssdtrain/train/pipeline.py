@@ -1,0 +1,113 @@
+"""DeepSpeed's PipelineEngine: the model's chain of layers cut into stages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.engine import (
+    EngineCheckpoints,
+    engine_config,
+    import_deepspeed,
+    quiet,
+    start,
+)
+from ssdtrain.train.models.base import Layer, token_loss
+from ssdtrain.train.runner import (
+    Workload,
+    build_optimizer,
+    build_schedule,
+    seed_step,
+)
+
+_BALANCED = "type:.*Block"
+"""Stages get equally many transformer blocks."""
+
+
+def choose_stages(asked: int | None, world_size: int) -> int:
+    """Pipeline stages for `world_size` ranks; 0 means no pipeline.
+
+    Raises:
+        ConfigError: the stages asked for do not divide the ranks.
+    """
+    if asked is None:
+        return 1 if world_size % 2 else 2
+    if asked and world_size % asked:
+        raise ConfigError(
+            f"host.num_stages={asked} must divide the number of ranks, got "
+            f"{world_size}; start a multiple of {asked} ranks."
+        )
+    return asked
+
+
+class PipelineRunner:
+    """A PipelineEngine over freshly built layers."""
+
+    def __init__(self, workload: Workload) -> None:
+        settings = workload.settings
+        deepspeed = import_deepspeed()
+        start(deepspeed)
+        self._workload = workload
+        module = _module(deepspeed, workload)
+        optimizer = build_optimizer(settings.train, module)
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            lr_scheduler=build_schedule(settings.train, optimizer),
+            config=engine_config(settings),
+        )
+        self.attachable: Any = engine
+        self._checkpoints = EngineCheckpoints(engine)
+        self._data_rank = int(engine.grid.get_data_parallel_rank())
+
+    def step(self, step: int) -> float:
+        """One `train_batch`; the loss is broadcast from the last stage."""
+        seed_step(self._workload.settings.train.seed, step, self._workload.ranks.rank)
+        return float(self.attachable.train_batch(self._micro_batches(step)))
+
+    def _micro_batches(self, step: int) -> Iterator[tuple[Any, Tensor]]:
+        for index in range(self._workload.settings.train.num_micro_batches):
+            batch = self._workload.batches.batch(step, index, self._data_rank)
+            alone = len(batch.inputs) == 1
+            yield (batch.inputs[0] if alone else batch.inputs), batch.labels
+
+    def save(self, directory: str, step: int) -> None:
+        """See EngineCheckpoints."""
+        self._checkpoints.save(directory, step)
+
+    def load(self, directory: str) -> int:
+        """See EngineCheckpoints."""
+        return self._checkpoints.load(directory)
+
+    def close(self) -> None:
+        """Let DeepSpeed take back what it hung on modules and optimizer."""
+        self.attachable.destroy()
+
+
+def _module(deepspeed: Any, workload: Workload) -> Any:
+    settings, ranks = workload.settings, workload.ranks
+    with quiet():
+        return deepspeed.pipe.PipelineModule(
+            layers=[_spec(deepspeed, layer) for layer in workload.model.layers()],
+            num_stages=choose_stages(settings.host.num_stages, ranks.world_size),
+            loss_fn=token_loss,
+            seed_layers=True,
+            seed_fn=_seed_layer,
+            base_seed=settings.train.seed,
+            partition_method=_BALANCED,
+        )
+
+
+def _seed_layer(seed: int) -> None:
+    # DeepSpeed counts layers in numpy integers, which its own default refuses.
+    torch.manual_seed(int(seed))
+
+
+def _spec(deepspeed: Any, layer: Layer) -> Any:
+    if layer.tied is None:
+        return deepspeed.pipe.LayerSpec(layer.kind, *layer.arguments)
+    return deepspeed.pipe.TiedLayerSpec(
+        layer.tied, layer.kind, *layer.arguments, forward_fn=layer.forward
+    )

@@ -1,0 +1,111 @@
+"""One process, a plain PyTorch loop."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.runner import (
+    Workload,
+    build_optimizer,
+    build_schedule,
+    seed_step,
+)
+from ssdtrain.train.settings import Precision
+
+_CHECKPOINT = "checkpoint.pt"
+_AUTOCAST = {
+    Precision.BF16_AUTOCAST: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
+
+
+class PlainRunner:
+    """The stock model, its optimizer and the loop body that users write."""
+
+    def __init__(self, workload: Workload) -> None:
+        settings, ranks = workload.settings.train, workload.ranks
+        if ranks.world_size > 1:
+            raise ConfigError(
+                f"host=plain runs in one process, the launcher started "
+                f"{ranks.world_size}; set host=deepspeed."
+            )
+        torch.manual_seed(settings.seed)
+        self._workload = workload
+        self._device = ranks.device()
+        module = workload.model.whole()
+        if settings.precision is Precision.BF16:
+            module = module.to(torch.bfloat16)
+        self.attachable = module.to(self._device).train()
+        self._optimizer = build_optimizer(settings, self.attachable)
+        self._schedule = build_schedule(settings, self._optimizer)
+        self._scaler = torch.amp.GradScaler(
+            self._device.type, enabled=settings.precision is Precision.FP16
+        )
+
+    def step(self, step: int) -> float:
+        """Forward and backward over all micro-batches, one optimizer step."""
+        settings = self._workload.settings.train
+        seed_step(settings.seed, step, 0)
+        losses = [
+            self._micro_batch(step, index)
+            for index in range(settings.num_micro_batches)
+        ]
+        if settings.gradient_clipping:
+            self._scaler.unscale_(self._optimizer)
+            clip_grad_norm_(self.attachable.parameters(), settings.gradient_clipping)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._schedule.step()
+        return float(torch.stack(losses).mean())
+
+    def _micro_batch(self, step: int, index: int) -> torch.Tensor:
+        batch = self._workload.batches.batch(step, index, 0)
+        tensors = [t.to(self._device) for t in (*batch.inputs, batch.labels)]
+        with self._autocast():
+            loss: torch.Tensor = self.attachable(*tensors)
+        count = self._workload.settings.train.num_micro_batches
+        self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = _AUTOCAST.get(self._workload.settings.train.precision)
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype)
+
+    def save(self, directory: str, step: int) -> None:
+        """Weights, optimizer, schedule and scaler in one file."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        state = {
+            "step": step,
+            "model": self.attachable.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+        partial = Path(directory) / f"{_CHECKPOINT}.partial"
+        torch.save(state, partial)
+        partial.replace(Path(directory) / _CHECKPOINT)
+
+    def load(self, directory: str) -> int:
+        """Read what `save` wrote.
+
+        Raises:
+            ConfigError: there is no checkpoint.
+        """
+        path = Path(directory) / _CHECKPOINT
+        if not path.is_file():
+            raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
+        state = torch.load(path, map_location=self._device, weights_only=True)
+        self.attachable.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._scaler.load_state_dict(state["scaler"])
+        return int(state["step"])
+
+    def close(self) -> None:
+        """Nothing outlives the runner."""

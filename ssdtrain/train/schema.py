@@ -1,0 +1,57 @@
+"""The settings as Hydra schemas: one registration, derived from the dataclasses."""
+
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from ssdtrain.config import OffloadConfig
+from ssdtrain.train.settings import (
+    DataSettings,
+    HostSettings,
+    ModelSettings,
+    TrainSettings,
+)
+
+# [Note: schemas are derived] OmegaConf reads an enum by its member's name and knows
+# no union with a container, so the dataclasses themselves cannot be registered: users
+# write `target=ssd`, not `target=SSD`. The derived schema keeps every field name and
+# every plain type; enums and containers are `Any` there and checked by the dataclass.
+_PLAIN = (int, float, bool, str, int | None, float | None, str | None)
+
+
+def _default(source: "Field[Any]") -> Any:
+    if source.default_factory is not MISSING:
+        return source.default_factory()
+    if source.default is MISSING:
+        return "???"
+    value = source.default
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def schema_of(cls: type) -> type:
+    """A dataclass with the fields and defaults of `cls` that OmegaConf accepts."""
+    made = []
+    for source in fields(cls):
+        kind = source.type if source.type in _PLAIN else Any
+        value = _default(source)
+        made.append(
+            (source.name, kind, field(default_factory=lambda value=value: value))
+        )
+    return make_dataclass(f"{cls.__name__}Schema", made, kw_only=True)
+
+
+def register() -> None:
+    """Put the schemas into Hydra's ConfigStore; storing again changes nothing."""
+    store = ConfigStore.instance()
+    for group, cls in (
+        ("model", ModelSettings),
+        ("host", HostSettings),
+        ("offload", OffloadConfig),
+        ("data", DataSettings),
+        ("train", TrainSettings),
+    ):
+        store.store(group=group, name="schema", node=schema_of(cls))

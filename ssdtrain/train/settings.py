@@ -1,0 +1,237 @@
+"""What a training run can be told, as frozen dataclasses, checked at construction.
+
+The Hydra groups in `configs/` fill these; `schema` registers them, so that a key that
+is not a field here fails with Hydra's own message.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+
+
+class Family(str, Enum):
+    """The models of the evaluation (chapter 5.4)."""
+
+    GPT = "gpt"
+    """Decoder only, next-token prediction."""
+
+
+class HostKind(str, Enum):
+    """Who runs the training step."""
+
+    PLAIN = "plain"
+    """One process, a plain PyTorch loop."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed: a pipeline of stages, or ZeRO."""
+
+
+class Precision(str, Enum):
+    """Number format of parameters and of the forward pass."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    """Parameters and compute in bfloat16."""
+    BF16_AUTOCAST = "bf16-autocast"
+    """fp32 parameters, bfloat16 matrix products."""
+    FP16 = "fp16"
+    """Half precision with loss scaling."""
+
+
+class Checkpointing(str, Enum):
+    """Which activations the model recomputes by itself."""
+
+    NONE = "none"
+    REENTRANT = "reentrant"
+    NON_REENTRANT = "non-reentrant"
+
+
+class OptimizerKind(str, Enum):
+    """Optimizers of the reference trainers."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    """Without momentum, as the evaluation of chapter 5.4 uses it."""
+
+
+def choose(name: str, enum: type[Enum], value: Any) -> Any:
+    """The member of `enum` for `value`; ConfigError lists the choices."""
+    try:
+        return enum(value)
+    except ValueError:
+        choices = ", ".join(repr(member.value) for member in enum)
+        raise ConfigError(f"{name} expects {choices}, got {value!r}") from None
+
+
+def at_least(name: str, value: float | None, least: float) -> None:
+    """Raise ConfigError unless `value` is None or at least `least`."""
+    if value is not None and value < least:
+        raise ConfigError(f"{name} expects a number >= {least}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A transformer built from a `transformers` configuration, with random weights."""
+
+    family: Family = Family.GPT
+    """gpt."""
+    hidden_size: int
+    """Width of the residual stream; divisible by `num_heads`."""
+    num_layers: int
+    """Transformer blocks in all."""
+    num_heads: int
+    """Attention heads."""
+    sequence_length: int
+    """Tokens in one sequence."""
+    vocab_size: int | None = None
+    """Rows of the embedding; None: what the tokens need, rounded up to 128."""
+    dropout: float = 0.1
+    """Probability of every dropout in the model."""
+    checkpointing: Checkpointing = Checkpointing.NONE
+    """none, reentrant or non-reentrant: torch's activation checkpointing by block."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "family", choose("model.family", Family, self.family))
+        object.__setattr__(
+            self,
+            "checkpointing",
+            choose("model.checkpointing", Checkpointing, self.checkpointing),
+        )
+        for name in ("hidden_size", "num_layers", "num_heads", "vocab_size"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        at_least("model.sequence_length", self.sequence_length, 2)
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"model.hidden_size must be divisible by model.num_heads, got "
+                f"{self.hidden_size} and {self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """Who runs the step, on how many ranks."""
+
+    kind: HostKind = HostKind.PLAIN
+    """plain or deepspeed."""
+    num_ranks: int | None = None
+    """Processes that `ssdtrain train` starts on this node when no launcher did; None:
+    one per GPU, two without a GPU."""
+    num_stages: int | None = None
+    """Pipeline stages; None: 2 if the ranks divide by it, otherwise 1. 0: no
+    pipeline, data parallel with `zero_stage`."""
+    zero_stage: int = 0
+    """ZeRO stage 0 to 3 (2 and 3 need num_stages=0)."""
+    engine: dict[str, Any] | None = None
+    """More DeepSpeed configuration, merged over what the other settings imply."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", choose("host.kind", HostKind, self.kind))
+        at_least("host.num_ranks", self.num_ranks, 1)
+        at_least("host.num_stages", self.num_stages, 0)
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise ConfigError(f"host.zero_stage expects 0 to 3, got {self.zero_stage}")
+        if self.zero_stage > 1 and self.num_stages != 0:
+            raise ConfigError(
+                f"host.zero_stage={self.zero_stage} shards gradients, which "
+                "DeepSpeed's pipeline cannot; set host.num_stages=0 (no pipeline)."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which text is read, and where its token file is kept."""
+
+    files: tuple[str, ...] = ()
+    """Files, directories or glob patterns; empty: the Python standard library."""
+    field: str = "text"
+    """The key that holds the text in JSON-lines files (*.jsonl)."""
+    tokenizer: str | None = None
+    """A `tokenizer.json` file of the `tokenizers` library; None: bytes."""
+    max_bytes: int | None = None
+    """Stop reading after this many bytes of text; None: read everything."""
+    cache_directory: str = "~/.cache/ssdtrain"
+    """Where token files are kept between runs."""
+
+    def __post_init__(self) -> None:
+        files = (self.files,) if isinstance(self.files, str) else tuple(self.files)
+        object.__setattr__(self, "files", files)
+        at_least("data.max_bytes", self.max_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The loop: how long, how large, which optimizer, what is written."""
+
+    steps: int = 8
+    """Optimizer steps."""
+    micro_batch_size: int = 4
+    """Sequences in one micro-batch."""
+    num_micro_batches: int = 4
+    """Micro-batches per optimizer step and data-parallel rank."""
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    """adamw or sgd."""
+    learning_rate: float = 3e-4
+    """The highest learning rate."""
+    warmup_steps: int = 2
+    """Steps of linear warm-up; then cosine decay to `min_learning_rate_ratio`."""
+    min_learning_rate_ratio: float = 0.1
+    """The last learning rate as a fraction of the highest."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay (adamw)."""
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+    precision: Precision = Precision.FP32
+    """fp32, bf16, bf16-autocast or fp16."""
+    seed: int = 0
+    """Seeds weights, dropout and the order of the data."""
+    deterministic: bool = True
+    """torch's deterministic algorithms: without them two equal runs differ by
+    themselves on a GPU, with or without ssdtrain."""
+    compare: bool = True
+    """Run twice, without ssdtrain first, and check that the losses are equal."""
+    checkpoint_every: int = 0
+    """Save a checkpoint every this many steps; 0: never."""
+    resume: str | None = None
+    """The `checkpoints` directory of an earlier run to go on from."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside the JSON lines."""
+
+    def __post_init__(self) -> None:
+        for name, enum in (("optimizer", OptimizerKind), ("precision", Precision)):
+            value = choose(f"train.{name}", enum, getattr(self, name))
+            object.__setattr__(self, name, value)
+        for name in ("steps", "micro_batch_size", "num_micro_batches"):
+            at_least(f"train.{name}", getattr(self, name), 1)
+        for name in ("warmup_steps", "checkpoint_every", "gradient_clipping", "seed"):
+            at_least(f"train.{name}", getattr(self, name), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """One run: everything above, and where its files go."""
+
+    run_directory: str
+    """Metrics, checkpoints, reports and (by default) the activations of this run."""
+    model: ModelSettings
+    host: HostSettings
+    data: DataSettings
+    train: TrainSettings
+    offload: dict[str, Any]
+    """Settings of `ssdtrain.offload`; empty: ssdtrain stays out (`offload=none`)."""
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> "RunSettings":
+        """Build from the plain values of a composed config.
+
+        Raises:
+            ConfigError: a value can never work; the text names the field.
+        """
+        return cls(
+            run_directory=str(values["run_directory"]),
+            model=ModelSettings(**values["model"]),
+            host=HostSettings(**values["host"]),
+            data=DataSettings(**values["data"]),
+            train=TrainSettings(**values["train"]),
+            offload=dict(values.get("offload") or {}),
+        )

@@ -1,0 +1,235 @@
+"""The run and its twin without ssdtrain: what is equal, what it cost, what it saved."""
+
+import os
+import statistics
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssdtrain.config import Target
+from ssdtrain.train.data.batches import Batches, CausalObjective
+from ssdtrain.train.data.tokens import token_file
+from ssdtrain.train.data.vocabulary import Vocabulary
+from ssdtrain.train.loop import Leg, LegResult, Loop
+from ssdtrain.train.metrics import Sinks, open_sinks
+from ssdtrain.train.models import model_of
+from ssdtrain.train.plain import PlainRunner
+from ssdtrain.train.ranks import Ranks
+from ssdtrain.train.runner import Runner, Workload
+from ssdtrain.train.settings import HostKind, RunSettings
+
+SUMMED = (
+    "bytes_saved",
+    "bytes_kept",
+    "bytes_offloaded",
+    "bytes_recomputed",
+    "bytes_forwarded",
+    "bytes_reloaded",
+    "bytes_written",
+    "stall_ms",
+    "recompute_ms",
+)
+
+
+class Trainer:
+    """`ssdtrain train` for transformers."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_config(cls, values: dict[str, Any]) -> "Trainer":
+        """Build from the plain values of the composed root config.
+
+        Raises:
+            ConfigError: a value can never work.
+        """
+        return cls(RunSettings.from_mapping(values))
+
+    def ranks_to_start(self) -> int:
+        """Processes that have to be started for this run; 0: this one is enough."""
+        host = self.settings.host
+        if host.kind is HostKind.PLAIN or Ranks.from_environment().launched:
+            return 0
+        return host.num_ranks or torch.cuda.device_count() or 2
+
+    def run(self) -> dict[str, Any]:
+        """Train; with `train.compare` once without ssdtrain first.
+
+        Returns:
+            Plain values for JSON, the same on every rank; `ok` is the verdict.
+        """
+        ranks = Ranks.from_environment()
+        ranks.share_cores()
+        with _deterministic(self.settings.train.deterministic):
+            workload = self._workload(ranks)
+            with self._sinks(ranks) as sinks:
+                legs = [self._leg(workload, leg, sinks) for leg in self._legs()]
+            gathered = ranks.gather(legs)
+            ranks.leave()
+        by_leg = {leg.leg: [row[i] for row in gathered] for i, leg in enumerate(legs)}
+        return summary(self.settings, by_leg)
+
+    def _legs(self) -> list[Leg]:
+        if not self.settings.offload:
+            return [Leg.WITHOUT]
+        return [Leg.WITHOUT, Leg.WITH] if self.settings.train.compare else [Leg.WITH]
+
+    def _workload(self, ranks: Ranks) -> Workload:
+        settings = self.settings
+        vocabulary = Vocabulary.from_tokenizer(settings.data.tokenizer)
+        objective = CausalObjective(settings.model.sequence_length)
+        batches = Batches(
+            token_file(settings.data, vocabulary),
+            objective,
+            settings.train.micro_batch_size,
+            settings.train.seed,
+        )
+        num_rows = settings.model.vocab_size or vocabulary.num_rows
+        return Workload(settings, model_of(settings.model, num_rows), batches, ranks)
+
+    def _sinks(self, ranks: Ranks) -> Any:
+        if not ranks.is_first:
+            return nullcontext(None)
+        directory = Path(self.settings.run_directory)
+        return open_sinks(
+            directory, self.settings.train.steps, self.settings.train.tensorboard
+        )
+
+    def _leg(self, workload: Workload, leg: Leg, sinks: Sinks | None) -> LegResult:
+        runner = _runner(workload)
+        try:
+            return Loop(workload, runner, sinks).run(leg)
+        finally:
+            runner.close()
+            del runner
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def _runner(workload: Workload) -> Runner:
+    if workload.settings.host.kind is HostKind.PLAIN:
+        return PlainRunner(workload)
+    from ssdtrain.train.pipeline import PipelineRunner
+
+    return PipelineRunner(workload)
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        # cuBLAS reads this once, when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
+    """Whether two sequences of floats are equal bit by bit (NaN included)."""
+    return _bits(left) == _bits(right)
+
+
+def _bits(values: tuple[float, ...]) -> bytes:
+    return struct.pack(f"<{len(values)}d", *values)
+
+
+def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
+    """What happened, over all ranks, as plain values."""
+    result: dict[str, Any] = {
+        "model": settings.model.family.value,
+        "host": settings.host.kind.value,
+        "target": settings.offload.get("target"),
+        "num_ranks": len(next(iter(legs.values()))),
+        "device": _device_name(),
+        "torch": torch.__version__,
+        "peak_of": "allocated" if torch.cuda.is_available() else "saved tensors",
+        "legs": {name: _leg_summary(results) for name, results in legs.items()},
+        "recorded": _recorded(legs),
+    }
+    if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
+        result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
+    if Leg.WITH.value in legs:
+        confirmed = _writes_confirmed(result["target"], legs[Leg.WITH.value])
+        result.setdefault("verdict", {}).update(confirmed)
+    result["ok"] = all(result.get("verdict", {}).values())
+    return result
+
+
+def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
+    """The courses of the rank with the highest peak, and everybody's time line."""
+    first = next(iter(legs.values()))
+    rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
+    return {
+        "memory": {
+            name: _milliseconds(results[rank]) for name, results in legs.items()
+        },
+        "spans": [result.spans for result in legs.get(Leg.WITH.value, [])],
+    }
+
+
+def _milliseconds(result: LegResult) -> list[tuple[float, int]]:
+    start = result.course[0].time_ns if result.course else 0
+    return [((s.time_ns - start) / 1e6, s.num_bytes) for s in result.course]
+
+
+def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
+    reports = [report for result in results for report in result.reports]
+    totals = {name: sum(report[name] for report in reports) for name in SUMMED}
+    fallbacks: dict[str, int] = {}
+    for report in reports:
+        for name, count in report["fallbacks"].items():
+            fallbacks[name] = fallbacks.get(name, 0) + count
+    return {
+        "losses": list(results[0].losses),
+        "step_ms": _typical(results[0].step_ms),
+        "peak_bytes": [result.peak_bytes for result in results],
+        "os_written": [result.written._asdict() for result in results],
+        "totals": totals if reports else {},
+        "fallbacks": fallbacks,
+    }
+
+
+def _typical(step_ms: tuple[float, ...]) -> float:
+    """The median without the first step, which warms up."""
+    return statistics.median(step_ms[1:] or step_ms)
+
+
+def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
+    pairs = list(zip(without, with_, strict=True))
+    verdict = {
+        "losses_equal": all(same_bits(a.losses, b.losses) for a, b in pairs),
+        "weights_equal": all(
+            a.weights_checksum == b.weights_checksum for a, b in pairs
+        ),
+    }
+    return {
+        "step_ratio": _typical(with_[0].step_ms) / _typical(without[0].step_ms),
+        "verdict": verdict,
+    }
+
+
+def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str, bool]:
+    """Whether the operating system counted what was claimed, rank by rank.
+
+    An SSD target that wrote nothing is not confirmed: a disk tier that is silently
+    unused must not look like success. Empty when no storage device was due.
+    """
+    claimed = [
+        sum(report["bytes_written"] for report in result.reports) for result in results
+    ]
+    if not any(claimed):
+        return {"writes_confirmed": False} if target == Target.SSD.value else {}
+    pairs = zip(results, claimed, strict=True)
+    return {"writes_confirmed": all(r.written.confirms(n) for r, n in pairs)}
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,129 @@
+"""[Note: identity]: each simpler rule gives wrong gradients in one of these."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import identify, is_plain, raw_bytes
+
+Run = Callable[..., Any]
+
+
+def same(
+    function: Callable[..., Tensor], inputs: list[Tensor], run: Run, settings: Any
+) -> Any:
+    theirs, _ = run(function, inputs)
+    ours, reports = run(function, inputs, settings)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert torch.equal(a, b)
+    return reports[-1]
+
+
+def test_version_is_part_of_the_key(gradients: Run, everything: Any) -> None:
+    """One record per storage gives [2, 4] here instead of [4, 6]."""
+
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        y = x * 1
+        y * y
+        y.add_(1)
+        return (y * y).sum()
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    ours, _ = gradients(function, [x], everything)
+    assert ours[0].tolist() == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extent_is_part_of_the_key(
+    kind: type[nn.Module], dtype: torch.dtype, gradients: Run, everything: Any
+) -> None:
+    """Recurrent layers use unsafe_chunk: one storage, several version counters."""
+    torch.manual_seed(0)
+    layer = kind(8, 8, num_layers=2).to(dtype)
+
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        return layer(x)[0].square().sum()
+
+    x = torch.randn(5, 3, 8, dtype=dtype, requires_grad=True)
+    same(function, [x], gradients, everything)
+
+
+def test_unsafe_chunks_are_different_records(gradients: Run, everything: Any) -> None:
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        first, second = torch.unsafe_chunk(x * 2, 2)
+        first, second = first.sigmoid_(), second.tanh_()
+        return (first * second).sum()
+
+    x = torch.randn(64, requires_grad=True)
+    report = same(function, [x], gradients, everything)
+    assert report.num_records >= 2
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda z: z.t(),
+        lambda z: z[1:, ::2],
+        lambda z: z[:, :1].expand(8, 6),
+        lambda z: z.reshape(-1).as_strided((4, 4), (2, 1), 3),
+        lambda z: z.unfold(0, 3, 2),
+        lambda z: z.diagonal(),
+        lambda z: torch.view_as_real(torch.complex(z, z)),
+        lambda z: torch.complex(z, z).conj(),
+        lambda z: torch.complex(z, z).conj().imag,
+        lambda z: z.flip(0),
+        lambda z: z[2:2],
+    ],
+)
+def test_views_come_back_exactly(
+    view: Callable[[Tensor], Tensor], gradients: Run, everything: Any
+) -> None:
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        v = view(x * 1.5)
+        return (v * v * v).abs().sum()
+
+    x = torch.randn(8, 6, requires_grad=True)
+    same(function, [x], gradients, everything)
+
+
+def test_views_of_one_base_share_one_record(gradients: Run, everything: Any) -> None:
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        y = x.exp()
+        return (y * y.t().contiguous().t()).sum() + (y[1:] * y[:-1]).sum()
+
+    x = torch.randn(32, 32, requires_grad=True)
+    report = same(function, [x], gradients, everything)
+    # exp's result (with both of its slices) and the transposed copy.
+    assert report.num_records == 2
+    assert report.bytes_saved == 2 * 32 * 32 * 4
+
+
+def test_raw_bytes_cover_the_base() -> None:
+    base = torch.arange(100, dtype=torch.float32)
+    part = base[10:20]
+    key, view = identify(part)
+    assert (key.start_byte, key.end_byte) == (0, 400)
+    assert view.offset_bytes == 40
+    assert torch.equal(view.rebuild(raw_bytes(part, key).clone()), part)
+
+
+def test_key_survives_the_wrapper() -> None:
+    """The stamp is on the storage, not on the Python tensor."""
+    x = torch.randn(10)
+    first, _ = identify(x)
+    second, _ = identify(x.detach())
+    assert first == second
+    assert identify(torch.randn(10))[0] != first
+
+
+def test_what_is_not_plain() -> None:
+    assert is_plain(torch.ones(2))
+    assert is_plain(nn.Parameter(torch.ones(2)))
+    assert not is_plain(torch.eye(2).to_sparse())
+    assert not is_plain(torch.ones(2, device="meta"))

@@ -1,0 +1,221 @@
+"""Lifetimes: nothing is lost while a handle lives, nothing stays when it dies."""
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import ssdtrain
+from ssdtrain.errors import SessionClosedError
+
+
+def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [[nn.Linear(width, width), nn.GELU()] for _ in range(num_layers)]
+    return nn.Sequential(*[layer for pair in layers for layer in pair])
+
+
+def batch(width: int = 64) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(32, width, requires_grad=True)
+
+
+def test_retain_graph_gives_the_same_gradients_twice(everything: Any) -> None:
+    model, x = mlp(), batch()
+    expected = torch.autograd.grad(model(x).sum(), [x])[0]
+    with ssdtrain.offload(model, **everything):
+        loss = model(x).sum()
+        for retain in (True, True, False):
+            assert torch.equal(
+                torch.autograd.grad(loss, [x], retain_graph=retain)[0], expected
+            )
+
+
+def test_several_forwards_before_their_backwards(everything: Any) -> None:
+    model, x = mlp(), batch()
+    expected = [torch.autograd.grad((model(x * n)).sum(), [x])[0] for n in (1, 2, 3)]
+    with ssdtrain.offload(model, **everything) as session:
+        losses = [model(x * n).sum() for n in (1, 2, 3)]
+        for at in (1, 0, 2):  # in any order
+            found = torch.autograd.grad(losses[at], [x])[0]
+            assert torch.equal(found, expected[at])
+        assert session._cache.is_idle
+
+
+def test_double_backward(everything: Any) -> None:
+    model, x = mlp(), batch()
+
+    def second_order() -> torch.Tensor:
+        first = torch.autograd.grad(model(x).square().sum(), [x], create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), [x])[0]
+
+    expected = second_order()
+    with ssdtrain.offload(model, **everything):
+        assert torch.equal(second_order(), expected)
+
+
+def test_dropped_graph_frees_everything(everything: Any) -> None:
+    model = mlp()
+    with ssdtrain.offload(model, **everything) as session:
+        loss = model(batch()).sum()
+        assert not session._cache.is_idle
+        del loss
+        assert session._cache.is_idle
+        assert session._cache.ledger.live_bytes == 0
+        # A tensor on its way out stays in the window until compute has passed it.
+        model(batch()).sum().backward()
+    assert session._cache.offloader.pool.used_bytes == 0
+
+
+def test_evaluation_leaves_no_trace(everything: Any) -> None:
+    model = mlp()
+    with ssdtrain.offload(model, **everything) as session:
+        with torch.no_grad():
+            model(batch())
+        with torch.inference_mode():
+            model(batch().detach())
+        assert session.last_step is None
+        assert session._cache.is_idle
+
+
+def test_recomputation_inside_the_forward_is_not_packed(everything: Any) -> None:
+    """Backward runs under the hooks when a module calls it in its own forward."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(self.inner, x, use_reentrant=False)
+            return torch.autograd.grad(y.sum(), [x, *self.inner.parameters()])[0]
+
+    whole, x = Whole(), batch()
+    expected = whole(x)
+    with ssdtrain.offload(whole, **everything) as session:
+        assert torch.equal(whole(x), expected)
+        report = session.last_step
+    assert report is not None
+    # The checkpoint's own input is packed; what its recomputation saves is not.
+    assert report.bytes_saved == x.nbytes
+
+
+def test_exception_in_forward_leaves_the_session_usable(everything: Any) -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+            self.fail = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.body(x)
+            if self.fail:
+                raise KeyboardInterrupt
+            return y
+
+    model, x = Failing(), batch()
+    with ssdtrain.offload(model, **everything) as session:
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        gc.collect()
+        assert session._cache.is_idle
+        # The hooks are gone: an unrelated graph is not packed.
+        (x * x).sum().backward()
+        assert session.last_step is None
+        model.fail = False
+        model(x).sum().backward()
+        assert session.last_step is not None
+
+
+def test_backward_after_close_raises(everything: Any) -> None:
+    model = mlp()
+    session = ssdtrain.offload(model, **everything)
+    loss = model(batch()).sum()
+    session.close()
+    session.close()
+    with pytest.raises(SessionClosedError, match="closed before backward"):
+        loss.backward()
+
+
+def test_close_restores_every_attribute(everything: Any) -> None:
+    model = mlp()
+    before = dict(vars(model))
+    session = ssdtrain.offload(model, **everything)
+    assert "forward" in vars(model)
+    model(batch()).sum().backward()
+    session.close()
+    assert vars(model) == before
+
+
+def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
+    model = mlp(num_layers=12)
+    settings = {**everything, "target": "ssd", "directory": str(tmp_path)}
+    with ssdtrain.offload(model, **settings) as session:
+        levels = []
+        for _ in range(6):
+            model(batch()).sum().backward()
+            assert session._cache.is_idle
+            offloader = session._cache.offloader
+            offloader.wait_io()
+            stats = offloader.storage.stats()
+            levels.append(
+                (
+                    offloader.pool.used_bytes,
+                    stats.used_bytes,
+                    stats.allocated_bytes,
+                    session._cache.ledger.live_bytes,
+                    len(session._cache._records),
+                )
+            )
+            # How many buffers were in use at once depends on timing, never above all.
+            assert offloader.pool.total_bytes <= session.steps[0].bytes_saved
+        assert levels == [levels[0]] * 6, levels
+        assert levels[-1][:2] == (0, 0)
+        assert levels[-1][3:] == (0, 0)
+        num_threads = threading.active_count()
+        model(batch()).sum().backward()
+        assert threading.active_count() == num_threads
+    assert not list(tmp_path.iterdir())
+    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+
+
+def test_two_sessions_live_side_by_side(everything: Any) -> None:
+    first, second, x = mlp(), mlp(num_layers=2), batch()
+    expected = torch.autograd.grad(second(first(x)).sum(), [x])[0]
+    with (
+        ssdtrain.offload(first, **everything) as one,
+        ssdtrain.offload(second, **everything) as two,
+    ):
+        found = torch.autograd.grad(second(first(x)).sum(), [x])[0]
+        assert torch.equal(found, expected)
+        assert one.last_step is not None
+        assert two.last_step is not None
+        assert one.last_step.num_records > two.last_step.num_records
+
+
+def test_saved_bytes_at_backward_start_are_the_window_and_the_kept(
+    everything: Any,
+) -> None:
+    """12 layers. Each saves its input (Linear) and its pre-activation (GELU), every
+    one 32 x 64 floats: 24 records of 8192 bytes. With a window of three, the last
+    three are on the device when backward starts, and nothing else."""
+    one = 32 * 64 * 4
+    model = mlp(num_layers=12)
+    settings = {**everything, "window_bytes": 3 * one, "prefetch_bytes": one}
+    with ssdtrain.offload(model, **settings) as session:
+        for _ in range(3):
+            model(batch()).sum().backward()
+            report = session.last_step
+            assert report is not None
+            assert report.bytes_saved == 24 * one
+            assert report.saved_backward_start_bytes == 3 * one
+        # From the second step on the tail is known and does not even start to leave.
+        assert report.bytes_kept == 3 * one
+        assert report.bytes_offloaded == 21 * one
+        assert report.bytes_reloaded == 21 * one
+        # In backward: the one in use, the one prefetched, never more than the start.
+        assert report.saved_peak_bytes <= 4 * one

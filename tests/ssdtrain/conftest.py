@@ -1,0 +1,72 @@
+"""Shared by the ssdtrain tests: a module around any function, and sessions on it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+
+EVERYTHING = {
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "offload-all",
+    "recompute": "off",
+    "window_bytes": 1,
+    "host_bytes": 256 * 1024 * 1024,
+}
+
+
+class Around(nn.Module):
+    """A module whose forward is the given function of itself and its inputs."""
+
+    def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.anchor = nn.Parameter(torch.ones(1))
+        self.weights = nn.ParameterList(nn.Parameter(p) for p in parameters)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)
+
+
+@pytest.fixture
+def around() -> type[Around]:
+    return Around
+
+
+@pytest.fixture
+def everything() -> dict[str, Any]:
+    """Settings under which all that can move moves at once."""
+    return dict(EVERYTHING)
+
+
+Gradients = tuple[list[Tensor | None], list[ssdtrain.StepReport]]
+
+
+@pytest.fixture
+def gradients() -> Callable[..., Gradients]:
+    """Runs a function forward and backward, with or without a session."""
+
+    def run(
+        function: Callable[..., Tensor],
+        inputs: list[Tensor],
+        settings: dict[str, Any] | None = None,
+        parameters: tuple[Tensor, ...] = (),
+    ) -> Gradients:
+        leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        model = Around(function, *(p.clone() for p in parameters))
+        session = None if settings is None else ssdtrain.offload(model, **settings)
+        reports: list[ssdtrain.StepReport] = []
+        try:
+            model(*leaves).backward()
+            if session is not None:
+                reports = list(session.steps)
+        finally:
+            if session is not None:
+                session.close()
+        return [x.grad for x in [*leaves, *model.weights]], reports
+
+    return run

@@ -1,0 +1,113 @@
+"""`ssdtrain doctor` end to end, on whatever machine this is."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdtrain.machine import command
+from ssdtrain.machine.doctor import judge_links
+from ssdtrain.machine.fit import fit_curve
+from ssdtrain.machine.links import Link, LinkKind, Sample, read_links
+
+
+def doctor(*arguments: str) -> int:
+    parser = argparse.ArgumentParser(prog="ssdtrain doctor")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def test_measures_saves_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").mkdir()
+    saved, plot = tmp_path / "links.json", tmp_path / "links.png"
+    arguments = ["--directory", str(tmp_path / "drive"), "--json"]
+    arguments += ["--max-write-bytes", "64M", "--max-seconds", "1.5"]
+    assert doctor(*arguments, "--save", str(saved), "--plot", str(plot)) == 0
+    printed = json.loads(capsys.readouterr().out)
+    links = read_links(saved)
+    assert printed["links"] == json.loads(saved.read_text())
+    kinds = {link.kind for link in links.links}
+    copies = LinkKind.D2H if torch.cuda.is_available() else LinkKind.HOST_COPY
+    assert {copies, LinkKind.SSD_WRITE, LinkKind.SSD_READ} <= kinds
+    assert 0 < printed["bytes_written"] <= 64 << 20
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert list((tmp_path / "drive").iterdir()) == []
+    for finding in printed["findings"]:
+        assert finding["advice"], finding
+
+
+def test_tables_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--no-measure") == 0
+    text = capsys.readouterr().out
+    assert "Findings" in text and "torch" in text and "Links" not in text
+
+
+def test_a_missing_directory_is_a_problem_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert doctor("--no-measure", "--json", "--directory", gone) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = [f for f in findings if f["level"] == "problem"]
+    assert gone in found["text"] and "existing directory" in found["advice"]
+
+
+def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--no-measure", "--save", "x.json") == 2
+    assert "leave one out" in capsys.readouterr().err
+    assert doctor("--max-seconds", "-1") == 2
+    assert "max_seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4096", 4096), ("2K", 2048), ("1.5m", 3 << 19), ("1G", 1 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert command.size_argument(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "G", "1X", "-5", "0M"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expects"):
+        command.size_argument(text)
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        doctor("--help")
+    assert stopped.value.code == 0
+    assert "--directory /mnt/nvme0 --save links.json" in capsys.readouterr().out
+
+
+def link(kind: LinkKind, gb_per_s: float) -> Link:
+    sizes = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+    samples = tuple(
+        Sample(size_bytes=m, seconds=1e-6 + m / gb_per_s / 1e9) for m in sizes
+    )
+    return Link(
+        kind=kind,
+        source="a",
+        target="b",
+        depth=1,
+        mode="pinned",
+        samples=samples,
+        curve=fit_curve(samples),
+    )
+
+
+def test_findings_about_links() -> None:
+    kinds = (LinkKind.D2H, LinkKind.H2D, LinkKind.BOTH)
+    fast = tuple(link(kind, 55.0) for kind in kinds)
+    assert "hides 55 GB" in next(iter(judge_links(fast))).advice
+    shared = (*fast[:2], link(LinkKind.BOTH, 30.0))
+    assert any("disturb" in f.advice for f in judge_links(shared))
+    slow = tuple(link(kind, 6.0) for kind in kinds)
+    assert "below PCIe 4" in next(iter(judge_links(slow))).advice
+    tiers = (*fast, link(LinkKind.SSD_WRITE, 2.5), link(LinkKind.SSD_READ, 2.7))
+    assert any("tiered" in f.advice for f in judge_links(tiers))
+    assert list(judge_links(())) == []

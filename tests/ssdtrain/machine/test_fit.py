@@ -1,0 +1,72 @@
+"""Fitted curves against links whose true times are known."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdtrain.machine.fit import fit_curve, level
+from ssdtrain.machine.links import Sample
+
+SIZES = [4096 * 2**step for step in range(17)]
+
+
+def test_an_ideal_link_is_recovered() -> None:
+    samples = [Sample(size_bytes=m, seconds=1e-5 + m / 5e10) for m in SIZES]
+    curve = fit_curve(samples)
+    assert curve.bytes_per_second == pytest.approx(5e10, rel=0.02)
+    assert curve.startup_seconds == pytest.approx(1e-5, rel=0.02)
+    assert curve.fit_error < 0.1
+    # Also between the samples, and beyond them.
+    for m in (6000, 100_000, 3_000_000, 50_000_000, 4_000_000_000):
+        assert curve.seconds(m) == pytest.approx(1e-5 + m / 5e10, rel=0.12)
+
+
+def test_a_link_whose_bandwidth_is_a_sigmoid() -> None:
+    def rate(m: float) -> float:
+        return 10 ** (2.0 / (1 + np.exp(-0.6 * (np.log2(m) - 19.0))) + 8.3)
+
+    samples = [Sample(size_bytes=m, seconds=m / rate(m)) for m in SIZES]
+    curve = fit_curve(samples)
+    for m in (m * 1.4 for m in SIZES[3:-1]):
+        assert curve.seconds(m) == pytest.approx(m / rate(m), rel=0.15)
+
+
+def test_a_cache_that_flatters_middle_sizes_does_not_set_the_peak() -> None:
+    rates = [2e10 if m < 1 << 22 else 8e9 for m in SIZES]
+    samples = [
+        Sample(size_bytes=m, seconds=1e-6 + m / r)
+        for m, r in zip(SIZES, rates, strict=True)
+    ]
+    assert fit_curve(samples).bytes_per_second == pytest.approx(8e9, rel=0.02)
+
+
+def test_one_outlier_does_not_lift_all_larger_sizes() -> None:
+    times = [1e-5 + m / 5e10 for m in SIZES]
+    times[2] *= 30
+    curve = fit_curve(
+        [Sample(size_bytes=m, seconds=t) for m, t in zip(SIZES, times, strict=True)]
+    )
+    assert curve.seconds(SIZES[-1]) == pytest.approx(times[-1], rel=0.05)
+    assert curve.fit_error > 0.5, "an outlier must show in the stated error"
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[(4096, 1e-5), (8192, 2e-5)], [(1, 1.0), (2, 0.0), (3, 1.0)], [(5, 1.0)] * 3],
+)
+def test_too_little_to_fit(points: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="three sizes"):
+        fit_curve([Sample(size_bytes=m, seconds=t) for m, t in points])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=12))
+def test_level_is_the_isotonic_projection(values: list[float]) -> None:
+    levelled = level(np.array(values))
+    assert np.all(np.diff(levelled) >= -1e-12)
+    assert levelled.sum() == pytest.approx(sum(values), abs=1e-9)
+    assert level(levelled) == pytest.approx(levelled)
+    best = float(((levelled - values) ** 2).sum())
+    running = np.maximum.accumulate(values)
+    assert best <= float(((running - values) ** 2).sum()) + 1e-9

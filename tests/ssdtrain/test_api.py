@@ -1,0 +1,80 @@
+"""Bad input gets an error that names the field and what to set."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.errors import AttachError, ConfigError
+
+
+def model() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"target": "ssd"}, "needs a directory"),
+    ({"target": "tape"}, "target expects 'host', 'ssd', 'tiered', got 'tape'"),
+    ({"target": "ssd", "directory": "/nowhere/at/all"}, "/nowhere/at/all"),
+    ({"host_bytes": 1 << 60}, "host_bytes"),
+    ({"host_bytes": 0}, "host_bytes expects an integer >= 1, got 0"),
+    ({"min_bytes": -1}, "min_bytes expects an integer >= 0"),
+    ({"plan": "sometimes"}, "plan expects"),
+    ({"max_overhead": -0.5}, "max_overhead is a fraction"),
+    ({"write_gb_per_s": 0}, "write_gb_per_s expects GB/s above 0"),
+    ({"tarjet": "host"}, "unknown setting 'tarjet'; known: target"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), CASES)
+def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
+    linear = model()
+    before = dict(vars(linear))
+    with pytest.raises(ConfigError) as caught:
+        ssdtrain.offload(linear, **settings)
+    assert text in str(caught.value)
+    assert vars(linear) == before
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.ReLU(), "no parameter"),
+        (lambda: "gpt2", "expects an nn.Module"),
+        (lambda: [], "no parameter"),
+    ],
+)
+def test_impossible_models(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(AttachError, match=text):
+        ssdtrain.offload(make(), target="host")
+
+
+def test_offload_twice_is_refused() -> None:
+    linear = model()
+    with ssdtrain.offload(linear, target="host"):
+        with pytest.raises(AttachError, match="already offloaded"):
+            ssdtrain.offload(linear, target="host")
+        linear(torch.ones(2, 4)).sum().backward()
+    with ssdtrain.offload(linear, target="host"):
+        pass
+
+
+def test_read_only_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="directory"):
+        ssdtrain.offload(model(), target="ssd", directory=str(tmp_path / "file"))
+
+
+def test_default_is_host_only_without_a_directory() -> None:
+    with ssdtrain.offload(model()) as session:
+        assert session._cache.offloader.storage is None
+
+
+def test_configuration_object_and_overrides(tmp_path: Path) -> None:
+    config = ssdtrain.OffloadConfig(target="host", min_bytes=5)
+    with ssdtrain.offload(model(), config, min_bytes=7) as session:
+        assert session._cache.limits.min_bytes == 7
