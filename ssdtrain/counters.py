@@ -42,7 +42,6 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
-    RECIPE_UNCHECKED = "stored: a recipe's input had left before its first check"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
 
 

@@ -93,15 +93,6 @@ class TensorCache:
         """Saved-tensor hooks for one forward."""
         return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
-    @property
-    def lane(self) -> Lane:
-        """The lane that is being filled."""
-        return self.lanes.current
-
-    def fall_back(self, reason: Fallback) -> None:
-        """Count something that was not done the way it was asked for."""
-        self.offloader.fall_back(reason)
-
     def keep_resident(self, stamp: Stamp) -> None:
         """Never move this storage: it lives as long as the model (a buffer)."""
         self._resident.add(stamp)

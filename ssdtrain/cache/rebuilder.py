@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ssdtrain.cache.identity import Key, Probe, View, identify, is_plain
+from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import RECIPE, Ledger
 from ssdtrain.cache.record import (
     Handle,
@@ -24,7 +26,6 @@ from ssdtrain.cache.record import (
     Rebuilt,
     RebuiltView,
     Record,
-    RecordState,
     RecordView,
     Retired,
 )
@@ -33,10 +34,10 @@ from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_byt
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder
 from ssdtrain.remat.producer import notes_of
+from ssdtrain.transfer.offloader import Offloader
 
 # A parameter whose data may be gone in backward is copied if it is this small.
 COPIED_PARAMETER_BYTES = 256 * 1024
-ON_DEVICE = (RecordState.KEPT, RecordState.LEAVING, RecordState.BACK)
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +46,15 @@ class Cache(Protocol):
     """What recipes need of the cache they belong to."""
 
     ledger: Ledger
+    lanes: Lanes
+    offloader: Offloader
     retired: deque[Retired]
-
-    @property
-    def lane(self) -> Lane:
-        """The lane that is being filled."""
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
 
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a tensor back."""
-
-    def fall_back(self, reason: Fallback) -> None:
-        """Count a fallback."""
 
 
 class Note(NamedTuple):
@@ -141,7 +137,7 @@ class Rebuilder:
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
-        lane = self._cache.lane
+        lane = self._cache.lanes.current
         whole = key.start_byte == 0 and key.end_byte == base.nbytes
         if not whole or not is_plain(base) or not is_dense(base):
             return None
@@ -167,30 +163,60 @@ class Rebuilder:
             return self._finder.find(base, self)
         except Exception as error:
             self._report("recipe", base, error)
-            self._cache.fall_back(Fallback.RECIPE_REFUSED)
+            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
             return None
 
     def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
-        signature = (expression.signature, Layout.of(base).shape_class, base.device)
+        place = None
         if expression.has_transients:
-            signature = (*signature, lane.name, lane.num_unguarded)
+            place = lane.name, lane.num_unguarded
             lane.num_unguarded += 1
+        layout = Layout.of(base).shape_class
+        signature = expression.signature, layout, base.device, place
         verdict = self._admission.verdict(signature)
         if verdict is Verdict.UNKNOWN:
-            if not all(_is_present(held.holder) for held in expression.held()):
-                self._cache.fall_back(Fallback.RECIPE_UNCHECKED)
-                return False
             verdict = self._admission.decide(signature, self._check(expression, base))
         if verdict is Verdict.REFUSED:
-            self._cache.fall_back(Fallback.RECIPE_REFUSED)
+            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
         return verdict is Verdict.ADMITTED
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
         try:
-            return same_bytes(_peek_at(expression), base.detach())
+            return same_bytes(self._preview(expression), base.detach())
         except Exception as error:
             self._report("check", base, error)
             return False
+
+    def _preview(self, expression: Expression) -> Tensor:
+        tensors = [self._peek(held.holder) for held in expression.held()]
+        return evaluate(expression, tensors)
+
+    def _peek(self, handle: Handle) -> Tensor:
+        """The tensor as it is now; no use is counted and no record changes."""
+        source = handle.source
+        if isinstance(source, Kept):
+            return source.tensor
+        if isinstance(source, ParameterView):
+            return source.rebuild()
+        if isinstance(source, RebuiltView):
+            data = raw(self._preview(source.rebuilt.expression))
+            return source.view.rebuild(data)
+        return source.view.rebuild(self._peek_at_record(source.record))
+
+    def _peek_at_record(self, record: Record) -> Tensor:
+        device = self._cache.offloader.device
+        if record.data is not None:
+            if record.load is not None:
+                record.load.wait(device)
+            return record.data
+        if record.parcel is None:
+            raise RuntimeError(f"{record.name}: neither here nor away")
+        # It has left already. A copy is brought back, once for each class.
+        data = torch.empty(
+            record.num_bytes, dtype=torch.uint8, device=device.torch_device
+        )
+        self._cache.offloader.load(record.parcel, data).wait(device)
+        return data
 
     def _report(self, what: str, base: Tensor, error: Exception) -> None:
         """Warn once for each kind of producer; the tensor is then stored as bytes."""
@@ -209,7 +235,7 @@ class Rebuilder:
         if isinstance(source, RecordView):
             record = source.record
             offset = base.storage_offset() * base.itemsize - record.key.start_byte
-            view = identify(base)[1]._replace(offset_bytes=offset)
+            view = identify(base)[1]._replace(offset_bytes=int(offset))
             outputs[base.output_nr] = Note(weakref.ref(record), view, source.probe)
         elif isinstance(source, RebuiltView):
             view = identify(base)[1]
@@ -263,9 +289,7 @@ class Rebuilder:
     def narrowed(self, tensor: Tensor) -> Held | None:
         """Store a new tensor; it goes where its placement says."""
         handle = self._cache.pack(tensor)
-        return Held(
-            holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes
-        )
+        return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -320,32 +344,3 @@ def _count_handle(handle: Handle) -> None:
         source.record.num_handles += 1
     elif isinstance(source, RebuiltView):
         source.rebuilt.num_handles += 1
-
-
-def _is_present(handle: Handle) -> bool:
-    """Whether the tensor can be looked at now, without bringing anything back."""
-    source = handle.source
-    if isinstance(source, RecordView):
-        return source.record.state in ON_DEVICE
-    if isinstance(source, RebuiltView):
-        held = source.rebuilt.expression.held()
-        return all(_is_present(operand.holder) for operand in held)
-    return True
-
-
-def _peek(handle: Handle) -> Tensor:
-    """The tensor as it is now; no use is counted."""
-    source = handle.source
-    if isinstance(source, Kept):
-        return source.tensor
-    if isinstance(source, ParameterView):
-        return source.rebuild()
-    if isinstance(source, RebuiltView):
-        return source.view.rebuild(raw(_peek_at(source.rebuilt.expression)))
-    if source.record.data is None:
-        raise RuntimeError(f"{source.record.name} is not on the device")
-    return source.view.rebuild(source.record.data)
-
-
-def _peek_at(expression: Expression) -> Tensor:
-    return evaluate(expression, [_peek(held.holder) for held in expression.held()])

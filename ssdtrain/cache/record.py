@@ -179,7 +179,11 @@ class Rebuilt:
     )
 
     def __init__(
-        self, expression: Expression, layout: Layout, lane: Lane, retired: deque[Retired]
+        self,
+        expression: Expression,
+        layout: Layout,
+        lane: Lane,
+        retired: deque[Retired],
     ) -> None:
         self.expression = expression
         self.layout = layout

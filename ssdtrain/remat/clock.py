@@ -28,7 +28,7 @@ class Clock:
     def _mark(self) -> Any:
         if not self._cuda:
             return time.monotonic_ns()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

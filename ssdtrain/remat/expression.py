@@ -77,8 +77,6 @@ class State(NamedTuple):
         """All states are of one class."""
         return "random"
 
-    depth = 0
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expression:

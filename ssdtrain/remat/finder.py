@@ -67,7 +67,7 @@ class Finder:
         inner = module.forward
 
         @functools.wraps(inner)
-        def forward(input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        def forward(input: Tensor) -> Tensor:
             if torch.compiler.is_compiling():
                 return inner(input)
             with self._draws.around(module, input):

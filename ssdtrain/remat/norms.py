@@ -1,6 +1,5 @@
 """Recipes of fused normalizations. See [Note: epsilon] in constants.py."""
 
-
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -57,5 +56,3 @@ def normalize_rms(
 ) -> Tensor:
     """RMS norm; an epsilon of None is the dtype's own."""
     return F.rms_norm(source, shape, weight, epsilon)
-
-
