@@ -60,6 +60,6 @@ def pyg() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch_geometric = pytest.importorskip("torch_geometric")
-        import torch_geometric.nn
+        import torch_geometric.nn  # noqa: F811
         import torch_geometric.utils
     return torch_geometric
