@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
+from gather_harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
 
 from pydirect import gather, memory
 from pydirect.gather.front import front
