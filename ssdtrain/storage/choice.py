@@ -150,7 +150,8 @@ def choose_path(
             refusals.append(Refusal(mode, str(error)))
     slots = [posix.allocate(RECORD_BYTES) for _ in range(NUM_RECORDS)]
     try:
-        rates = measure_paths({**paths, **direct}, slots, device, depth, refusals)
+        buffers = device_buffers(device, depth)
+        rates = measure_paths({**paths, **direct}, slots, buffers, refusals)
     finally:
         for slot in slots:
             posix.free(slot)
@@ -165,22 +166,26 @@ def choose_path(
     )
 
 
+def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
+    """Random bytes in GPU memory, there when this returns."""
+    buffers = [
+        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
+        for _ in range(num)
+    ]
+    torch.cuda.synchronize(device)
+    return buffers
+
+
 def measure_paths(
     paths: dict[str, DevicePath],
     slots: Sequence[Slot],
-    device: torch.device,
-    depth: int,
+    buffers: Sequence[torch.Tensor],
     refusals: list[Refusal],
 ) -> list[Rates]:
     """Rates of all paths in alternate rounds, the best first.
 
     A path that fails is left out and named in `refusals`.
     """
-    buffers = [
-        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
-        for _ in range(depth)
-    ]
-    torch.cuda.synchronize(device)
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
     for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
         for name in list(seen):

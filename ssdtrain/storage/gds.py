@@ -265,13 +265,17 @@ def _named(fd: int, directory: str) -> Iterator[str]:
     own = os.path.join(directory, f"ssdtrain-{os.getpid()}-{secrets.token_hex(8)}")
     path = os.path.join(own, secrets.token_hex(16))
     os.mkdir(own, 0o700)
+    place = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+        # With a directory descriptor Python calls linkat, which alone follows /proc's
+        # link to the file; link would make a second link to that link.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=place, follow_symlinks=True)
         try:
             yield path
         finally:
             os.unlink(path)
     finally:
+        os.close(place)
         os.rmdir(own)
 
 
