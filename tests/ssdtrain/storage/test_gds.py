@@ -176,7 +176,7 @@ def test_bad_device_buffers(
 ) -> None:
     store = GdsStorage(posix, GdsMode.GDS)
     slot = store.allocate(PAGE)
-    for bad in (aligned(2 * PAGE), aligned(PAGE)[:100], aligned(PAGE)[:0]):
+    for bad in (aligned(2 * PAGE), aligned(PAGE)[:0]):
         with pytest.raises(ValueError, match="does not fit"):
             store.write(slot, DeviceTensor(bad))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1-D uint8 CUDA tensor"):
