@@ -21,7 +21,7 @@ from pydirect.gather.model import Rates, Workload, touched_pages
 from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
-from pydirect.memory import empty_pinned
+from pydirect.memory import empty_pinned, reach
 
 _VERSION = 1
 _SMALLEST_BYTES = 64 << 20
@@ -37,7 +37,7 @@ def size_class(table_bytes: int) -> int:
 
 def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
     """The rates for ``table`` (uint8, 2-D, pinned) on the engine's device."""
-    file = _cache_file(engine.device, table.nbytes)
+    file = _cache_file(engine.device, table)
     try:
         return Rates(**json.loads(file.read_text()))
     except (OSError, TypeError, ValueError):
@@ -48,7 +48,7 @@ def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
     return rates
 
 
-def _cache_file(device: torch.device, table_bytes: int) -> FilePath:
+def _cache_file(device: torch.device, table: torch.Tensor) -> FilePath:
     properties = torch.cuda.get_device_properties(device)
     facts = {
         "version": _VERSION,
@@ -56,7 +56,8 @@ def _cache_file(device: torch.device, table_bytes: int) -> FilePath:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "size_class": size_class(table_bytes),
+        "reach": reach(table).value,
+        "size_class": size_class(table.nbytes),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return cache_directory() / f"rates-{digest[:24]}.json"

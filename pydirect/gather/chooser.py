@@ -9,8 +9,9 @@ from pydirect.gather.model import Rates, Workload, choose_path
 from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
 from pydirect.gather.survey import Look
-from pydirect.memory import is_pinned
+from pydirect.memory import Reach, is_pinned, reach
 
+RatesKey = tuple[Reach, int, int]
 logger = logging.getLogger(__name__)
 
 
@@ -19,7 +20,7 @@ class Chooser:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rates: dict[tuple[int, int], Rates] = {}
+        self._rates: dict[RatesKey, Rates] = {}
 
     def choose(self, request: Request, look: Look) -> Path:
         """The path with the least predicted time; CPU for memory that is not pinned."""
@@ -28,13 +29,13 @@ class Chooser:
             return Path.CPU
         return choose_path(self.rates(request.table), workload(request, look))
 
-    def known(self) -> dict[tuple[int, int], Rates]:
-        """All rates so far, by (size class, number of threads)."""
+    def known(self) -> dict[RatesKey, Rates]:
+        """All rates so far, by (memory, size class, number of threads)."""
         return dict(self._rates)
 
     def rates(self, table: torch.Tensor) -> Rates:
         """The calibrated rates for ``table``."""
-        key = (size_class(table.nbytes), torch.get_num_threads())
+        key = (reach(table), size_class(table.nbytes), torch.get_num_threads())
         if key not in self._rates:
             self._rates[key] = load_or_measure(self._engine, table)
             logger.info("gather rates for size class %s: %s", key, self._rates[key])

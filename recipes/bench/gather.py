@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
+from gather_harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
 
 from pydirect import gather, memory
 from pydirect.gather.front import front
@@ -30,12 +30,13 @@ CORES = os.cpu_count() or 1
 
 
 class Sweep:
-    """One host table; smaller ones are slices of it."""
+    """One host table of a kind of memory; smaller tables are slices of it."""
 
     def __init__(self, results: Results, flat: torch.Tensor, peak: float) -> None:
         self.results = results
         self.flat = flat
         self.peak = peak
+        self.memory = memory.reach(flat).value
 
     def rows(self, row_bytes: int, table_gib: int) -> torch.Tensor:
         num = min(self.flat.numel(), table_gib * GIB) // row_bytes
@@ -48,6 +49,7 @@ class Sweep:
         table = self.rows(row_bytes, table_gib)
         sets = indices(batch, table.shape[0], 4)
         facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
+        facts["memory"] = self.memory
         choice = self.choice(table, sets[0])
         for method, work, repeats in self.methods(table):
             out = torch.full((batch, row_bytes), 255, dtype=torch.uint8, device="cuda")
@@ -75,11 +77,14 @@ class Sweep:
             ("direct", forced(gather.Path.DIRECT), 5),
             ("sorted", forced(gather.Path.SORTED), 5),
             ("cpu", forced(gather.Path.CPU), 3),
-            ("stock cpu", stock_cpu(table), 2),
-            ("stock cpu 4", stock_cpu(table), 1),
+            ("index_select on alias", stock_alias(table), 2),
         ]
-        if table.shape[1] % 4 == 0:
-            found.insert(3, ("index_select on alias", stock_alias(table), 2))
+        if self.memory == "managed":  # the CPU's side is the same on both
+            found += [
+                ("stock cpu", stock_cpu(table), 2),
+                ("ours 4", forced(None), 3),
+                ("stock cpu 4", stock_cpu(table), 1),
+            ]
         return found
 
     def choice(self, table: torch.Tensor, index: torch.Tensor) -> str:
@@ -134,7 +139,7 @@ def misaligned(sweep: Sweep) -> None:
 
             def direct(i, o, t=table, start=start) -> None:
                 request = as_request(t, i, o)
-                engine.direct(request, engine.tuning.num_sms, start)
+                engine.direct(request, engine.tuning.direct_sms, start)
 
             works[f"direct, start at {start.name.lower()}"] = direct
         for method, work in works.items():
@@ -168,7 +173,11 @@ def repeats_and_runs(sweep: Sweep) -> None:
             took = time_ms(work, 3)
             check_rows(table, index, out)
             sweep.results.add(
-                indices=name, distinct=distinct, path=str(path and path.value), ms=took
+                indices=name,
+                memory=sweep.memory,
+                distinct=distinct,
+                path=str(path and path.value),
+                ms=took,
             )
 
 
@@ -189,7 +198,7 @@ def budget(sweep: Sweep) -> None:
 
         def fetch(k: int, sms=sms) -> None:
             gather.index_select(
-                table, sets[k % 4], out=out, path="sorted", max_sms=sms, stream=side
+                table, sets[k % 4], out=out, path="direct", max_sms=sms, stream=side
             )
 
         def both(k: int) -> None:
@@ -213,23 +222,29 @@ def main() -> None:
     given = parser.parse_args()
     results = Results("gather", given.budget_s)
     peak = dma_peak_gbps()
-    began = time.perf_counter()
-    flat = memory.empty_pinned((given.largest_gib * GIB,), torch.uint8)
-    fill(flat)
-    results.add(dma_peak_gbps=peak, allocate_s=time.perf_counter() - began)
-    sweep = Sweep(results, flat, peak)
+    results.add(dma_peak_gbps=peak)
+    shape = (given.largest_gib * GIB,)
+    sweeps = []
+    for make in (memory.empty_table, memory.empty_pinned):
+        began = time.perf_counter()
+        flat = make(shape, torch.uint8)
+        fill(flat)
+        took = time.perf_counter() - began
+        results.add(memory=memory.reach(flat).value, allocate_s=took)
+        sweeps.append(Sweep(results, flat, peak))
     run = results.attempt
     for k, batch in enumerate(BATCHES):
-        for table, row in itertools.product(TABLES_GIB, ROWS):
+        for sweep, table, row in itertools.product(sweeps, TABLES_GIB, ROWS):
             run(
-                f"{row} x {batch} x {table}",
-                lambda r=row, b=batch, t=table: sweep.cell(r, b, t),
+                f"{row} x {batch} x {table} {sweep.memory}",
+                lambda s=sweep, r=row, b=batch, t=table: s.cell(r, b, t),
                 1 + 2 * row * batch / 1e9,
             )
         if k == 0:
-            run("misaligned", lambda: misaligned(sweep), 10)
-            run("budget", lambda: budget(sweep), 5)
-            run("repeats", lambda: repeats_and_runs(sweep), 5)
+            run("misaligned", lambda: misaligned(sweeps[0]), 10)
+            run("budget", lambda: budget(sweeps[0]), 5)
+            for sweep in sweeps:
+                run("repeats", lambda s=sweep: repeats_and_runs(s), 5)
     rates = front(torch.device("cuda", 0)).chooser.known()
     results.add(rates={str(key): vars(value) for key, value in rates.items()})
     results.add(done=True, left_s=results.left_s())
