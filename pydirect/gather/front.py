@@ -39,7 +39,7 @@ class Front:
         if path in (None, Path.SORTED):
             look = self._survey.look(request.table, request.index)
         chosen = self.chooser.choose(request, look) if path is None else path
-        counters().count(
+        process_counters().count(
             chosen,
             request.out.nbytes,
             unpinned=path is None and not pinned,
@@ -50,13 +50,13 @@ class Front:
 
 
 @functools.cache
-def front(device: torch.device) -> Front:
+def front_of(device: torch.device) -> Front:
     """The front of a device (with an index)."""
     with torch.cuda.device(device):
         return Front(device)
 
 
 @functools.cache
-def counters() -> Counters:
+def process_counters() -> Counters:
     """The counters of this process."""
     return Counters()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pydirect import gather, memory
-from pydirect.gather.front import front
+from pydirect.gather.front import front_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def test_repeats_are_found_and_read_once() -> None:
     for _ in range(20):
         out = gather.index_select(table, index, path="sorted")
         torch.cuda.synchronize()
-    look = front(torch.device("cuda", 0))._survey.look(table, index)
+    look = front_of(torch.device("cuda", 0))._survey.look(table, index)
     assert look.distinct_share < 0.01
     assert torch.equal(out.cpu(), table[index.cpu()])
 
