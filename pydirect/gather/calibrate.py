@@ -23,7 +23,7 @@ from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
 from pydirect.memory import empty_pinned, reach
 
-_VERSION = 1
+_VERSION = 2
 _SMALLEST_BYTES = 64 << 20
 _LINE_BYTES = 128
 _LONG_BYTES = 4096
@@ -90,12 +90,14 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         sort_ns=sort_ns,
     )
     cpu_ms = ms(lines, 64, Path.CPU)
+    dma_gbps = _dma_gbps(engine.device, flat)
+    run_ms = _run_ms(engine, near)
     line_ns = (ms(lines, 200_000, Path.CPU) - cpu_ms) * 5
     long_ns = (ms(long_rows, 16_384, Path.CPU) - cpu_ms) * 1e6 / 16_384
     cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
     return Rates(
         link_gbps=link_gbps,
-        dma_gbps=_dma_gbps(engine.device, flat),
+        dma_gbps=dma_gbps,
         direct_ms=direct_ms,
         sorted_ms=sorted_ms,
         random_ns=max(0.0, random_ns),
@@ -106,6 +108,9 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         cpu_row_ns=max(0.0, line_ns - _LINE_BYTES * cpu_byte_ns),
         cpu_byte_ns=cpu_byte_ns,
         dma_call_us=_dma_call_us(engine.device, flat),
+        dma_index_ns=max(
+            0.0, (run_ms - cpu_ms) * 1e6 / near.shape[0] - _LINE_BYTES / dma_gbps
+        ),
     )
 
 
@@ -154,6 +159,14 @@ def _gather_ms(engine: Engine, rows: torch.Tensor, num: int, path: Path) -> floa
         return lambda: engine.gather(request, path)
 
     return _median_ms(engine.device, once)
+
+
+def _run_ms(engine: Engine, rows: torch.Tensor) -> float:
+    """One run over all of ``rows``: what looking for runs costs."""
+    index = torch.arange(rows.shape[0], device=engine.device)
+    out = torch.empty(rows.shape, dtype=torch.uint8, device=engine.device)
+    request = Request(table=rows, index=index, out=out)
+    return _median_ms(engine.device, lambda: lambda: engine.gather(request, Path.DMA))
 
 
 def _median_ms(device: torch.device, prepare: Callable[[], Callable[[], Any]]) -> float:
