@@ -1,5 +1,6 @@
 """PyG warns when it is imported, and warnings are errors here."""
 
+import importlib
 import warnings
 from types import ModuleType
 
