@@ -71,7 +71,7 @@ def synchronize_all() -> None:
 
 def _has_context(device: int) -> bool:
     # torch's own question before it guesses a device for a pinned allocation.
-    return bool(torch._C._cuda_hasPrimaryContext(device))
+    return bool(getattr(torch._C, "_cuda_hasPrimaryContext")(device))  # noqa: B009
 
 
 def prefer_huge_pages(address: int, num_bytes: int) -> None:
@@ -86,6 +86,11 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
     Raises:
         HostMemoryError: the kernel knows no such node.
     """
+    if not set(nodes) <= set(numa_nodes()):
+        raise HostMemoryError(
+            f"NUMA placement expects nodes of this machine, {numa_nodes()}, got nodes "
+            f"{nodes}"
+        )
     number = _SYS_MBIND.get(os.uname().machine)
     if number is None:
         raise HostMemoryError(
@@ -101,14 +106,14 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
         ctypes.c_ulong(num_bytes),
         ctypes.c_int(mode),
         ctypes.byref(mask),
-        ctypes.c_ulong(64),
+        # The kernel takes one off before it reads the mask.
+        ctypes.c_ulong(65),
         ctypes.c_uint(0),
     )
     if failed:
         code = ctypes.get_errno()
         raise HostMemoryError(
-            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}; this "
-            f"machine has nodes {numa_nodes()}"
+            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}"
         )
 
 
@@ -121,10 +126,12 @@ def numa_nodes() -> tuple[int, ...]:
 def numa_node_of(device: torch.device) -> int | None:
     """The NUMA node next to a CUDA device; None where the machine does not say."""
     properties = torch.cuda.get_device_properties(device)
-    bus = getattr(properties, "pci_bus_id", None)
-    if bus is None:
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    address = [getattr(properties, name, None) for name in names]
+    if None in address:
         return None
-    place = f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    domain, bus, slot = address
+    place = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
     try:
         text = Path(f"/sys/bus/pci/devices/{place}/numa_node").read_text()
     except OSError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 
 
@@ -227,11 +228,15 @@ class RunSettings:
         Raises:
             ConfigError: a value can never work; the text names the field.
         """
+        offload = dict(values.get("offload") or {})
+        if offload:
+            # Here, and not when it is attached: that is after the run without it.
+            OffloadConfig.from_mapping(offload)
         return cls(
             run_directory=str(values["run_directory"]),
             model=ModelSettings(**values["model"]),
             host=HostSettings(**values["host"]),
             data=DataSettings(**values["data"]),
             train=TrainSettings(**values["train"]),
-            offload=dict(values.get("offload") or {}),
+            offload=offload,
         )

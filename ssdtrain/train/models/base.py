@@ -81,8 +81,10 @@ def run_block(
 def enable_checkpointing(model: Any, how: Checkpointing) -> None:
     """Switch on the checkpointing of a stock `transformers` model."""
     if how is not Checkpointing.NONE:
-        reentrant = how is Checkpointing.REENTRANT
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        # transformers 5.2x renamed the method; the old name warns there.
+        old = model.gradient_checkpointing_enable
+        enable = getattr(model, "activation_checkpointing_enable", old)
+        enable({"use_reentrant": how is Checkpointing.REENTRANT})
 
 
 def project(embedding: nn.Module, hidden: Tensor) -> Tensor:
