@@ -8,13 +8,15 @@ from torch import nn
 
 from ssdtrain.cache.cache import CacheLimits, TensorCache
 from ssdtrain.cache.identity import stamp_of
-from ssdtrain.config import OffloadConfig, PlanChoice, Target
+from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.config import OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.hosts import deepspeed, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
+from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import Device, open_device
 from ssdtrain.transfer.host_memory import host_cap_bytes
@@ -112,6 +114,8 @@ def offload(
             for buffer in module.buffers():
                 if buffer.layout is torch.strided:
                     cache.keep_resident(stamp_of(buffer))
+        if settings.recompute is Recompute.AUTO:
+            _attach_recipes(cache, modules, patches)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         else:
@@ -121,6 +125,17 @@ def offload(
         session.close()
         raise
     return session
+
+
+def _attach_recipes(
+    cache: TensorCache, modules: list[nn.Module], patches: Patches
+) -> None:
+    finder = Finder()
+    rebuilder = Rebuilder(cache, finder)
+    for module in modules:
+        finder.attach(module, patches.set)
+        rebuilder.trust(module.parameters())
+    cache.recipes = rebuilder
 
 
 def _merge(config: OffloadConfig | None, overrides: dict[str, Any]) -> OffloadConfig:
