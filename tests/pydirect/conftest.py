@@ -1,9 +1,5 @@
 """gather.cu built for the CPU, so that its logic runs where there is no GPU; and PyG,
-<<<<<<< HEAD
 which warns when it is imported, where warnings are errors."""
-=======
-which warns when it is imported, while warnings are errors here."""
->>>>>>> main
 
 import ctypes
 import importlib
@@ -61,17 +57,8 @@ def host_module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
 @pytest.fixture(scope="session")
 def pyg() -> ModuleType:
     """torch_geometric with its layers, imported quietly."""
-<<<<<<< HEAD
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch_geometric = pytest.importorskip("torch_geometric")
         importlib.import_module("torch_geometric.nn")
-=======
-    pytest.importorskip("torch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch_geometric = pytest.importorskip("torch_geometric")
-        import torch_geometric.nn  # noqa: F811
-        import torch_geometric.utils
->>>>>>> main
     return torch_geometric
