@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from hector.datasets.task import NodeClassification
 from hector.datasets.triples import number, open_text, parse_ntriples
-from hector.graph import HeteroGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,34 +41,6 @@ RDF_TASKS = {
         target_relations=("http://dl-learner.org/carcinogenesis#isMutagenic",),
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NodeClassification:
-    """A graph with labels on some of its nodes."""
-
-    name: str
-    graph: HeteroGraph
-    num_classes: int
-    train_nodes: Tensor
-    """int64 [num_train]."""
-    train_labels: Tensor
-    """int64 [num_train] in [0, num_classes)."""
-    test_nodes: Tensor
-    """int64 [num_test]."""
-    test_labels: Tensor
-    """int64 [num_test] in [0, num_classes)."""
-
-    def to(self, device: torch.device | str) -> "NodeClassification":
-        return NodeClassification(
-            name=self.name,
-            graph=self.graph.to(device),
-            num_classes=self.num_classes,
-            train_nodes=self.train_nodes.to(device),
-            train_labels=self.train_labels.to(device),
-            test_nodes=self.test_nodes.to(device),
-            test_labels=self.test_labels.to(device),
-        )
 
 
 def load_rdf(name: str, directory: str | Path) -> NodeClassification:

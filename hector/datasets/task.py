@@ -1,0 +1,81 @@
+"""Node classification: a graph with labels on some of its nodes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hector.datasets.generate import GraphSpec, generate
+from hector.graph import HeteroGraph
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NodeClassification:
+    """A graph with labels on some of its nodes."""
+
+    name: str
+    graph: HeteroGraph
+    num_classes: int
+    train_nodes: Tensor
+    """int64 [num_train]."""
+    train_labels: Tensor
+    """int64 [num_train] in [0, num_classes)."""
+    test_nodes: Tensor
+    """int64 [num_test]."""
+    test_labels: Tensor
+    """int64 [num_test] in [0, num_classes)."""
+
+    def to(self, device: torch.device | str) -> "NodeClassification":
+        return NodeClassification(
+            name=self.name,
+            graph=self.graph.to(device),
+            num_classes=self.num_classes,
+            train_nodes=self.train_nodes.to(device),
+            train_labels=self.train_labels.to(device),
+            test_nodes=self.test_nodes.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+
+def generated_task(
+    spec: GraphSpec,
+    *,
+    num_classes: int,
+    num_labelled: int,
+    train_share: float = 0.8,
+    seed: int = 0,
+) -> NodeClassification:
+    """A generated graph whose labels can be learnt from its relations.
+
+    A hidden table gives every relation a score a class; a node's label is the class
+    with the largest sum over its in-edges. The labelled nodes are drawn among those
+    with in-edges.
+    """
+    if num_classes < 2 or not 0 < train_share < 1:
+        raise ValueError(
+            "expected num_classes >= 2 and train_share in (0, 1), got "
+            f"{num_classes} and {train_share}"
+        )
+    graph = generate(spec, seed=seed)
+    gen = torch.Generator().manual_seed(seed + 1)
+    table = torch.randn(graph.num_edge_types, num_classes, generator=gen)
+    scores = torch.zeros(graph.num_nodes, num_classes)
+    scores.index_add_(0, graph.dst, table[graph.edge_type])
+    reached = (graph.csc().ptr.diff() > 0).nonzero().flatten()
+    if not 2 <= num_labelled <= reached.numel():
+        raise ValueError(
+            f"expected num_labelled in [2, {reached.numel()}] (nodes with in-edges), "
+            f"got {num_labelled}"
+        )
+    nodes = reached[torch.randperm(reached.numel(), generator=gen)[:num_labelled]]
+    labels = scores[nodes].argmax(1)
+    cut = min(max(1, round(train_share * num_labelled)), num_labelled - 1)
+    return NodeClassification(
+        name="generated",
+        graph=graph,
+        num_classes=num_classes,
+        train_nodes=nodes[:cut],
+        train_labels=labels[:cut],
+        test_nodes=nodes[cut:],
+        test_labels=labels[cut:],
+    )

@@ -1,0 +1,310 @@
+"""Full-batch node classification on a relational graph."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hector.datasets.generate import TABLE_3_3, scaled
+from hector.datasets.rdf import load_rdf
+from hector.datasets.task import NodeClassification, generated_task
+from hector.train.checkpoint import (
+    Checkpoint,
+    load,
+    random_state,
+    save,
+    set_random_state,
+)
+from hector.train.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Resume,
+    RunConfig,
+)
+from hector.train.model import LayerFactory, NodeClassifier, compiled_layer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a run ended with."""
+
+    accuracies: tuple[float, ...]
+    """Test accuracy after the last epoch, one a repetition."""
+    losses: tuple[float, ...]
+    """Training loss of each epoch of the last repetition run here."""
+    epoch_ms: float | None
+    """Median time of an epoch run here (forward, backward, step), if one was."""
+
+    @property
+    def mean_accuracy(self) -> float:
+        return fmean(self.accuracies)
+
+    def __str__(self) -> str:
+        time_text = (
+            "" if self.epoch_ms is None else f", {self.epoch_ms:.2f} ms an epoch"
+        )
+        return (
+            f"test accuracy {100 * self.mean_accuracy:.2f} % +- "
+            f"{100 * pstdev(self.accuracies):.2f} (mean and deviation of "
+            f"{len(self.accuracies)} seeds){time_text}"
+        )
+
+
+def load_data(config: DataConfig, seed: int) -> NodeClassification:
+    """The data set in `config.directory`, or a generated graph of its size."""
+    if config.directory is not None:
+        return load_rdf(config.name, config.directory)
+    if config.name not in TABLE_3_3:
+        raise ValueError(
+            f"expected data.name in {sorted(TABLE_3_3)} for a generated graph, got "
+            f"{config.name!r}; set data.directory to read files"
+        )
+    return generated_task(
+        scaled(TABLE_3_3[config.name], config.scale),
+        num_classes=config.num_classes,
+        num_labelled=config.num_labelled,
+        seed=seed,
+    )
+
+
+class NodeClassificationTrainer:
+    """Trains one classifier a seed and reports the mean test accuracy.
+
+    Built by Hydra from `configs/gnn/*.yaml`, or by hand; `run()` does the work.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelConfig,
+        data: DataConfig,
+        optimizer: OptimizerConfig,
+        run: RunConfig,
+        make_layer: LayerFactory = compiled_layer,
+    ) -> None:
+        if run.dtype not in _DTYPES:
+            raise ValueError(f"expected dtype in {sorted(_DTYPES)}, got {run.dtype!r}")
+        self.model_config = model
+        self.data_config = data
+        self.optimizer_config = optimizer
+        self.run_config = run
+        self.make_layer = make_layer
+        cuda = run.device == "auto" and torch.cuda.is_available()
+        name = "cuda" if cuda else "cpu" if run.device == "auto" else run.device
+        self.device = torch.device(name)
+        self.losses: list[float] = []
+        self.epoch_ms: list[float] = []
+
+    def run(self) -> dict[str, Any]:
+        """Train, print the result in a line and return it as plain JSON values."""
+        result = self.train()
+        print(result)
+        return {
+            **self.settings(),
+            "accuracies": list(result.accuracies),
+            "mean_accuracy": result.mean_accuracy,
+            "final_loss": result.losses[-1] if result.losses else None,
+            "epoch_ms": result.epoch_ms,
+        }
+
+    def train(self) -> TrainingResult:
+        """Train every repetition; resumes as `run.resume` says."""
+        task = load_data(self.data_config, self.run_config.seed).to(self.device)
+        found = self._find_checkpoint()
+        accuracies = list(found.accuracies) if found else []
+        first = found.repetition if found else 0
+        with ExitStack() as stack:
+            metrics = self._open_metrics(stack, found)
+            bar, bar_task = self._open_progress(stack)
+            for repetition in range(first, self.run_config.num_seeds):
+                start = found if repetition == first else None
+                loop = _Repetition(self, task, repetition, accuracies)
+                for row in loop.epochs(start):
+                    if metrics is not None:
+                        print(json.dumps(row), file=metrics, flush=True)
+                    bar.update(bar_task, advance=1, description=_describe(row))
+                accuracies.append(loop.test_accuracy())
+        return TrainingResult(
+            accuracies=tuple(accuracies),
+            losses=tuple(self.losses),
+            epoch_ms=median(self.epoch_ms) if self.epoch_ms else None,
+        )
+
+    @property
+    def checkpoint_path(self) -> Path | None:
+        directory = self.run_config.output_directory
+        return None if directory is None else Path(directory) / "checkpoint.pt"
+
+    def settings(self) -> dict[str, Any]:
+        """The values that decide the result: those of a checkpoint must be equal."""
+        run = asdict(self.run_config)
+        parts = {
+            "model": asdict(self.model_config),
+            "data": asdict(self.data_config),
+            "optimizer": asdict(self.optimizer_config),
+            "run": {k: run[k] for k in ("seed", "num_seeds", "dtype")},
+        }
+        # JSON turns enums into their values and tuples into lists.
+        flat = {f"{p}.{k}": v for p, values in parts.items() for k, v in values.items()}
+        values: dict[str, Any] = json.loads(json.dumps(flat))
+        return values
+
+    def build_model(self, task: NodeClassification, seed: int) -> NodeClassifier:
+        """A classifier initialised from `seed`, on this run's device and dtype."""
+        torch.manual_seed(seed)
+        model = NodeClassifier(
+            self.model_config, task.graph, task.num_classes, self.make_layer
+        )
+        return model.to(self.device, _DTYPES[self.run_config.dtype])
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        path, resume = self.checkpoint_path, self.run_config.resume
+        if resume is Resume.NEVER or path is None or not path.exists():
+            if resume is Resume.MUST:
+                raise ValueError(f"expected a checkpoint at {path} to resume, got none")
+            return None
+        return load(path, self.settings(), self.device)
+
+    def _open_metrics(
+        self, stack: ExitStack, found: Checkpoint | None
+    ) -> IO[str] | None:
+        """The metrics file, cut back to the checkpoint that the run goes on from."""
+        if self.run_config.output_directory is None:
+            return None
+        path = Path(self.run_config.output_directory) / "metrics.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if found is not None and path.exists():
+            end = (self.run_config.seed + found.repetition, found.epoch)
+            rows = path.read_text().splitlines(keepends=True)
+            kept = [r for r in rows if _position(r) < end]
+        file = stack.enter_context(path.open("w"))
+        file.writelines(kept)
+        return file
+
+    def _open_progress(self, stack: ExitStack) -> tuple["Progress", "TaskID"]:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        shown = self.run_config.progress and sys.stderr.isatty()
+        bar = Progress(console=Console(stderr=True), transient=True, disable=not shown)
+        epochs = self.run_config.num_seeds * self.optimizer_config.num_epochs
+        return stack.enter_context(bar), bar.add_task("starting", total=epochs)
+
+
+class _Repetition:
+    """One seed's training loop."""
+
+    def __init__(
+        self,
+        trainer: NodeClassificationTrainer,
+        task: NodeClassification,
+        index: int,
+        accuracies: list[float],
+    ) -> None:
+        self.trainer, self.task, self.index = trainer, task, index
+        self.accuracies = accuracies
+        seed = trainer.run_config.seed + index
+        self.seed = seed
+        self.model: nn.Module = trainer.build_model(task, seed)
+        config = trainer.optimizer_config
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+
+    def epochs(self, start: Checkpoint | None) -> Iterator[dict[str, Any]]:
+        """Train, yielding a metrics row an epoch."""
+        trainer, first = self.trainer, 0
+        trainer.losses.clear()
+        if start is not None:
+            self.model.load_state_dict(start.model)
+            self.optimizer.load_state_dict(start.optimizer)
+            set_random_state(start, trainer.device)
+            first = start.epoch
+        every = trainer.run_config.checkpoint_epochs
+        for epoch in range(first, trainer.optimizer_config.num_epochs):
+            began = time.perf_counter()
+            loss, correct = self._step()
+            # Reading the loss waits for the device: the time is the epoch's.
+            value = float(loss)
+            elapsed_ms = 1e3 * (time.perf_counter() - began)
+            trainer.losses.append(value)
+            trainer.epoch_ms.append(elapsed_ms)
+            if every and (epoch + 1) % every == 0:
+                self._save(epoch + 1)
+            yield {
+                "seed": self.seed,
+                "epoch": epoch,
+                "loss": value,
+                "train_accuracy": float(correct),
+                "epoch_ms": round(elapsed_ms, 3),
+            }
+
+    def test_accuracy(self) -> float:
+        self.model.eval()
+        with torch.no_grad():
+            logits = self.model(self.task.graph)[self.task.test_nodes]
+        return float(_accuracy(logits, self.task.test_labels))
+
+    def _step(self) -> tuple[Tensor, Tensor]:
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(self.task.graph)[self.task.train_nodes]
+        loss = functional.cross_entropy(logits, self.task.train_labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach(), _accuracy(logits.detach(), self.task.train_labels)
+
+    def _save(self, epoch: int) -> None:
+        path = self.trainer.checkpoint_path
+        if path is None:
+            raise ValueError("expected output_directory to write checkpoints, got none")
+        cpu, cuda = random_state(self.trainer.device)
+        save(
+            Checkpoint(
+                settings=self.trainer.settings(),
+                repetition=self.index,
+                epoch=epoch,
+                model=self.model.state_dict(),
+                optimizer=self.optimizer.state_dict(),
+                cpu_rng=cpu,
+                cuda_rng=cuda,
+                accuracies=self.accuracies,
+            ),
+            path,
+        )
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.argmax(1) == labels).double().mean()
+
+
+def _position(row: str) -> tuple[int, int]:
+    values = json.loads(row)
+    return values["seed"], values["epoch"]
+
+
+def _describe(row: dict[str, Any]) -> str:
+    return f"seed {row['seed']} epoch {row['epoch']} loss {row['loss']:.4f}"

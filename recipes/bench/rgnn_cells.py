@@ -1,0 +1,183 @@
+"""What `rgnn.py` measures: cells, contenders, and the order of the work."""
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from hector.train import LayerKind
+
+# Most telling first: the seed's case study, the small graphs, then by edges.
+GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
+PROFILED_GRAPHS = ("fb15k", "mutag")
+
+
+class Task(str, Enum):
+    """What one timed epoch does (seed, section 3.4.1)."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+    """Forward, negative log-likelihood on random labels, backward."""
+
+
+class Phase(str, Enum):
+    """Groups of measurements, the most valuable first."""
+
+    MAIN = "main"
+    """Ours, chosen by the cost model, against the eager baselines."""
+    ABLATION = "ablation"
+    """Ours with each fixed setting of the two optimizations (Table 3.5)."""
+    COMPILE = "compile"
+    """PyG under torch.compile."""
+    WIDTHS = "widths"
+    """Ours at 32 and 128 (Figure 3.12)."""
+    PROFILE = "profile"
+    """Where the time goes, ours and PyG (Figure 3.3)."""
+
+
+class Contender(str, Enum):
+    """Who computes the layer."""
+
+    HECTOR = "hector"
+    HECTOR_NONE = "hector-none"
+    HECTOR_COMPACTION = "hector-compaction"
+    HECTOR_REORDERING = "hector-reordering"
+    HECTOR_BOTH = "hector-both"
+    SORTED_LOOP = "sorted-loop"
+    SORTED_GROUPED = "sorted-grouped"
+    PYG = "pyg"
+    PYG_FAST = "pyg-fast"
+    PYG_COMPILED = "pyg-compiled"
+    PYG_FAST_COMPILED = "pyg-fast-compiled"
+
+    @property
+    def ours(self) -> bool:
+        return self.value.startswith("hector")
+
+    @property
+    def compiled(self) -> bool:
+        return self.value.endswith("-compiled")
+
+
+SETTINGS = (
+    Contender.HECTOR_NONE,
+    Contender.HECTOR_COMPACTION,
+    Contender.HECTOR_REORDERING,
+    Contender.HECTOR_BOTH,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One layer on one graph."""
+
+    graph: str
+    model: LayerKind
+    task: Task
+    dtype: str
+    """float32 or bfloat16."""
+    width: int = 64
+    """Input and output channels; one head."""
+
+    def key(self) -> dict[str, Any]:
+        """Plain JSON values that identify the cell."""
+        return {k: getattr(v, "value", v) for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One measurement."""
+
+    phase: Phase
+    cell: Cell
+    contender: Contender
+
+    def key(self) -> dict[str, Any]:
+        """Plain JSON values that identify the measurement in the results."""
+        phase = self.phase is Phase.PROFILE
+        return {**self.cell.key(), "contender": self.contender.value, "profile": phase}
+
+
+def baselines(model: LayerKind, dtype: str) -> list[Contender]:
+    found = [Contender.SORTED_LOOP, Contender.PYG]
+    if model is LayerKind.RGCN:
+        found.append(Contender.PYG_FAST)
+    if dtype == "bfloat16":
+        found.append(Contender.SORTED_GROUPED)
+    return found
+
+
+def plan(phases: list[Phase], graphs: list[str]) -> list[Work]:
+    """All measurements in the order they are worth taking."""
+    return [
+        Work(phase=phase, cell=cell, contender=contender)
+        for phase in phases
+        for graph in graphs
+        for cell, contender in _PHASES[phase](graph)
+    ]
+
+
+_Row = tuple[Cell, Contender]
+
+
+def _cells(graph: str, models: list[LayerKind], dtypes: list[str]) -> list[Cell]:
+    return [
+        Cell(graph=graph, model=model, task=task, dtype=dtype)
+        for model in models
+        for dtype in dtypes
+        for task in Task
+    ]
+
+
+def _main(graph: str) -> list[_Row]:
+    cells = _cells(graph, list(LayerKind), ["float32", "bfloat16"])
+    return [
+        (cell, contender)
+        for cell in cells
+        for contender in (Contender.HECTOR, *baselines(cell.model, cell.dtype))
+    ]
+
+
+def _ablation(graph: str) -> list[_Row]:
+    cells = _cells(graph, list(LayerKind), ["float32", "bfloat16"])
+    # Table 3.5 first: attention layers in single precision.
+    cells.sort(key=lambda c: (c.dtype != "float32", c.model is LayerKind.RGCN))
+    return [(cell, setting) for cell in cells for setting in SETTINGS]
+
+
+def _compile(graph: str) -> list[_Row]:
+    rows = []
+    for cell in _cells(graph, list(LayerKind), ["float32", "bfloat16"]):
+        rows.append((cell, Contender.PYG_COMPILED))
+        if cell.model is LayerKind.RGCN:
+            rows.append((cell, Contender.PYG_FAST_COMPILED))
+    return rows
+
+
+def _widths(graph: str) -> list[_Row]:
+    return [
+        (
+            Cell(graph=graph, model=c.model, task=c.task, dtype=c.dtype, width=width),
+            Contender.HECTOR_NONE,
+        )
+        for c in _cells(graph, list(LayerKind), ["float32"])
+        for width in (32, 128)
+    ]
+
+
+def _profile(graph: str) -> list[_Row]:
+    if graph not in PROFILED_GRAPHS:
+        return []
+    return [
+        (cell, contender)
+        for cell in _cells(graph, list(LayerKind), ["float32"])
+        for contender in (Contender.HECTOR, Contender.PYG)
+    ]
+
+
+_PHASES = {
+    Phase.MAIN: _main,
+    Phase.ABLATION: _ablation,
+    Phase.COMPILE: _compile,
+    Phase.WIDTHS: _widths,
+    Phase.PROFILE: _profile,
+}

@@ -1,0 +1,146 @@
+"""Builds a contender's step for a cell; all contenders share PyG's parameters."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hector.datasets.generate import TABLE_3_3, generate, scaled
+from hector.graph import HeteroGraph
+from hector.train import LayerKind, LayerSpec
+from hector.train.model import compiled_layer
+from recipes.bench.rgnn_cells import Cell, Contender, Task
+from recipes.bench.rgnn_pyg import pyg_conv, wrap
+from recipes.bench.rgnn_sorted import (
+    SortedHGT,
+    SortedRGAT,
+    SortedRGCN,
+    grouped_linear,
+    loop_linear,
+)
+
+SORTED = {
+    LayerKind.RGCN: SortedRGCN,
+    LayerKind.RGAT: SortedRGAT,
+    LayerKind.HGT: SortedHGT,
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SETTING = {
+    Contender.HECTOR_NONE: "none",
+    Contender.HECTOR_COMPACTION: "compaction",
+    Contender.HECTOR_REORDERING: "reordering",
+    Contender.HECTOR_BOTH: "both",
+}
+
+
+class Layer(NamedTuple):
+    """A layer with its input, ready to step."""
+
+    module: nn.Module
+    graph: HeteroGraph
+    x: Tensor
+    labels: Tensor
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        self.module.zero_grad(set_to_none=True)
+        self.x.grad = None
+
+
+class Graphs:
+    """The graphs of Table 3.3: kept on the host, one at a time on the device."""
+
+    def __init__(self, device: torch.device, scale: float, seed: int = 0) -> None:
+        self.device, self.scale, self.seed = device, scale, seed
+        self._host: dict[str, HeteroGraph] = {}
+        self._current: tuple[str, HeteroGraph] | None = None
+
+    def get(self, name: str) -> HeteroGraph:
+        if self._current is not None and self._current[0] == name:
+            return self._current[1]
+        self._current = None
+        if name not in self._host:
+            spec = scaled(TABLE_3_3[name], self.scale)
+            self._host[name] = generate(spec, seed=self.seed)
+        graph = self._host[name].to(self.device)
+        self._current = (name, graph)
+        return graph
+
+
+def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -> Layer:
+    """The contender's layer with the parameters that `seed` gives PyG's layer."""
+    device, dtype = graph.device, DTYPES[cell.dtype]
+    spec = LayerSpec(
+        kind=cell.model,
+        in_channels=cell.width,
+        out_channels=cell.width,
+        heads=1,
+        num_bases=None,
+    )
+    torch.manual_seed(seed)
+    fast = contender in (Contender.PYG_FAST, Contender.PYG_FAST_COMPILED)
+    conv = pyg_conv(spec, graph, fast=fast)
+    gen = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in conv.named_parameters():
+            # Biases start at 0 and RGAT's l2 at whatever memory held.
+            if parameter.dim() == 1 or name == "l2":
+                parameter.copy_(torch.rand(parameter.shape, generator=gen) - 0.5)
+    conv = conv.to(device, dtype)
+    x = torch.randn(graph.num_nodes, cell.width, generator=gen).to(device, dtype)
+    x.requires_grad_(cell.task is Task.TRAINING)
+    labels = torch.randint(0, cell.width, (graph.num_nodes,), generator=gen).to(device)
+    module = _module(contender, conv, spec, graph)
+    module.train(cell.task is Task.TRAINING)
+    return Layer(module, graph, x, labels)
+
+
+def _module(
+    contender: Contender, conv: nn.Module, spec: LayerSpec, graph: HeteroGraph
+) -> nn.Module:
+    if contender.ours:
+        layer = compiled_layer(spec, graph)
+        layer.load_state_dict(conv.state_dict())
+        weight = next(conv.parameters())
+        return with_setting(layer.to(weight.device, weight.dtype), contender)
+    if contender in (Contender.SORTED_LOOP, Contender.SORTED_GROUPED):
+        grouped = contender is Contender.SORTED_GROUPED
+        linear = grouped_linear if grouped else loop_linear
+        return SORTED[spec.kind](conv, graph, linear)
+    module = wrap(conv, graph)
+    return torch.compile(module) if contender.compiled else module
+
+
+def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
+    """Fix the two optimizations; HECTOR leaves the choice to the cost model."""
+    if contender in SETTING:
+        layer.set_optimization(SETTING[contender])
+    return layer
+
+
+def step_of(layer: Layer, task: Task) -> Callable[[], Tensor]:
+    """One epoch: inference, or forward, loss and backward (seed, section 3.4.1)."""
+    module, graph, x, labels = layer
+    clear = layer.clear
+
+    def infer() -> Tensor:
+        with torch.no_grad():
+            out: Tensor = module(x, graph)
+            return out
+
+    def train() -> Tensor:
+        clear()
+        loss = functional.cross_entropy(module(x, graph), labels)
+        loss.backward()
+        return loss
+
+    return infer if task is Task.INFERENCE else train
+
+
+def difference(layer: Layer, reference: Layer) -> float:
+    """Largest difference of two contenders' outputs over the largest output."""
+    got = step_of(layer, Task.INFERENCE)().float()
+    want = step_of(reference, Task.INFERENCE)().float()
+    return float((got - want).abs().max() / want.abs().max())

@@ -1,0 +1,178 @@
+"""Timing, memory and profile of one step."""
+
+import gc
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+
+NUM_TIMED = 20
+NUM_TIMED_SLOW = 10
+SLOW_MS = 150.0
+"""Steps slower than this are timed NUM_TIMED_SLOW times: the seed's minimum."""
+CARD_BYTES = 24 * 2**30
+"""Memory of the seed's card."""
+
+
+class OutOfTimeError(BaseException):
+    """A measurement took longer than it may. No subclass of Exception: compilers
+    swallow those and go on in another mode."""
+
+
+def cap_memory(device: torch.device, limit_bytes: int = CARD_BYTES) -> None:
+    """Make the caching allocator refuse more than the seed's card holds."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise OutOfTimeError in the main thread after `seconds`."""
+
+    def ring(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def release(device: torch.device) -> None:
+    """Give everything unreferenced back, so that the next contender starts clean."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def measure(
+    step: Callable[[], object], clear: Callable[[], None], device: torch.device
+) -> dict[str, Any]:
+    """Median time of a step and its peak memory.
+
+    Returns `ms`, `ms_least`, `ms_most`, `num_timed`, `first_ms` (the first call, with
+    compilation and tuning), `peak_bytes` and `resident_bytes` (allocated between steps
+    once `clear` dropped the gradients: graph, maps, parameters, input), the last two
+    None on a CPU; or `status` "oom" with the allocator's words.
+    """
+    cuda = device.type == "cuda"
+    try:
+        began = time.perf_counter()
+        step()
+        _wait(device)
+        first_ms = 1e3 * (time.perf_counter() - began)
+        step()
+        clear()
+        resident = torch.cuda.memory_allocated(device) if cuda else None
+        # A third run tells how slow the step is once it is warm.
+        guess_ms = _times_ms(step, device, 1)[0]
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+        num_timed = NUM_TIMED_SLOW if guess_ms > SLOW_MS else NUM_TIMED
+        times = _times_ms(step, device, num_timed)
+        peak = torch.cuda.max_memory_allocated(device) if cuda else None
+    except torch.OutOfMemoryError as error:
+        text = str(error).split(". ")[0]
+        return {"status": "oom", "reason": text}
+    return {
+        "status": "ok",
+        "ms": median(times),
+        "ms_least": min(times),
+        "ms_most": max(times),
+        "num_timed": num_timed,
+        "first_ms": first_ms,
+        "peak_bytes": peak,
+        "resident_bytes": resident,
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _times_ms(
+    step: Callable[[], object], device: torch.device, count: int
+) -> list[float]:
+    """Time of each of `count` steps: by CUDA events, by the clock on a CPU."""
+    if device.type != "cuda":
+        times = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            times.append(1e3 * (time.perf_counter() - began))
+        return times
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    torch.cuda.synchronize(device)
+    for start, end in zip(starts, ends, strict=True):
+        start.record()
+        step()
+        end.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)]
+
+
+# Figure 3.3's parts, by kernel name; the first match counts.
+CATEGORIES = (
+    ("matmul", r"gemm|cutlass|nvjet|cublas|wgrad|_mm_|splitk|outer_product"),
+    ("traversal", r"traversal|scatter|index_add|indexAdd|indexFunc|softmax|segment"),
+    (
+        "indexing and copying",
+        r"index|gather|copy|memcpy|memset|cat|sort|scan|select|fill|transpose|nonzero",
+    ),
+)
+
+
+def category(kernel: str) -> str:
+    """The part of Figure 3.3 that a GPU kernel belongs to."""
+    for name, pattern in CATEGORIES:
+        if re.search(pattern, kernel, re.IGNORECASE):
+            return name
+    return "other compute"
+
+
+def profile(step: Callable[[], object], num_steps: int = 5) -> dict[str, Any]:
+    """Microseconds a step in each category, in the CUDA API on the host, and the
+    five most expensive kernels. Needs a GPU."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    step()
+    torch.cuda.synchronize()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with torch_profile(activities=activities) as recorded:
+        for _ in range(num_steps):
+            step()
+        torch.cuda.synchronize()
+    parts = dict.fromkeys([*(n for n, _ in CATEGORIES), "other compute"], 0.0)
+    kernels: dict[str, dict[str, float]] = {}
+    api_us, num_launches = 0.0, 0
+    for event in recorded.key_averages():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent = event.self_device_time_total / num_steps
+            parts[category(event.key)] += spent
+            kernels[event.key] = {"us": spent, "calls": event.count / num_steps}
+        elif re.match(r"cuda[A-Z]|cu[A-Z]", event.key):
+            if "Synchronize" in event.key:
+                continue
+            api_us += event.self_cpu_time_total / num_steps
+            num_launches += event.count if "Launch" in event.key else 0
+    top = sorted(kernels, key=lambda k: -kernels[k]["us"])[:5]
+    return {
+        "status": "ok",
+        "parts_us": parts,
+        "api_us": api_us,
+        "num_launches": num_launches / num_steps,
+        "kernels": [{"name": k[:160], **kernels[k]} for k in top],
+    }

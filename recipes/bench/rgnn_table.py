@@ -1,0 +1,295 @@
+"""Markdown tables and plots out of the results of `rgnn.py`.
+
+python -m recipes.bench.rgnn_table recipes/bench/results/rgnn.json --plots docs/img
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The seed's geometric means over the best of the systems of its time (Table 3.4).
+SEED_MEANS = {
+    ("rgcn", "inference"): 1.91,
+    ("rgat", "inference"): 8.56,
+    ("hgt", "inference"): 2.87,
+    ("rgcn", "training"): 2.76,
+    ("rgat", "training"): 11.3,
+    ("hgt", "training"): 8.02,
+}
+SETTINGS = ("none", "compaction", "reordering", "both")
+MODELS = ("rgcn", "rgat", "hgt")
+TASKS = ("inference", "training")
+DTYPES = ("float32", "bfloat16")
+
+Record = dict[str, Any]
+
+
+class Results:
+    """The records, found by their key; only those of one machine are compared."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.graphs: dict[str, dict[str, Any]] = data["graphs"]
+        self.runs = data["runs"]
+        self.by_key = {tuple(sorted(r["key"].items())): r for r in data["records"]}
+
+    def find(self, contender: str, **cell: Any) -> Record | None:
+        key = {"width": 64, "profile": False, **cell, "contender": contender}
+        return self.by_key.get(tuple(sorted(key.items())))
+
+    def ms(self, contender: str, **cell: Any) -> float | None:
+        record = self.find(contender, **cell)
+        return record.get("ms") if record else None
+
+    def contenders(self, **cell: Any) -> list[Record]:
+        """All but ours that were measured in a cell, on the machine of ours."""
+        ours = self.find("hector", **cell)
+        wanted = {"width": 64, "profile": False, **cell}
+        return [
+            r
+            for r in self.by_key.values()
+            if all(r["key"][k] == v for k, v in wanted.items())
+            and not r["key"]["contender"].startswith("hector")
+            and (ours is None or self.machine(r) == self.machine(ours))
+        ]
+
+    def machine(self, record: Record) -> str:
+        run = self.runs[record["run"]]
+        return str(run.get("uuid", run["device"]))
+
+
+class Comparison(NamedTuple):
+    """Ours against the fastest other in one cell."""
+
+    ours: Record | None
+    best: Record | None
+    num_oom: int
+    """Others that ran out of memory."""
+
+    @property
+    def speedup(self) -> float | None:
+        if not (self.ours and self.best and "ms" in self.ours):
+            return None
+        return float(self.best["ms"] / self.ours["ms"])
+
+
+def compare(results: Results, **cell: Any) -> Comparison:
+    others = results.contenders(**cell)
+    timed = [r for r in others if r["status"] == "ok"]
+    best = min(timed, key=lambda r: r["ms"], default=None)
+    num_oom = sum(r["status"] == "oom" for r in others)
+    return Comparison(results.find("hector", **cell), best, num_oom)
+
+
+Named = tuple[str, dict[str, str]]
+
+
+def cells(results: Results, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
+    """(text, cell) of every cell of 64 channels."""
+    return [
+        (
+            f"{graph} {model} {task} {dtype}",
+            {"graph": graph, "model": model, "task": task, "dtype": dtype},
+        )
+        for graph in results.graphs
+        for model in MODELS
+        for task in TASKS
+        for dtype in dtypes
+    ]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["--"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def summary(results: Results) -> str:
+    """Geometric mean, worst and best speed-up, out-of-memory counts."""
+    groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
+    for _, cell in cells(results):
+        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
+        group[cell["graph"]] = compare(results, **cell)
+    rows = []
+    for (model, task, dtype), row in groups.items():
+        found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
+        if not found:
+            continue
+        ranked = sorted(found.items(), key=lambda item: item[1])
+        (worst, least), (best, most) = ranked[0], ranked[-1]
+        ours = [c.ours for c in row.values() if c.ours]
+        rows.append(
+            [
+                f"{model} {task} {dtype}",
+                number(geometric_mean(found.values())),
+                number(SEED_MEANS[model, task]),
+                f"{least:.2f} ({worst})",
+                f"{most:.2f} ({best})",
+                str(len(found)),
+                str(sum(r["status"] == "oom" for r in ours)),
+                str(sum(c.num_oom for c in row.values())),
+            ]
+        )
+    header = ["cells", "mean", "seed", "worst", "best", "graphs", "our OOM"]
+    return table([*header, "others' OOM"], rows)
+
+
+def details(results: Results) -> str:
+    """Every cell: our time, the best other and its time, the ratio."""
+    rows = []
+    for name, cell in cells(results):
+        found = compare(results, **cell)
+        if found.ours is None:
+            continue
+        best, status = found.best, found.ours["status"]
+        rows.append(
+            [
+                name,
+                number(found.ours["ms"], 3) if status == "ok" else status,
+                number(best["ms"] if best else None, 3),
+                best["key"]["contender"] if best else "none ran",
+                number(found.speedup),
+            ]
+        )
+    return table(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
+
+
+def ablation(results: Results) -> str:
+    """Table 3.5: speed-up over no optimization, and what the cost model took."""
+    rows = []
+    for name, cell in cells(results):
+        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
+        if not any(times):
+            continue
+        base = times[0]
+        gains = (*times[1:], results.ms("hector", **cell))
+        texts = [number(base / t if base and t else None) for t in gains]
+        rows.append([name, number(base, 3), *texts])
+    header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
+    return table(header, rows)
+
+
+def choice(results: Results, tolerance: float = 0.05) -> str:
+    """How often the cost model's choice is within `tolerance` of the best setting."""
+    ratios = {}
+    for name, cell in cells(results):
+        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
+        known = [t for t in times if t is not None]
+        chosen = results.ms("hector", **cell)
+        if chosen is not None and len(known) > 1:
+            ratios[name] = chosen / min(known)
+    missed = {n: r for n, r in ratios.items() if r > 1 + tolerance}
+    close = len(ratios) - len(missed)
+    share = 100 * close / len(ratios) if ratios else math.nan
+    text = (
+        f"The cost model's choice is within {100 * tolerance:.0f} % of the best fixed "
+        f"setting in {close} of {len(ratios)} cells ({share:.0f} %)."
+    )
+    words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in missed.items())
+    return text + (f" Missed: {words}." if missed else "")
+
+
+def memory(results: Results) -> str:
+    """Figure 3.10: memory with compaction over memory without, HGT, against the
+    entity compaction ratio. Memory is the peak above what the graph itself holds."""
+    rows = []
+    for graph, about in sorted(
+        results.graphs.items(), key=lambda g: g[1]["entity_compaction_ratio"]
+    ):
+        row = [graph, number(about["entity_compaction_ratio"])]
+        row += [number(about["average_degree"], 1)]
+        for task in TASKS:
+            cell = {"graph": graph, "model": "hgt", "task": task, "dtype": "float32"}
+            plain = used_mib(results.find("hector-none", **cell))
+            compact = used_mib(results.find("hector-compaction", **cell))
+            row += [number(plain, 0)]
+            row += [number(compact / plain if plain and compact else None)]
+        rows.append(row)
+    header = ["graph", "entity compaction ratio", "average degree"]
+    for task in TASKS:
+        header += [f"{task} MiB", f"{task} compact / plain"]
+    return table(header, rows)
+
+
+def used_mib(record: Record | None) -> float | None:
+    if not record or not record.get("peak_bytes"):
+        return None
+    return float(record["peak_bytes"] - (record["resident_bytes"] or 0)) / 2**20
+
+
+def widths(results: Results) -> str:
+    """Figure 3.12: time without optimizations at widths 32, 64, 128."""
+    rows = []
+    for name, cell in cells(results, ("float32",)):
+        times = [results.ms("hector-none", **cell, width=w) for w in (32, 64, 128)]
+        if times[0] is None and times[2] is None:
+            continue
+        steps = [b / a if a and b else None for a, b in pairwise(times)]
+        rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
+    return table(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
+
+
+def breakdown(results: Results) -> str:
+    """Figure 3.3: microseconds an epoch by part."""
+    rows = []
+    for record in results.by_key.values():
+        if not record["key"]["profile"] or "parts_us" not in record:
+            continue
+        key = record["key"]
+        name = f"{key['graph']} {key['model']} {key['task']} {key['contender']}"
+        parts = record["parts_us"]
+        busy = sum(parts.values())
+        api = record["api_us"]
+        rows.append(
+            [
+                name,
+                *(number(v, 0) for v in parts.values()),
+                number(api, 0),
+                number(100 * api / (api + busy) if api + busy else None, 0),
+                number(record["num_launches"], 0),
+            ]
+        )
+    header = ["cell", "matmul", "traversal", "indexing and copying", "other"]
+    return table([*header, "CUDA API", "API %", "launches"], sorted(rows))
+
+
+SECTIONS = {
+    "Speed-up over the best other": summary,
+    "Ablation (Table 3.5)": ablation,
+    "Cost model": choice,
+    "Memory against compaction ratio (Figure 3.10)": memory,
+    "Widths (Figure 3.12)": widths,
+    "Breakdown in microseconds (Figure 3.3)": breakdown,
+    "All cells": details,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--plots", type=Path, help="also write SVG plots here")
+    args = parser.parse_args(argv)
+    results = Results(json.loads(args.results.read_text()))
+    for title, section in SECTIONS.items():
+        print(f"### {title}\n\n{section(results)}\n")
+    if args.plots:
+        from recipes.bench.rgnn_plot import write_plots
+
+        write_plots(results, args.plots)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
