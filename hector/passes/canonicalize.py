@@ -32,10 +32,27 @@ def sink_reshape(b: Builder, n: Node) -> Node | None:
     (x,) = n.inputs
     if x.op is Op.READ:
         return b.read(b.reshape(x.inputs[0], n.shape), x.index, n.domain)
-    if x.op in POINTWISE and all(i.shape in (x.shape, (1, 1)) for i in x.inputs):
+    into_heads = n.shape[0] > x.shape[0]
+    if into_heads and x.op in POINTWISE and _same_shape(x):
         parts = [i if i.shape == (1, 1) else b.reshape(i, n.shape) for i in x.inputs]
         return _part(b, x, parts)
     return None
+
+
+@rule("joining heads is the last thing done", *POINTWISE)
+def float_reshape(b: Builder, n: Node) -> Node | None:
+    """op(reshape(x), y) -> reshape(op(x, y')) when x has more heads: in registers rows
+    keep their heads, and storing them joined costs nothing."""
+    for x in n.inputs:
+        if x.op is Op.RESHAPE and x.inputs[0].shape[0] > x.shape[0] and _same_shape(n):
+            shape = x.inputs[0].shape
+            parts = [i if i.shape == (1, 1) else b.reshape(i, shape) for i in n.inputs]
+            return b.reshape(_part(b, n, parts), n.shape)
+    return None
+
+
+def _same_shape(n: Node) -> bool:
+    return all(i.shape in (n.shape, (1, 1)) for i in n.inputs)
 
 
 _HOISTED = (
@@ -335,6 +352,7 @@ def edge_softmax(b: Builder, s: Node, index: Index) -> Node:
 RULES = (
     compose_reads,
     sink_reshape,
+    float_reshape,
     stable_softmax,
     identities,
     hoist,

@@ -24,12 +24,12 @@ from hector.ir.node import LEAVES, ROWWISE, Node, Op, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 _MATERIALIZED_OPERAND = frozenset((Op.RESHAPE, Op.SLICE))
-"""Their operand is addressed in memory, so it must be there."""
+"""Where they are needed in registers, their operand is addressed in memory, so it must be there."""
 
 
 def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
     """A plan computing `outputs`; `given` values are in memory already."""
-    outputs = tuple(dict.fromkeys(outputs))
+    outputs = tuple(dict.fromkeys(stored(n) for n in outputs))
     known = frozenset(given)
     anchors = _find_anchors(outputs, known)
     region = _Regions(anchors, known)
@@ -38,8 +38,16 @@ def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
     return _finish(region, outputs, known)
 
 
+def stored(x: Node) -> Node:
+    """The value whose memory `x` is: joining or splitting heads moves nothing."""
+    while x.op is Op.RESHAPE and x.domain in ROW_DOMAINS:
+        x = x.inputs[0]
+    return x
+
+
 def peel(x: Node) -> Rows:
     """A GEMM operand as gather and per-row scalar of a stored value."""
+    x = stored(x)
     value, scale = x, None
     if x.op is Op.MUL:
         for wide, narrow in (x.inputs, x.inputs[::-1]):
@@ -55,11 +63,10 @@ def peel(x: Node) -> Rows:
 
 def _peel_read(x: Node) -> tuple[Node, Index | None]:
     """The stored value and index behind `x`: a reshape changes no memory."""
-    x = x.inputs[0] if x.op is Op.RESHAPE else x
+    x = stored(x)
     if x.op is not Op.READ or x.inputs[0].domain not in ROW_DOMAINS:
         return x, None
-    value = x.inputs[0]
-    return (value.inputs[0] if value.op is Op.RESHAPE else value), x.index
+    return stored(x.inputs[0]), x.index
 
 
 def _is_memory(x: Node, known: frozenset[Node]) -> bool:
@@ -94,7 +101,7 @@ def _operands_in_memory(node: Node) -> tuple[Node, ...]:
     if node.op is Op.OUTER:
         return (*peel(node.inputs[0]).nodes, *peel(node.inputs[1]).nodes)
     if node.op in _MATERIALIZED_OPERAND or node.op is Op.EINSUM:
-        return node.inputs
+        return tuple(stored(i) for i in node.inputs)
     if node.domain in TYPE_DOMAINS and node.op not in LEAVES | {Op.AGG, Op.OUTER}:
         return node.inputs
     return ()
@@ -219,7 +226,8 @@ class _Regions:
             if kernel.loop is None or not _covers(kernel.loop, node.domain):
                 continue
             at_hand = self._uses_member(node, kernel) or (
-                kernel.loop.domain is node.domain and bool(wide_reads(node) & kernel.reads)
+                kernel.loop.domain is node.domain
+                and bool(wide_reads(node) & kernel.reads)
             )
             if at_hand and self._legal(node, kernel):
                 self._add(node, kernel)
