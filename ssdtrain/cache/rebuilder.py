@@ -223,7 +223,8 @@ class Rebuilder:
         name = "dropout" if base.grad_fn is None else base.grad_fn.name()
         if name not in self._failed:
             self._failed.add(name)
-            logger.warning("the %s of %s failed: %r", what, name, error)
+            # Its text: the error itself would keep the frames' tensors alive.
+            logger.warning("the %s of %s failed: %s", what, name, repr(error))
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember on the node of the base that this output was saved."""

@@ -136,6 +136,10 @@ class Producer:
             return getattr(self.node, f"_saved_{name}")
         return getattr(self.node, name)
 
+    def dimension(self, name: str) -> int:
+        """A dimension that the node keeps; torch shows -1 as an unsigned number."""
+        return signed(self.constant(name))
+
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""
         edges = self.node.next_functions
@@ -226,6 +230,11 @@ class Producer:
             constants=tuple(sorted(constants.items())),
         )
         return expression if expression.depth <= MAX_CHAIN else None
+
+
+def signed(number: int) -> int:
+    """What a 64-bit number is when its first bit is its sign."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _number(raw: Tensor) -> int | float | None:
