@@ -178,7 +178,7 @@ def tensor_on(
     """A tensor on a unified storage. ``offset`` and ``stride`` in elements."""
     tensor = torch._C._acc.create_empty_tensor((0,), dtype)
     set_storage(tensor, storage, offset, size, stride)
-    return cast(torch.Tensor, tensor)
+    return tensor
 
 
 def set_storage(

@@ -71,7 +71,7 @@ class Machine:
 def alias_on(
     tensor: torch.Tensor, device: torch.device, *, writes: bool
 ) -> torch.Tensor:
-    """A unified tensor as a CPU or CUDA tensor over the same bytes, without autograd."""
+    """A unified tensor as a CPU or CUDA tensor over the same bytes; no autograd."""
     region = region_of(tensor)
     if device.type == "cpu":
         region.wait_for_gpu(before_write=writes)
@@ -111,7 +111,7 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
         host.dtype,
         tuple(host.shape),
         host.stride(),
-        host.storage_offset(),
+        int(host.storage_offset()),
     )
 
 
@@ -202,7 +202,7 @@ class ToUnified(torch.autograd.Function):
 
 def _to_unified(grad: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and grad.requires_grad:
-        return cast(torch.Tensor, grad.to(DEVICE_TYPE))
+        return grad.to(DEVICE_TYPE)
     if grad.device.type == "cpu":
         return adopt(grad, Affinity.HOST)
     made = empty_strided(tuple(grad.shape), grad.stride(), grad.dtype, Affinity.HOST)
@@ -212,12 +212,12 @@ def _to_unified(grad: torch.Tensor) -> torch.Tensor:
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A unified tensor as a CPU tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))
+        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))  # type: ignore[no-untyped-call]
     return alias_on(tensor, HOST, writes=False)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A unified tensor as a CUDA tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, device))
+        return cast(torch.Tensor, ToProcessor.apply(tensor, device))  # type: ignore[no-untyped-call]
     return alias_on(tensor, device, writes=False)

@@ -28,8 +28,8 @@ EXAMPLES = """examples:
   ssdtrain train --config my.yaml                     your own root config
 """
 
-# Commands of other rooms: their module offers add_arguments(parser) and run(args).
-MOUNTED: Mapping[str, tuple[str, str]] = {}
+# Commands of other rooms: their module offers HELP, add_arguments(parser), run(args).
+MOUNTED: Mapping[str, str] = {"doctor": "ssdtrain.machine.command"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,9 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="key=value", help="Hydra overrides"
     )
     train.set_defaults(run=_train)
-    for name, (module, summary) in MOUNTED.items():
-        mounted = commands.add_parser(name, help=summary)
+    for name, module in MOUNTED.items():
         home = import_module(module)
+        mounted = commands.add_parser(name, help=home.HELP)
         home.add_arguments(mounted)
         mounted.set_defaults(run=home.run)
     return parser

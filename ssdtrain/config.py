@@ -76,7 +76,7 @@ class OffloadConfig:
     """Bytes that may be on their way out before compute waits for the oldest;
     None: twice the largest tensor seen, at least 8 MiB."""
     prefetch_bytes: int | None = None
-    """Bytes loaded ahead of backward; None: twice the largest tensor seen."""
+    """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
     memory_budget_bytes: int | None = None
     """Activation memory the planner must stay within (least time under it)."""
     max_overhead: float = 0.01

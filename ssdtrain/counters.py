@@ -43,6 +43,9 @@ class Fallback(str, Enum):
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
+    STRIPE_MEMBER_LOST = "stripe: a member failed and left"
+    NO_SSD_ON_RANK = "host only: this rank has no SSD"
+    NO_GDS = "staged: no direct path from the GPU to the SSD"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,13 @@
 
 import functools
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pydirect.memory import runtime
-from pydirect.memory.errors import HostMemoryError
+from pydirect.memory.managed import Reach, reach_of
 from pydirect.memory.region import tensor_over
 
 Pinnable = torch.Tensor | np.ndarray[Any, Any]
@@ -53,18 +52,21 @@ def pin(source: Pinnable) -> torch.Tensor:
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether GPUs can read the whole tensor in place (False without a GPU)."""
+    return reach(tensor) is not Reach.NONE
+
+
+def reach(tensor: torch.Tensor) -> Reach:
+    """How GPUs reach the bytes of a tensor (NONE without a GPU)."""
     if tensor.device.type != "cpu" or not runtime.cuda_works() or tensor.numel() == 0:
-        return False
-    return all(_is_pinned_at(end) for end in _ends(tensor))
-
-
-def _ends(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    flat = tensor.flatten() if tensor.is_contiguous() else tensor.reshape(-1)
-    return (flat[:1], flat[-1:])
-
-
-def _is_pinned_at(tensor: torch.Tensor) -> bool:
-    return tensor.is_pinned()
+        return Reach.NONE
+    first = tensor.data_ptr()
+    span = sum(
+        (n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    found = reach_of(first)
+    if found is not reach_of(first + span * tensor.element_size()):
+        return Reach.NONE
+    return found
 
 
 def _pin_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -108,6 +110,3 @@ def _release(address: int | None, owner: Pinnable) -> None:
     """Unpin; ``owner`` is only held, so that the memory is there until now."""
     if address is not None:
         runtime.unregister(address)
-
-
-__all__ = ["HostMemoryError", "is_pinned", "pin"]

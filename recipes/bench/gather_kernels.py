@@ -340,6 +340,7 @@ def allocate(
         table_gib=gib,
         allocate_s=middle - began,
         fill_s=time.perf_counter() - middle,
+        is_pinned=memory.is_pinned(flat),
     )
     return Bench(results, flat, kind)
 

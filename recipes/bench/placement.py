@@ -96,7 +96,10 @@ def save_on_cpu(model: Blocks) -> Iterator[Forward]:
 @contextlib.contextmanager
 def trl(model: Blocks) -> Iterator[Forward]:
     """TRL's OffloadActivations (torchtune's lineage), its defaults."""
+    from accelerate import PartialState
     from trl.models.activation_offloading import OffloadActivations
+
+    PartialState()  # TRL's logger asks for it
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         with OffloadActivations():

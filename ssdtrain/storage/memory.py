@@ -9,8 +9,8 @@ import torch
 
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot, StorageStats
-from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 from ssdtrain.storage.blockio import check_buffer
+from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 
 EXTENT_BYTES = 64 * 1024 * 1024
 

@@ -16,13 +16,13 @@ import torch
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot, StorageStats
-from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 from ssdtrain.storage.blockio import (
     FULL_ERRNOS,
     check_buffer,
     read_all,
     write_all,
 )
+from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 
 EXTENT_BYTES = 256 * 1024 * 1024
 """Files grow by at least this much: few metadata changes, long contiguous runs."""

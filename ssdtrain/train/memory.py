@@ -103,7 +103,8 @@ class SavedObserver:
             self._holders[key] = count + 1
             if count == 0:
                 self._change(tensor.untyped_storage().nbytes())
-        return _Held(self, tensor, key)
+        # Detached: a node that saves its own result would otherwise hold itself.
+        return _Held(self, tensor.detach(), key)
 
     @staticmethod
     def _unpack(held: "Tensor | _Held") -> Tensor:

@@ -1,7 +1,9 @@
 """The settings as Hydra schemas: one registration, derived from the dataclasses."""
 
+from copy import deepcopy
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -38,9 +40,8 @@ def schema_of(cls: type) -> type:
     for source in fields(cls):
         kind = source.type if source.type in _PLAIN else Any
         value = _default(source)
-        made.append(
-            (source.name, kind, field(default_factory=lambda value=value: value))
-        )
+        default: Any = field(default_factory=partial(deepcopy, value))
+        made.append((source.name, kind, default))
     return make_dataclass(f"{cls.__name__}Schema", made, kw_only=True)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 
 
@@ -16,6 +17,10 @@ class Family(str, Enum):
 
     GPT = "gpt"
     """Decoder only, next-token prediction."""
+    BERT = "bert"
+    """Encoder only, masked tokens."""
+    T5 = "t5"
+    """Encoder and decoder, span corruption."""
 
 
 class HostKind(str, Enum):
@@ -75,7 +80,7 @@ class ModelSettings:
     """A transformer built from a `transformers` configuration, with random weights."""
 
     family: Family = Family.GPT
-    """gpt."""
+    """gpt, bert or t5."""
     hidden_size: int
     """Width of the residual stream; divisible by `num_heads`."""
     num_layers: int
@@ -101,6 +106,8 @@ class ModelSettings:
         for name in ("hidden_size", "num_layers", "num_heads", "vocab_size"):
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.sequence_length", self.sequence_length, 2)
+        if self.family is Family.T5:
+            at_least("model.num_layers (t5: half are decoders)", self.num_layers, 2)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"model.hidden_size must be divisible by model.num_heads, got "
@@ -227,11 +234,15 @@ class RunSettings:
         Raises:
             ConfigError: a value can never work; the text names the field.
         """
+        offload = dict(values.get("offload") or {})
+        if offload:
+            # Here, and not when it is attached: that is after the run without it.
+            OffloadConfig.from_mapping(offload)
         return cls(
             run_directory=str(values["run_directory"]),
             model=ModelSettings(**values["model"]),
             host=HostSettings(**values["host"]),
             data=DataSettings(**values["data"]),
             train=TrainSettings(**values["train"]),
-            offload=dict(values.get("offload") or {}),
+            offload=offload,
         )

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 
 from ssdtrain.config import Target
-from ssdtrain.train.data.batches import Batches, CausalObjective
+from ssdtrain.train.data.batches import Batches
+from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, LegResult, Loop
 from ssdtrain.train.metrics import Sinks, open_sinks
 from ssdtrain.train.models import model_of
+from ssdtrain.train.pipeline import PipelineRunner, choose_stages
 from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import HostKind, RunSettings
+from ssdtrain.train.zero import ZeroRunner
 
 SUMMED = (
     "bytes_saved",
@@ -51,11 +54,17 @@ class Trainer:
         return cls(RunSettings.from_mapping(values))
 
     def ranks_to_start(self) -> int:
-        """Processes that have to be started for this run; 0: this one is enough."""
+        """Processes that have to be started for this run; 0: this one is enough.
+
+        Raises:
+            ConfigError: the stages asked for do not divide them.
+        """
         host = self.settings.host
         if host.kind is HostKind.PLAIN or Ranks.from_environment().launched:
             return 0
-        return host.num_ranks or torch.cuda.device_count() or 2
+        num_ranks = host.num_ranks or torch.cuda.device_count() or 2
+        choose_stages(host.num_stages, num_ranks)
+        return num_ranks
 
     def run(self) -> dict[str, Any]:
         """Train; with `train.compare` once without ssdtrain first.
@@ -65,6 +74,8 @@ class Trainer:
         """
         ranks = Ranks.from_environment()
         ranks.share_cores()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(ranks.device())
         with _deterministic(self.settings.train.deterministic):
             workload = self._workload(ranks)
             with self._sinks(ranks) as sinks:
@@ -82,7 +93,8 @@ class Trainer:
     def _workload(self, ranks: Ranks) -> Workload:
         settings = self.settings
         vocabulary = Vocabulary.from_tokenizer(settings.data.tokenizer)
-        objective = CausalObjective(settings.model.sequence_length)
+        model = settings.model
+        objective = objective_of(model.family, model.sequence_length, vocabulary)
         batches = Batches(
             token_file(settings.data, vocabulary),
             objective,
@@ -114,9 +126,9 @@ class Trainer:
 def _runner(workload: Workload) -> Runner:
     if workload.settings.host.kind is HostKind.PLAIN:
         return PlainRunner(workload)
-    from ssdtrain.train.pipeline import PipelineRunner
-
-    return PipelineRunner(workload)
+    if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):
+        return PipelineRunner(workload)
+    return ZeroRunner(workload)
 
 
 @contextmanager

@@ -1,15 +1,18 @@
-"""gather.cu built for the CPU, so that its logic runs where there is no GPU."""
+"""gather.cu built for the CPU, so that its logic runs where there is no GPU; and PyG,
+which warns when it is imported, while warnings are errors here."""
 
 import ctypes
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pydirect.kernels import gather as kernels
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "kernels"
 PRODUCT = Path(kernels.__file__).parent
 
 
@@ -48,3 +51,15 @@ def host_module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
     paths = [f"-I{HERE}", f"-I{PRODUCT}", str(HERE / "run_on_host.cpp")]
     subprocess.run([*command, *paths, "-o", str(built)], check=True)
     return HostModule(ctypes.CDLL(str(built)))
+
+
+@pytest.fixture(scope="session")
+def pyg() -> ModuleType:
+    """torch_geometric with its layers, imported quietly."""
+    pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch_geometric = pytest.importorskip("torch_geometric")
+        import torch_geometric.nn  # noqa: F811
+        import torch_geometric.utils
+    return torch_geometric

@@ -1,0 +1,144 @@
+"""The command line: frozen options, exit statuses, trainers by `_target_`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ssdtrain.cli import MOUNTED, build_parser, main
+
+# Adding an option is a decision: it is written down here.
+OPTIONS = {
+    "train": {"--config", "overrides"},
+    "doctor": {
+        "--directory",
+        "--json",
+        "--max-seconds",
+        "--max-write-bytes",
+        "--no-measure",
+        "--plot",
+        "--save",
+    },
+}
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    [action] = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            yield from action.option_strings or [action.dest]
+
+
+def test_options_are_frozen() -> None:
+    parser = build_parser()
+    assert set(options(parser)) == {"--local_rank"}
+    found = commands(parser)
+    assert set(found) == {"train", *MOUNTED} == set(OPTIONS)
+    for name, expected in OPTIONS.items():
+        assert set(options(found[name])) == expected
+
+
+def test_help_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    assert "--config" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "offload=sdd"], "Available options in 'offload'"),
+        (["train", "train.steps=many"], "could not be converted to Integer"),
+        (["train", "--config", "none.yaml"], "--config expects a YAML file"),
+        (["train", "host=plain", "offload=host", "offload.io_threads=0"], "io_threads"),
+        (["train", "host.zero_stage=3"], "set host.num_stages=0"),
+        (["--local_rank=1", "train", "nonsense=1"], "Could not override 'nonsense'"),
+    ],
+)
+def test_impossible_input_is_status_2(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("words", [[], ["fly"], ["train", "--steps", "3"]])
+def test_unknown_words_are_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+
+
+class CountingTrainer:
+    """A trainer that no package knows, as a graph trainer is to this one."""
+
+    def __init__(self, *, epochs: int) -> None:
+        self.epochs = epochs
+
+    def run(self) -> dict[str, Any]:
+        return {"epochs": self.epochs, "ok": self.epochs > 1}
+
+
+@pytest.mark.parametrize(("epochs", "status"), [(1, 1), (2, 0)])
+def test_a_group_can_bring_another_trainer(
+    epochs: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As `gnn=...` does: a choice in package `trainer` replaces `_target_`."""
+    monkeypatch.chdir(tmp_path)
+    group = tmp_path / "gnn"
+    group.mkdir()
+    target = f"{__name__}.CountingTrainer"
+    here = SimpleNamespace(CountingTrainer=CountingTrainer)
+    monkeypatch.setitem(sys.modules, __name__, here)
+    (group / "count.yaml").write_text(
+        f"# @package trainer\n_target_: {target}\nepochs: {epochs}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - gnn: count\n  - _self_\nrun_directory: out\n"
+    )
+    assert main(["train", "--config", "mine.yaml"]) == status
+    values = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert values == {"epochs": epochs, "ok": epochs > 1}
+    assert "written to out" in capsys.readouterr().out
+
+
+def test_a_plain_run_writes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "host=plain", "offload.min_bytes=0", "offload.trace=true", "train.steps=2",
+        "size.hidden_size=32", "size.num_layers=2", "size.num_heads=2",
+        "size.sequence_length=16", "data.max_bytes=50000", "train.tensorboard=false",
+        f"data.cache_directory={tmp_path / 'cache'}",
+    ]  # fmt: skip
+    assert main(["train", *words]) == 0
+    written = {p.name for p in (tmp_path / "runs" / "latest").iterdir()}
+    assert written >= {
+        "metrics.jsonl",
+        "result.json",
+        "memory.json",
+        "memory.png",
+        "trace.json",
+    }
+    assert "verified: losses equal, weights equal" in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""The launch wrappers hand every word to where it belongs, quoting included."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LAUNCH = ROOT / "launch"
+WRAPPERS = ("deepspeed", "torchrun", "slurm")
+NO_GPU = not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists()
+SHOW = '#!/bin/sh\nprintf "%s\\n" "$@"\nprintf "%s\\n" "$0" >&2\n'
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Path:
+    """A directory of launchers that print their words, one a line."""
+    directory = tmp_path / "real bin"
+    directory.mkdir()
+    for name in ("deepspeed", "torchrun", "srun"):
+        (directory / name).write_text(SHOW)
+        (directory / name).chmod(0o755)
+    return directory
+
+
+def call(fakes: Path, name: str, *words: str, **more: str) -> list[str]:
+    path = f"{LAUNCH}:{fakes}:/usr/bin:/bin"
+    environment = {"PATH": path, **more}
+    done = subprocess.run(
+        [str(LAUNCH / name), *words], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_headline(fakes: Path) -> None:
+    words = "--config ssdtrain.yaml model=gpt offload=ssd".split()
+    ranks = ["--num_accelerators", "2"] if NO_GPU else []
+    handed = [*ranks, "--module", "ssdtrain", "train", *words]
+    assert call(fakes, "deepspeed", *words) == handed
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "trained"),
+    [
+        (
+            ["--num_gpus", "4", "--config", "x.yaml", "a=1"],
+            ["--num_gpus", "4"],
+            ["--config", "x.yaml", "a=1"],
+        ),
+        (
+            ["--include", "w0@w1:0,2", "--config=x.yaml", "~b", "--master_port", "1"],
+            ["--include", "w0@w1:0,2", "--master_port", "1"],
+            ["--config=x.yaml", "~b"],
+        ),
+        (
+            ["-i", "w0", "--config", "my x.yaml", "+a.b=[1, 2]", "-q", "c='d e'"],
+            ["-i", "w0", "-q"],
+            ["--config", "my x.yaml", "+a.b=[1, 2]", "c='d e'"],
+        ),
+        (
+            ["--launcher_args", "p=q r", "--num_gpus=1", "--config", "x", "a=*"],
+            ["--launcher_args", "p=q r", "--num_gpus=1"],
+            ["--config", "x", "a=*"],
+        ),
+    ],
+)
+def test_flags_and_overrides_part(
+    fakes: Path, words: list[str], flags: list[str], trained: list[str]
+) -> None:
+    expected = [*flags, "--module", "ssdtrain", "train", *trained]
+    assert call(fakes, "deepspeed", *words) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--config", "x.json"],
+        ["--num_gpus", "2", "train.py", "--config", "x"],
+        ["--module", "other", "--config", "x"],
+        ["--help"],
+        [],
+    ],
+)
+def test_other_peoples_commands_pass_through(fakes: Path, words: list[str]) -> None:
+    handed = call(fakes, "deepspeed", *words)
+    assert handed == (words or [""])
+
+
+def test_torchrun(fakes: Path) -> None:
+    words = ["--nproc-per-node", "2", "--config", "x.yaml", "a=1"]
+    handed = [*words[:2], "--module", "ssdtrain", "train", *words[2:]]
+    assert call(fakes, "torchrun", *words) == handed
+    assert call(fakes, "torchrun", "x.py", "--config", "y") == ["x.py", "--config", "y"]
+
+
+def test_slurm_starts_itself_under_srun_and_then_the_trainer(
+    fakes: Path, tmp_path: Path
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "MASTER_ADDR": "node0"}
+    words = ["-N", "2", "--config", "x.yaml", "a=1 2"]
+    handed = [*words[:2], str(LAUNCH / "slurm"), *words[2:]]
+    assert call(fakes, "slurm", *words, **job) == handed
+    python = fakes / "python3"
+    python.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$@" "$RANK/$WORLD_SIZE" $LOCAL_RANK\n'
+    )
+    python.chmod(0o755)
+    task = {
+        **job,
+        "SSDTRAIN_SLURM_TASK": "1",
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+    }
+    started = call(fakes, "slurm", *words[2:], **task)
+    assert started == ["-m", "ssdtrain", "train", *words[2:], "3/4", "1"]
+
+
+def test_no_real_launcher_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(LAUNCH / "deepspeed"), "--config", "x"],
+        env={"PATH": f"{LAUNCH}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    if shutil.which("deepspeed", path="/usr/bin:/bin"):
+        pytest.skip("a system-wide deepspeed is installed")
+    assert done.returncode == 127
+    assert "deepspeed: not found on PATH behind" in done.stderr
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_are_short(name: str) -> None:
+    assert len((LAUNCH / name).read_text().splitlines()) < 40
+
+
+def test_shellcheck() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    files = sorted(map(str, LAUNCH.iterdir()))
+    done = subprocess.run(
+        [shellcheck, "-x", "-P", str(LAUNCH), *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_headline_for_real(tmp_path: Path) -> None:
+    """`deepspeed --config ssdtrain.yaml model=gpt offload=ssd`, smaller."""
+    pytest.importorskip("deepspeed")
+    scripts = Path(sys.executable).parent
+    path = f"{LAUNCH}:{scripts}:{os.environ['PATH']}"
+    words = (
+        f"deepspeed --master_port {free_port()} --config ssdtrain.yaml model=gpt "
+        "offload=ssd offload.min_bytes=0 size.hidden_size=32 size.num_layers=2 "
+        "size.num_heads=2 train.steps=2 train.tensorboard=false "
+        "data.max_bytes=50000 data.cache_directory=cache"
+    )
+    done = subprocess.run(
+        words.split(),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        executable=str(LAUNCH / "deepspeed"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verified: losses equal, weights equal, writes confirmed" in done.stdout

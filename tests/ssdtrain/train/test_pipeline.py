@@ -1,0 +1,83 @@
+"""DeepSpeed's pipeline on two real ranks (gloo), started as a user starts them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+ROOT = Path(__file__).parents[3]
+TINY = (
+    "model.hidden_size=32",
+    "model.num_layers=4",
+    "model.num_heads=2",
+    "model.sequence_length=16",
+    "data.max_bytes=100000",
+    "train.micro_batch_size=2",
+    "train.tensorboard=false",
+    "offload.min_bytes=0",
+    "offload.window_bytes=16384",
+    "offload.plan=offload-all",
+)
+
+
+def train(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """`ssdtrain train` in a directory of its own."""
+    words = [*TINY, f"data.cache_directory={directory / 'cache'}", *overrides]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "ssdtrain", "train", *words],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def result(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "runs" / "latest" / "result.json").read_text())
+
+
+def losses(directory: Path, leg: str) -> list[float]:
+    return result(directory)["legs"][leg]["losses"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_two_stages_equal_losses_and_exact_resume(tmp_path: Path) -> None:
+    done = train(tmp_path, "train.steps=4", "train.checkpoint_every=2")
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path)
+    assert found["num_ranks"] == 2
+    assert found["verdict"] == {
+        "losses_equal": True,
+        "weights_equal": True,
+        "writes_confirmed": True,
+    }
+    with_ = found["legs"]["with ssdtrain"]
+    assert with_["totals"]["bytes_written"] > 0
+    without = found["legs"]["without ssdtrain"]
+    for less, more in zip(with_["peak_bytes"], without["peak_bytes"], strict=True):
+        assert 0 < less < more
+    assert "verified: losses equal" in done.stdout
+
+    # From the checkpoint of step 2 the last two steps come out as they did.
+    checkpoints = tmp_path / "runs" / "latest" / "checkpoints"
+    (checkpoints / "latest").write_text("step2")
+    again = train(
+        tmp_path, "train.steps=4", "train.compare=false", f"train.resume={checkpoints}"
+    )
+    assert again.returncode == 0, again.stderr
+    assert losses(tmp_path, "with ssdtrain") == with_["losses"][2:]
+
+
+def test_stages_that_do_not_fit_fail_before_any_rank_starts(tmp_path: Path) -> None:
+    done = train(tmp_path, "host.num_stages=3", "host.num_ranks=2")
+    assert done.returncode == 2
+    assert "host.num_stages=3 must divide the number of ranks, got 2" in done.stderr

@@ -1,0 +1,109 @@
+"""A plain run and its twin: equal losses, fewer bytes, and a resume that is exact."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.trainer import Trainer, same_bits
+
+Make = Callable[..., RunSettings]
+# A window of a few tensors: the whole tiny model would fit into the default one.
+ALL = {"min_bytes": 0, "plan": "offload-all", "window_bytes": 16384}
+
+
+def losses(result: dict[str, Any], leg: str = "without ssdtrain") -> tuple[float, ...]:
+    return tuple(result["legs"][leg]["losses"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast", "fp16"])
+@pytest.mark.parametrize("how", ["none", "reentrant", "non-reentrant"])
+def test_losses_are_equal_and_bytes_moved(
+    tiny: Make, tmp_path: Path, precision: str, how: str
+) -> None:
+    settings = tiny(
+        model={"checkpointing": how},
+        train={"precision": precision},
+        offload={"target": "ssd", "directory": str(tmp_path / "ssd"), **ALL},
+    )
+    result = Trainer(settings).run()
+    assert result["verdict"] == {
+        "losses_equal": True,
+        "weights_equal": True,
+        "writes_confirmed": True,
+    }
+    assert result["ok"]
+    legs = result["legs"]
+    assert legs["with ssdtrain"]["totals"]["bytes_offloaded"] > 0
+    assert len(set(losses(result))) == 3  # it does train
+    if how == "none":
+        peaks = [legs[name]["peak_bytes"][0] for name in legs]
+        assert peaks[1] < peaks[0]
+
+
+def test_metrics_are_one_json_line_a_step(tiny: Make, tmp_path: Path) -> None:
+    Trainer(tiny(offload={"target": "host", **ALL})).run()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    values = [json.loads(line) for line in lines]
+    legs = ["without ssdtrain", "with ssdtrain"]
+    assert [(v["leg"], v["step"]) for v in values] == [
+        (leg, step) for leg in legs for step in range(3)
+    ]
+    assert values[0]["loss"] == values[3]["loss"]
+    assert values[-1]["bytes_offloaded"] > 0
+
+
+def test_an_ssd_target_that_writes_nothing_is_not_ok(
+    tiny: Make, tmp_path: Path
+) -> None:
+    directory = str(tmp_path / "ssd")
+    offload = {"target": "ssd", "directory": directory, "plan": "keep-all"}
+    result = Trainer(tiny(offload=offload)).run()
+    assert result["verdict"]["losses_equal"]
+    assert result["verdict"]["writes_confirmed"] is False
+    assert not result["ok"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_resume_is_exact(tiny: Make, tmp_path: Path, precision: str) -> None:
+    """Four steps in one go, or stopped after two: the same last losses."""
+    common = {"steps": 4, "precision": precision}
+    whole = Trainer(tiny(train=common)).run()
+    Trainer(tiny(train={**common, "checkpoint_every": 2})).run()
+    # The last checkpoint is that of step 4; write that of step 2 by stopping there.
+    first = tiny(train={**common, "checkpoint_every": 2})
+    stopped = _stopped_after(first, 2, tmp_path)
+    rest = Trainer(tiny(train={**common, "resume": stopped})).run()
+    assert same_bits(losses(whole)[2:], losses(rest))
+
+
+def _stopped_after(settings: RunSettings, step: int, tmp_path: Path) -> str:
+    """Interrupt a run when it reaches `step`, as a user's Ctrl-C does."""
+    from ssdtrain.train.plain import PlainRunner
+
+    original = PlainRunner.step
+
+    def interrupted(self: PlainRunner, number: int) -> float:
+        if number == step:
+            raise KeyboardInterrupt
+        return original(self, number)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PlainRunner, "step", interrupted)
+        Trainer(settings).run()
+    return str(tmp_path / "run" / "checkpoints")
+
+
+def test_resume_without_a_checkpoint_is_refused(tiny: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.resume expects"):
+        Trainer(tiny(train={"resume": str(tmp_path / "none")})).run()
+
+
+def test_same_bits_is_about_bits() -> None:
+    nan = float("nan")
+    assert same_bits((1.0, nan), (1.0, nan))
+    assert not same_bits((0.0,), (-0.0,))
+    assert not same_bits((1.0,), (1.0, 2.0))
