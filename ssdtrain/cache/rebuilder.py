@@ -194,9 +194,7 @@ class Rebuilder:
     def _peek(self, handle: Handle) -> Tensor:
         """The tensor as it is now; no use is counted and no record changes."""
         source = handle.source
-        if isinstance(source, Kept):
-            return source.tensor
-        if isinstance(source, ParameterView):
+        if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
             data = raw(self._preview(source.rebuilt.expression))
