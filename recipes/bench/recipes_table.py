@@ -33,7 +33,7 @@ from ssdtrain.counters import StepReport
 PRECISIONS = ("pure bf16", "bf16 autocast", "fp32")
 SETTINGS: dict[str, Any] = {"target": "host", "recompute": "auto"}
 ALONE = {**SETTINGS, "plan": "keep-all"}
-OFFLOADING = {**SETTINGS, "plan": "offload-all", "min_bytes": 0}
+OFFLOADING = {**SETTINGS, "plan": "offload-all", "min_bytes": 0, "window_bytes": 2**20}
 SIZES = ("8192x4@16x1024", "12288x3@16x1024", "6144x24@8x2048", "16384x2@16x1024")
 NUM_WARM_STEPS = 2
 NUM_TIMED_STEPS = 3
@@ -132,7 +132,7 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
             "step_ratio": medians[name] / medians["keep"],
             "step_times_ms": times[name],
             "peak_gb": peaks[name] / 1e9,
-            "peak_gone": 1 - peaks[name] / max(1, peaks["keep"]),
+            "peak_gone": 1 - peaks[name] / peaks["keep"] if peaks["keep"] else 0.0,
             **reports.get(name, {}),
         }
         for name in columns
