@@ -163,7 +163,7 @@ class Rebuilder:
             return self._finder.find(base, self)
         except Exception as error:
             self._report("recipe", base, error)
-            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+            self.refuse()
             return None
 
     def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
@@ -177,7 +177,7 @@ class Rebuilder:
         if verdict is Verdict.UNKNOWN:
             verdict = self._admission.decide(signature, self._check(expression, base))
         if verdict is Verdict.REFUSED:
-            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+            self.refuse()
         return verdict is Verdict.ADMITTED
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
@@ -262,12 +262,18 @@ class Rebuilder:
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe
-        changed = probe.counter._version != probe.version
-        if not ours or changed or view.is_conj or view.is_neg:
+        if probe.counter._version != probe.version:
+            self.refuse()
+            return None
+        if not ours or view.is_conj or view.is_neg:
             return None
         depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
         layout = Layout(view.dtype, tuple(view.shape), view.stride)
         return Held(holder=handle, layout=layout, depth=depth)
+
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+        self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
 
     def parameter(self, parameter: nn.Parameter) -> Held | None:
         """A parameter that stays in place; a small one that may not is copied."""

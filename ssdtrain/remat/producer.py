@@ -1,12 +1,20 @@
 """The autograd node that produced a tensor, as a recipe sees it."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.remat.expression import MAX_CHAIN, Expression, Held, Layout, Operand
+from ssdtrain.remat.expression import (
+    MAX_CHAIN,
+    MAX_NODES,
+    Expression,
+    Held,
+    Layout,
+    Operand,
+)
 
 NOTES = "ssdtrain"
 # Nodes that save their own result: an edge to one of them has a value.
@@ -40,6 +48,9 @@ class Keeper(Protocol):
     def narrowed(self, tensor: Tensor) -> Held | None:
         """Keep a new tensor that stands for a wider one."""
 
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+
 
 class Epsilon(NamedTuple):
     """A known epsilon."""
@@ -58,12 +69,14 @@ class Constants(Protocol):
         """The number that the running module adds to a tensor; None outside."""
 
 
-class Sources(NamedTuple):
-    """Where operands, constants and recipes come from."""
+@dataclass
+class Sources:
+    """Where the operands, constants and recipes of one expression come from."""
 
     keeper: Keeper
     constants: Constants
     find: Callable[[str], Callable[["Producer"], Expression | None] | None]
+    nodes_left: int = MAX_NODES
 
 
 class Notes(NamedTuple):
@@ -152,6 +165,9 @@ class Producer:
         """
         if not self.has_edge(index) or self._depth >= MAX_CHAIN:
             return None
+        self._sources.nodes_left -= 1
+        if self._sources.nodes_left < 0:
+            return None
         node, number = self.node.next_functions[index]
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._parameter(index, node.variable)
@@ -193,9 +209,11 @@ class Producer:
 
     def epsilon(self, weight: Operand | None) -> Epsilon | None:
         """The epsilon of the normalization that owns this weight, if certain."""
-        if not isinstance(weight, Held):
-            return None
-        return self._sources.constants.epsilon(weight.parameter)
+        parameter = weight.parameter if isinstance(weight, Held) else None
+        epsilon = self._sources.constants.epsilon(parameter)
+        if epsilon is None:
+            self._sources.keeper.refuse()
+        return epsilon
 
     def addend(self) -> float | None:
         """The number that the running module adds; None outside known modules."""

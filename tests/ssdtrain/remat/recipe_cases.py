@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from transformers.activations import NewGELUActivation
 
 import ssdtrain
-from ssdtrain.counters import StepReport
+from ssdtrain.counters import Fallback, StepReport
 
 ROWS, WIDTH = 6, 16
-REFUSED = "stored: a recipe was not bitwise equal"
+REFUSED = Fallback.RECIPE_REFUSED.value
 
 
 class Net(nn.Module):

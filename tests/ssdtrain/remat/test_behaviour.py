@@ -13,12 +13,13 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.rebuilder import COPIED_PARAMETER_BYTES, Rebuilder
 from ssdtrain.cache.record import RecordView
+from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.remat import registry
 from ssdtrain.remat.expression import MAX_CHAIN
 
 ROWS, WIDTH = 4, 8
-REFUSED = "stored: a recipe was not bitwise equal"
+REFUSED = Fallback.RECIPE_REFUSED.value
 ALONE: dict[str, Any] = {"target": "host", "plan": "keep-all", "min_bytes": 0}
 AWAY = {**ALONE, "plan": "offload-all", "window_bytes": 1}
 
@@ -90,6 +91,7 @@ def test_input_changed_before_the_output_was_saved_is_refused() -> None:
     with ssdtrain.offload(net, **ALONE) as session:
         loss = net(source())
         assert isinstance(seen[0], RecordView)
+        assert session._cache.ledger.counters.take()[0][f"fallback:{REFUSED}"] >= 1
         with pytest.raises(InPlaceError):
             loss.backward()
 
@@ -288,6 +290,20 @@ def test_chains_are_bounded() -> None:
     report = session.steps[0]
     assert report.recipes["SiluBackward0"] < 2 * MAX_CHAIN * ROWS * WIDTH * 4
     assert report.recipes["SiluBackward0"] >= MAX_CHAIN * ROWS * WIDTH * 4
+
+
+def test_trees_of_sums_are_bounded() -> None:
+    def body(net: Net, a: Tensor) -> Tensor:
+        a = a.square().tanh()
+        for _ in range(MAX_CHAIN - 2):
+            a = a + a
+        return net.last(a)
+
+    net = Net(body)
+    theirs = backward(net)
+    with ssdtrain.offload(net, **ALONE) as session:
+        assert same(backward(net), theirs)
+    assert "AddBackward0" not in session.steps[0].recipes
 
 
 def test_gathered_parameters_are_copied_when_small_and_refused_when_large() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.counters import Fallback, StepReport
 from ssdtrain.remat.constants import ModuleConstants
 from ssdtrain.remat.producer import Epsilon
 
@@ -35,8 +36,8 @@ class Net(nn.Module):
         return self.last(self.body(self, self.first(x))).square().sum()
 
 
-def recipes_of(net: Net) -> dict[str, int]:
-    """Recipes in use; the gradients must be those of the plain run."""
+def report_of(net: Net) -> StepReport:
+    """What recipes did; the gradients must be those of the plain run."""
     x = torch.randn(4, WIDTH)
 
     def gradients() -> list[Tensor]:
@@ -48,7 +49,12 @@ def recipes_of(net: Net) -> dict[str, int]:
     with ssdtrain.offload(net, target="host", plan="keep-all", min_bytes=0) as session:
         ours = gradients()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    return session.steps[0].recipes
+    return session.steps[0]
+
+
+def recipes_of(net: Net) -> dict[str, int]:
+    """Bytes by recipe."""
+    return report_of(net).recipes
 
 
 @pytest.mark.parametrize("name", ["norm", "plain"])
@@ -66,7 +72,9 @@ def no_weight(net: Net, a: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("body", [unowned, no_weight])
 def test_without_an_owner_it_is_refused(body: Any) -> None:
-    assert NAME not in recipes_of(Net(body))
+    report = report_of(Net(body))
+    assert NAME not in report.recipes
+    assert report.fallbacks[Fallback.RECIPE_REFUSED.value] == 1
 
 
 def test_two_owners_that_disagree_are_refused() -> None:
@@ -81,10 +89,8 @@ def test_two_owners_that_disagree_are_refused() -> None:
 def test_a_guess_could_not_be_verified() -> None:
     """Why there is no search for an epsilon that fits."""
     x = torch.randn(64, 512)
-    assert torch.equal(
-        F.layer_norm(x, (512,), eps=1e-12),
-        F.layer_norm(x, (512,)) * 0 + F.layer_norm(x, (512,), eps=1e-8),
-    )
+    tiny, small = (F.layer_norm(x, (512,), eps=eps) for eps in (1e-12, 1e-8))
+    assert torch.equal(tiny, small)
 
 
 def test_epsilon_of_none_is_known_and_is_none() -> None:
