@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssdtrain.cache.cache import CacheLimits, TensorCache
+from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.identity import stamp_of
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
 from ssdtrain.errors import AttachError, ConfigError

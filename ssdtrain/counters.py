@@ -41,7 +41,7 @@ class Fallback(str, Enum):
     KEPT_IN_BACKWARD = "kept: packed inside backward (recomputation)"
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
-    RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
+    RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"

@@ -6,7 +6,7 @@ falls on both; a fresh pair of models then runs the same steps for the bitwise l
 Part 2, models of transformers: bytes that recipes replace, by recipe and model, and
 the bitwise law over four steps, alone and with everything offloaded.
 
-    python recipes/bench/recipes_table.py --budget-s 400
+    PYTHONPATH=. python recipes/bench/recipes_table.py --budget-s 500
 """
 
 import argparse
@@ -33,7 +33,7 @@ from ssdtrain.counters import StepReport
 PRECISIONS = ("pure bf16", "bf16 autocast", "fp32")
 SETTINGS: dict[str, Any] = {"target": "host", "recompute": "auto"}
 ALONE = {**SETTINGS, "plan": "keep-all"}
-OFFLOADING = {**SETTINGS, "plan": "offload-all", "min_bytes": 0}
+OFFLOADING = {**SETTINGS, "plan": "offload-all", "min_bytes": 0, "window_bytes": 2**20}
 SIZES = ("8192x4@16x1024", "12288x3@16x1024", "6144x24@8x2048", "16384x2@16x1024")
 NUM_WARM_STEPS = 2
 NUM_TIMED_STEPS = 3
@@ -106,19 +106,17 @@ def one_step(model: Blocks, x: torch.Tensor, clock: Clock) -> dict[str, Any]:
 
 
 def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any]:
-    """Step time and peak with and without recipes, in turn on one model."""
-    (hidden, layers), (batch, sequence) = (
-        map(int, part.split("x")) for part in size.split("@")
-    )
+    """Step time and peak without recipes, with all, and with all but masks."""
+    shape, model, x = case(size, device)
+    # Masks have one byte an element, everything else here has two or more.
+    without_masks = {**ALONE, "min_bytes": 3 * shape.numel() // 2}
+    columns = {"keep": None, "recipes": ALONE, "no masks": without_masks}
     clock = Clock(device)
-    model = build_blocks(hidden, layers, device)
-    shape = (batch, sequence, hidden)
-    x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-    times: dict[str, list[float]] = {"keep": [], "recipes": []}
-    peaks = {"keep": 0, "recipes": 0}
-    result: dict[str, Any] = {}
+    times: dict[str, list[float]] = {name: [] for name in columns}
+    peaks = dict.fromkeys(columns, 0)
+    reports: dict[str, Any] = {}
     for _ in range(num_rounds):
-        for name, settings in (("keep", None), ("recipes", ALONE)):
+        for name, settings in columns.items():
             with session(model, settings) as opened:
                 for _ in range(NUM_WARM_STEPS):
                     one_step(model, x, clock)
@@ -126,31 +124,38 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
                 times[name] += [clock.ms(*each["marks"]) for each in done]
                 peaks[name] = max(peaks[name], *(each["peak"] for each in done))
                 if opened is not None and opened.last_step is not None:
-                    result.update(recipes_of(opened.last_step))
+                    reports[name] = recipes_of(opened.last_step)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
-        "keep_ms": medians["keep"],
-        "recipes_ms": medians["recipes"],
-        "step_ratio": medians["recipes"] / medians["keep"],
-        "step_times_ms": times,
-        "keep_peak_gb": peaks["keep"] / 1e9,
-        "recipes_peak_gb": peaks["recipes"] / 1e9,
-        "peak_gone": 1 - peaks["recipes"] / max(1, peaks["keep"]),
-        **result,
+        name: {
+            "step_ms": medians[name],
+            "step_ratio": medians[name] / medians["keep"],
+            "step_times_ms": times[name],
+            "peak_gb": peaks[name] / 1e9,
+            "peak_gone": 1 - peaks[name] / peaks["keep"] if peaks["keep"] else 0.0,
+            **reports.get(name, {}),
+        }
+        for name in columns
     }
+
+
+def case(size: str, device: torch.device) -> tuple[torch.Size, Blocks, torch.Tensor]:
+    """A seeded model and its input, from HIDDENxLAYERS@BATCHxSEQUENCE."""
+    (hidden, layers), (batch, sequence) = (
+        map(int, part.split("x")) for part in size.split("@")
+    )
+    model = build_blocks(hidden, layers, device)
+    torch.manual_seed(1)
+    shape = torch.Size((batch, sequence, hidden))
+    x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+    return shape, model, x
 
 
 def blocks_law(size: str, device: torch.device) -> dict[str, Any]:
     """Losses and bytes of the parameters after the same steps on fresh models."""
-    (hidden, layers), (batch, sequence) = (
-        map(int, part.split("x")) for part in size.split("@")
-    )
     outcomes = []
     for settings in (None, ALONE):
-        model = build_blocks(hidden, layers, device)
-        torch.manual_seed(1)
-        shape = (batch, sequence, hidden)
-        x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+        _, model, x = case(size, device)
         with session(model, settings):
             steps = [one_step(model, x, Clock(device)) for _ in range(NUM_LAW_STEPS)]
         outcomes.append(
@@ -219,11 +224,14 @@ def table(cells: Cells) -> None:
     for name, cell in cells.data["cells"].items():
         if "error" in cell:
             print(f"{name:26} {cell['error'][:90]}")
-        elif "step_ratio" in cell:
-            print(
-                f"{name:26} {cell['step_ratio']:.4f}x  {cell['keep_peak_gb']:.2f} > "
-                f"{cell['recipes_peak_gb']:.2f} GB ({cell['peak_gone']:.1%} gone)"
-            )
+        elif "keep" in cell:
+            for column in ("keep", "recipes", "no masks"):
+                each = cell[column]
+                print(
+                    f"{name:18} {column:9} {each['step_ratio']:.4f}x "
+                    f"{each['peak_gb']:6.2f} GB ({each['peak_gone']:.1%} gone) "
+                    f"recipes {each.get('recompute_ms', 0):.2f} ms"
+                )
         elif "share" in cell:
             parts = sorted(cell["recipes"].items(), key=lambda part: -part[1])
             total = cell["bytes_saved"]

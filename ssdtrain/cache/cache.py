@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from ssdtrain.cache.identity import (
     Key,
     Probe,
     Stamp,
-    check_version,
     identify,
     is_plain,
     parameter_of,
@@ -39,7 +37,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
-from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
@@ -51,15 +49,6 @@ WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
 # backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
 PREFETCH_LARGEST = 1.5
 POLL_S = 0.00005
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheLimits:
-    """Plain numbers from the configuration. None: multiples of the largest tensor."""
-
-    min_bytes: int
-    window_bytes: int | None
-    prefetch_bytes: int | None
 
 
 class TensorCache:
@@ -124,11 +113,7 @@ class TensorCache:
             SessionClosedError: the session was closed before this backward.
         """
         source = handle.source
-        if isinstance(source, Kept):
-            check_version(source.tensor, source.version, "a small tensor")
-            return source.tensor
-        if isinstance(source, ParameterView):
-            check_version(source.parameter, source.version, "a parameter")
+        if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
             with self._lock:

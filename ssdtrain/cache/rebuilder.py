@@ -163,7 +163,7 @@ class Rebuilder:
             return self._finder.find(base, self)
         except Exception as error:
             self._report("recipe", base, error)
-            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+            self.refuse()
             return None
 
     def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
@@ -177,7 +177,7 @@ class Rebuilder:
         if verdict is Verdict.UNKNOWN:
             verdict = self._admission.decide(signature, self._check(expression, base))
         if verdict is Verdict.REFUSED:
-            self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+            self.refuse()
         return verdict is Verdict.ADMITTED
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
@@ -194,9 +194,7 @@ class Rebuilder:
     def _peek(self, handle: Handle) -> Tensor:
         """The tensor as it is now; no use is counted and no record changes."""
         source = handle.source
-        if isinstance(source, Kept):
-            return source.tensor
-        if isinstance(source, ParameterView):
+        if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
             data = raw(self._preview(source.rebuilt.expression))
@@ -223,7 +221,8 @@ class Rebuilder:
         name = "dropout" if base.grad_fn is None else base.grad_fn.name()
         if name not in self._failed:
             self._failed.add(name)
-            logger.warning("the %s of %s failed: %r", what, name, error)
+            # Its text: the error itself would keep the frames' tensors alive.
+            logger.warning("the %s of %s failed: %s", what, name, repr(error))
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember on the node of the base that this output was saved."""
@@ -263,12 +262,18 @@ class Rebuilder:
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe
-        changed = probe.counter._version != probe.version
-        if not ours or changed or view.is_conj or view.is_neg:
+        if probe.counter._version != probe.version:
+            self.refuse()
+            return None
+        if not ours or view.is_conj or view.is_neg:
             return None
         depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
         layout = Layout(view.dtype, tuple(view.shape), view.stride)
         return Held(holder=handle, layout=layout, depth=depth)
+
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+        self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
 
     def parameter(self, parameter: nn.Parameter) -> Held | None:
         """A parameter that stays in place; a small one that may not is copied."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View
+from ssdtrain.cache.identity import Key, Probe, View, check_version
 from ssdtrain.remat.expression import Expression, Layout
 from ssdtrain.transfer.parcel import Load, Parcel
 
@@ -211,6 +211,15 @@ class Kept(NamedTuple):
     """Detached: an output's own graph node must not own itself."""
     version: int
 
+    def rebuild(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+        """
+        check_version(self.tensor, self.version, "a small tensor")
+        return self.tensor
+
 
 class ParameterView(NamedTuple):
     """A saved parameter, or a view of one.
@@ -231,7 +240,12 @@ class ParameterView(NamedTuple):
     """Elements from the parameter's first element."""
 
     def rebuild(self) -> Tensor:
-        """The parameter, or the view of its present data."""
+        """The parameter, or the view of its present data.
+
+        Raises:
+            InPlaceError: the parameter was changed after it was saved.
+        """
+        check_version(self.parameter, self.version, "a parameter")
         if self.shape is None:
             return self.parameter
         start = self.parameter.storage_offset() + self.offset

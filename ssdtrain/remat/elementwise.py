@@ -27,9 +27,7 @@ def silu(node: Producer) -> Expression | None:
 @ELEMENTWISE.register("GluBackward0")
 def glu(node: Producer) -> Expression | None:
     """Gated linear unit in one operator."""
-    return node.rebuilt_by(
-        torch.nn.functional.glu, node.saved("self"), dim=node.constant("dim")
-    )
+    return node.rebuilt_by(F.glu, node.saved("self"), dim=node.dimension("dim"))
 
 
 @ELEMENTWISE.register("TanhBackward0")
@@ -58,11 +56,8 @@ def product(node: Producer) -> Expression | None:
 
     A factor is saved only if the other one needs a gradient; else it is at its edge.
     """
-    return node.rebuilt_by(torch.mul, _factor(node, "self", 0), _other(node))
-
-
-def _other(node: Producer) -> Operand | None:
-    return _factor(node, "other", 1)
+    first = _factor(node, "self", 0)
+    return node.rebuilt_by(torch.mul, first, _factor(node, "other", 1))
 
 
 def _factor(node: Producer, name: str, index: int) -> Operand | None:

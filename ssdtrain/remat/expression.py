@@ -10,6 +10,9 @@ from torch import Tensor, nn
 # Longest chain of recipes from one saved tensor down to stored bytes. NewGELU of a
 # dropped-out, cast activation needs 9; more costs more time than bytes are worth.
 MAX_CHAIN = 12
+# Most nodes that are looked at for one tensor: a tree of sums has many more than a
+# chain, and would cost more than it saves.
+MAX_NODES = 24
 
 
 class Layout(NamedTuple):

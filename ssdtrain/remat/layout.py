@@ -3,13 +3,11 @@
 All of these save nothing: their input is the value at their edge.
 """
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
 from ssdtrain.remat.expression import Expression
-from ssdtrain.remat.producer import Producer
+from ssdtrain.remat.producer import Producer, signed
 from ssdtrain.remat.registry import Registry
 
 LAYOUT = Registry()
@@ -81,10 +79,8 @@ def expand(node: Producer) -> Expression | None:
 @LAYOUT.register("TransposeBackward0")
 def transpose(node: Producer) -> Expression | None:
     """Two dimensions exchanged."""
-    dims: dict[str, Hashable] = {
-        name: _signed(node.constant(name)) for name in ("dim0", "dim1")
-    }
-    return node.rebuilt_by(torch.transpose, node.edge(0), **dims)
+    dim0, dim1 = node.dimension("dim0"), node.dimension("dim1")
+    return node.rebuilt_by(torch.transpose, node.edge(0), dim0=dim0, dim1=dim1)
 
 
 @LAYOUT.register("TBackward0")
@@ -96,17 +92,11 @@ def transpose_matrix(node: Producer) -> Expression | None:
 @LAYOUT.register("PermuteBackward0")
 def permute(node: Producer) -> Expression | None:
     """All dimensions rearranged."""
-    dims = tuple(_signed(dim) for dim in node.constant("dims"))
+    dims = tuple(signed(dim) for dim in node.constant("dims"))
     return node.rebuilt_by(torch.permute, node.edge(0), dims=dims)
 
 
 @LAYOUT.register("UnsqueezeBackward0")
 def unsqueeze(node: Producer) -> Expression | None:
     """A dimension of size 1 more."""
-    dim = _signed(node.constant("dim"))
-    return node.rebuilt_by(torch.unsqueeze, node.edge(0), dim=dim)
-
-
-def _signed(dim: int) -> int:
-    """Nodes show negative dimensions as unsigned 64-bit numbers."""
-    return dim - 2**64 if dim >= 2**63 else dim
+    return node.rebuilt_by(torch.unsqueeze, node.edge(0), dim=node.dimension("dim"))

@@ -1,12 +1,20 @@
 """The autograd node that produced a tensor, as a recipe sees it."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.remat.expression import MAX_CHAIN, Expression, Held, Layout, Operand
+from ssdtrain.remat.expression import (
+    MAX_CHAIN,
+    MAX_NODES,
+    Expression,
+    Held,
+    Layout,
+    Operand,
+)
 
 NOTES = "ssdtrain"
 # Nodes that save their own result: an edge to one of them has a value.
@@ -40,6 +48,9 @@ class Keeper(Protocol):
     def narrowed(self, tensor: Tensor) -> Held | None:
         """Keep a new tensor that stands for a wider one."""
 
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+
 
 class Epsilon(NamedTuple):
     """A known epsilon."""
@@ -58,12 +69,14 @@ class Constants(Protocol):
         """The number that the running module adds to a tensor; None outside."""
 
 
-class Sources(NamedTuple):
-    """Where operands, constants and recipes come from."""
+@dataclass
+class Sources:
+    """Where the operands, constants and recipes of one expression come from."""
 
     keeper: Keeper
     constants: Constants
     find: Callable[[str], Callable[["Producer"], Expression | None] | None]
+    nodes_left: int = MAX_NODES
 
 
 class Notes(NamedTuple):
@@ -136,6 +149,10 @@ class Producer:
             return getattr(self.node, f"_saved_{name}")
         return getattr(self.node, name)
 
+    def dimension(self, name: str) -> int:
+        """A dimension that the node keeps; torch shows -1 as an unsigned number."""
+        return signed(self.constant(name))
+
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""
         edges = self.node.next_functions
@@ -147,6 +164,9 @@ class Producer:
         It is a parameter, another node's saved tensor, or an expression of its own.
         """
         if not self.has_edge(index) or self._depth >= MAX_CHAIN:
+            return None
+        self._sources.nodes_left -= 1
+        if self._sources.nodes_left < 0:
             return None
         node, number = self.node.next_functions[index]
         if node.name() == "torch::autograd::AccumulateGrad":
@@ -189,9 +209,11 @@ class Producer:
 
     def epsilon(self, weight: Operand | None) -> Epsilon | None:
         """The epsilon of the normalization that owns this weight, if certain."""
-        if not isinstance(weight, Held):
-            return None
-        return self._sources.constants.epsilon(weight.parameter)
+        parameter = weight.parameter if isinstance(weight, Held) else None
+        epsilon = self._sources.constants.epsilon(parameter)
+        if epsilon is None:
+            self._sources.keeper.refuse()
+        return epsilon
 
     def addend(self) -> float | None:
         """The number that the running module adds; None outside known modules."""
@@ -226,6 +248,11 @@ class Producer:
             constants=tuple(sorted(constants.items())),
         )
         return expression if expression.depth <= MAX_CHAIN else None
+
+
+def signed(number: int) -> int:
+    """What a 64-bit number is when its first bit is its sign."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _number(raw: Tensor) -> int | float | None:
