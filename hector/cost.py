@@ -13,7 +13,6 @@ from hector.ir.kernels import (
     Fallback,
     Gemm,
     Kernel,
-    Outer,
     ParameterOp,
     Plan,
     Traversal,
