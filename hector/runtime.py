@@ -20,7 +20,7 @@ from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule
-from hector.ir.node import Node, Op, Program
+from hector.ir.node import Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.passes import finish
 from hector.passes.pipeline import (
@@ -147,7 +147,7 @@ class Executable:
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
             self.output_grads = plans.output_grads
             self.gradients = [plans.gradients.get(n) for n in self.inputs]
-            fixed = {stored_value(g): dtypes[n] for n, g in plans.gradients.items()}
+            fixed = {stored(g): dtypes[n] for n, g in plans.gradients.items()}
             self._backward = _Runner(backward, arrays, feature, fixed, options)
         else:
             forward = inference_plan(compiled.builder, program)
@@ -203,15 +203,8 @@ class Executable:
         }
 
 
-def stored_value(node: Node) -> Node:
-    """The node whose memory `node` is."""
-    while node.op is Op.RESHAPE:
-        node = node.inputs[0]
-    return node
-
-
 def _outputs(e: Executable, feature: torch.dtype) -> dict[Node, torch.dtype]:
-    return {stored_value(n): feature for n in e.outputs}
+    return {stored(n): feature for n in e.outputs}
 
 
 @dataclass(frozen=True)

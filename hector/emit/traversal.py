@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hector.emit.gemm import Emitted
 from hector.emit.source import ArgKind, Source, pow2
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
-from hector.ir.node import Node, Op
+from hector.ir.node import Node, Op, stored
 from hector.ir.types import COMPOSE, ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 _UNARY: dict[Op, str] = {
@@ -293,10 +293,10 @@ class _Traversal:
         if node.op is Op.EXPAND:
             return self.value(node.inputs[0], cursor)
         if node.op is Op.RESHAPE:
-            return self._load(node.inputs[0], cursor, node.shape, 0)
+            return self._load(stored(node), cursor, node.shape, 0)
         if node.op is Op.SLICE:
             start = int(node.attr("start") or 0)
-            return self._load(node.inputs[0], cursor, node.shape, start)
+            return self._load(stored(node.inputs[0]), cursor, node.shape, start)
         parts = [self.value(i, cursor) for i in node.inputs]
         return self._let(node, parts)
 
