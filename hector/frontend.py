@@ -66,12 +66,18 @@ class CompiledLayer:
     def __call__(self, *args: Any, **named: Any) -> Any:
         graph, values = self._bind(args, named)
         made = self._specialize(graph, values)
+        return _call(made, graph, [values[s] for s in made.sources])
+
+    def prepare(self, *args: Any, **named: Any) -> "Prepared":
+        """A call with its look-ups done, for arguments of these shapes and dtypes.
+
+        The layers of `hector.nn` keep one for each graph: on small graphs the host
+        decides the time of a layer.
+        """
+        graph, values = self._bind(args, named)
+        made = self._specialize(graph, values)
         tensors = [values[s] for s in made.sources]
-        outputs = made.compiled(graph, tensors)
-        shaped = [
-            _result(s, t, graph) for s, t in zip(made.results, outputs, strict=True)
-        ]
-        return shaped[0] if made.single else tuple(shaped)
+        return Prepared(made, made.compiled.executable(graph, tensors), graph)
 
     def executable(self, *args: Any, **named: Any) -> Executable:
         """What a call with these arguments runs: plans, generated lines, fallbacks."""
@@ -164,6 +170,39 @@ class CompiledLayer:
         return _Specialized(compiled, sources, tuple(results), single)
 
 
+class Prepared:
+    """A compiled function bound to a graph and to its arguments' shapes."""
+
+    def __init__(
+        self, made: _Specialized, executable: Executable, graph: HeteroGraph
+    ) -> None:
+        self._made, self.executable, self._graph = made, executable, graph
+        self.sources = made.sources
+        self._views = [
+            _row_shape(r) if r.node.domain is not Domain.EDGE else None
+            for r in made.results
+        ]
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Any:
+        """The function's results for its tensor arguments by name."""
+        outputs = self.executable([values[s] for s in self.sources])
+        shaped = [
+            t.view(t.shape[0], *v) if v is not None else _result(s, t, self._graph)
+            for s, t, v in zip(self._made.results, outputs, self._views, strict=True)
+        ]
+        return shaped[0] if self._made.single else tuple(shaped)
+
+
+def _call(made: _Specialized, graph: HeteroGraph, tensors: list[Tensor]) -> Any:
+    return Prepared(made, made.compiled.executable(graph, tensors), graph)(
+        dict(zip(made.sources, tensors, strict=True))
+    )
+
+
+def _row_shape(s: Sym) -> tuple[int, ...]:
+    return {1: (), 2: (s.node.type.width,)}.get(s.rank, s.node.shape)
+
+
 def _tensors_of(owner: nn.Module | SimpleNamespace) -> list[tuple[str, Tensor]]:
     if isinstance(owner, SimpleNamespace):
         return [(k, v) for k, v in vars(owner).items() if isinstance(v, Tensor)]
@@ -241,10 +280,7 @@ def _node_arguments(function: Callable[..., Any]) -> set[str]:
 
 def _result(s: Sym, value: Tensor, graph: HeteroGraph) -> Tensor:
     """A result with the rank the layer's code gives it, edges in the caller's order."""
-    if s.rank == 1:
-        value = value.view(value.shape[0])
-    elif s.rank == 2:
-        value = value.view(value.shape[0], s.node.type.width)
+    value = value.view(value.shape[0], *_row_shape(s))
     if s.node.domain is Domain.EDGE:
         order = torch.empty_like(graph.edge_order)
         order[graph.edge_order] = torch.arange(

@@ -102,6 +102,10 @@ class _Runner:
         else:
             self._reference = Reference(arrays, feature)
 
+    @property
+    def on_device(self) -> bool:
+        return self._reference is None
+
     def run(
         self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
     ) -> list[Tensor]:
@@ -131,6 +135,7 @@ class Executable:
     def __init__(self, compiled: "Compiled", key: "_Key", arrays: GraphArrays) -> None:
         self.inputs = compiled.inputs
         self.arrays = arrays
+        self.trains = bool(key.wanted)
         options = compiled.options
         settings = compiled.settings_for(arrays, bool(key.wanted))
         program = compiled.optimized(settings)
@@ -157,6 +162,13 @@ class Executable:
             forward, arrays, feature, _outputs(self, feature), options
         )
         self.report = self._describe(settings, forward, backward, options)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Outputs [rows, *shape], in the autograd graph if gradients are wanted."""
+        if self.trains:
+            result: tuple[Tensor, ...] = _Run.apply(self, *tensors)
+            return result
+        return tuple(self.forward(tensors)[0])
 
     def _describe(
         self, settings: Optimizations, forward: Plan, backward: Plan | None, o: Options
@@ -197,8 +209,14 @@ class Executable:
     def _bind(
         self, nodes: Sequence[Node], tensors: Sequence[Tensor]
     ) -> dict[Node, Tensor]:
+        if self._forward.on_device:
+            # Kernels see memory alone: no views needed.
+            return {
+                n: t if t.is_contiguous() else t.contiguous()
+                for n, t in zip(nodes, tensors, strict=True)
+            }
         return {
-            n: t.contiguous().view(-1, *n.shape)
+            n: t.contiguous().view(self.arrays.rows(n.domain), *n.shape)
             for n, t in zip(nodes, tensors, strict=True)
         }
 
@@ -247,11 +265,7 @@ class Compiled:
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Outputs [rows, *shape] for inputs in the order of `self.inputs`."""
-        exe = self.executable(graph, tensors)
-        if hasattr(exe, "_backward"):
-            result: tuple[Tensor, ...] = _Run.apply(exe, *tensors)
-            return result
-        return tuple(exe.forward(tensors)[0])
+        return self.executable(graph, tensors)(tensors)
 
     def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
         """The executable for these tensors, made on first use; see

@@ -1,12 +1,13 @@
 """What the layers share: graphs from PyG's arguments, initialization, settings."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hector.frontend import CompiledLayer
+from hector.frontend import CompiledLayer, Prepared
 from hector.graph import HeteroGraph
 from hector.passes.pipeline import Optimizations
 
@@ -27,6 +28,7 @@ class CompiledConv(nn.Module):
         self._graphs: dict[object, tuple[Tensor, Tensor, HeteroGraph]] = {}
         self._layers: dict[CompiledLayer, CompiledLayer] = {}
         self._options: dict[str, Any] = {}
+        self._prepared: dict[object, tuple[HeteroGraph, Prepared]] = {}
 
     def set_optimization(self, name: str) -> "CompiledConv":
         """Fix {none, compaction, reordering, both}; "auto" lets the cost model
@@ -39,6 +41,7 @@ class CompiledConv(nn.Module):
         """Change fields of `hector.Options` for this layer."""
         self._options.update(options)
         self._layers.clear()
+        self._prepared.clear()
         return self
 
     def compiled(self, layer: CompiledLayer) -> CompiledLayer:
@@ -48,6 +51,28 @@ class CompiledConv(nn.Module):
         if layer not in self._layers:
             self._layers[layer] = layer.with_options(**self._options)
         return self._layers[layer]
+
+    def run(
+        self, layer: CompiledLayer, graph: HeteroGraph, values: Mapping[str, Tensor]
+    ) -> Callable[..., Any] | None:
+        """The prepared call for these tensors, or None on the first one."""
+        key = (layer, id(graph), torch.is_grad_enabled(), _kinds(values))
+        found = self._prepared.get(key)
+        return None if found is None else found[1]
+
+    def keep(
+        self,
+        layer: CompiledLayer,
+        graph: HeteroGraph,
+        values: Mapping[str, Tensor],
+        prepared: Prepared,
+    ) -> Prepared:
+        """Remember a prepared call; see `run`."""
+        key = (layer, id(graph), torch.is_grad_enabled(), _kinds(values))
+        if len(self._prepared) >= 16:
+            self._prepared.clear()
+        self._prepared[key] = (graph, prepared)
+        return prepared
 
     def graph_of(
         self,
@@ -74,6 +99,10 @@ class CompiledConv(nn.Module):
             # The tensors are kept, so that their ids stay theirs.
             self._graphs[key] = (edge_index, edge_type, graph)
         return self._graphs[key][2]
+
+
+def _kinds(values: Mapping[str, Tensor]) -> tuple[object, ...]:
+    return tuple((t.dtype, t.shape[1:], t.requires_grad) for t in values.values())
 
 
 def glorot(t: Tensor | None) -> None:

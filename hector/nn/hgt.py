@@ -90,6 +90,8 @@ class HGTConv(CompiledConv):
         self.p_rel = nn.ParameterDict(
             {"__".join(t): empty(1, heads) for t in self.edge_types}
         )
+        self._flat: list[nn.Parameter] = []
+        self._cached: tuple[object, SimpleNamespace] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -133,12 +135,28 @@ class HGTConv(CompiledConv):
     def _run(self, x: Tensor, graph: HeteroGraph) -> Tensor:
         width = x.shape[1]
         scale = 1.0 / math.sqrt(self.out_channels // self.heads)
-        out: Tensor = self.compiled(hgt)(
-            graph, x, self._parameters_read(width), self.heads, scale, self._uniform
-        )
+        layer = self.compiled(hgt)
+        p = self._parameters_read(width)
+        values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
+        call = self.run(layer, graph, values)
+        if call is None:
+            first = layer.prepare(graph, x, p, self.heads, scale, self._uniform)
+            call = self.keep(layer, graph, values, first)
+        out: Tensor = call(values)
         return out
 
     def _parameters_read(self, width: int) -> SimpleNamespace:
+        """Parameters stacked by type; without gradients, only after they changed."""
+        if torch.is_grad_enabled():
+            return self._stacked(width)
+        if not self._flat:
+            self._flat.extend(self.parameters())
+        state = (width, tuple((p.data_ptr(), p._version) for p in self._flat))
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, self._stacked(width))
+        return self._cached[1]
+
+    def _stacked(self, width: int) -> SimpleNamespace:
         names = self.node_types
         kqv, bias = self.kqv_lin.stacked(names, width)
         k, q, v = kqv.chunk(3, dim=2)

@@ -75,21 +75,36 @@ def edge_sum(g: Any, edge_msg: Any, mean: bool) -> Any:
 
 @compile()
 def rgat(g: Any, feature: Any, edge_attr: Any, edge_keep: Any, p: Any, o: Any) -> Any:
-    """RGAT with all of PyG's variants; `p` holds parameters, `o` options.
-
-    The common case reads: score, softmax over the in-edges, weighted sum.
-    """
+    """RGAT with all of PyG's variants; `p` holds parameters, `o` options."""
     for e in g.edges():
-        hs = _typed(e.src.feature, p.weight[e.etype], o.num_blocks)
-        ht = _typed(e.dst.feature, p.weight[e.etype], o.num_blocks)
-        score = _score(ht @ p.q, hs @ p.k, e, p, o)
-        score = reshape(score, o.heads * o.dim, 1)
-        e["att"] = relation_softmax(score) if o.within else edge_softmax(score)
-        factor = _modified(e["att"], e, o)
+        extra = None
+        if o.edge_dim > 0:
+            extra = (e.edge_attr @ p.lin_edge) @ p.e
+        _attention(e, extra, p, o)
         if edge_keep is not None:
-            factor = factor * reshape(e.edge_keep, o.heads * o.dim, 1)
-        e["hs"] = hs
-        e["factor"] = factor
+            e["factor"] = e["factor"] * reshape(e.edge_keep, o.heads * o.dim, 1)
+    return _summed(g, p, o) + (g.edata["att"],)
+
+
+@compile()
+def rgat_outputs(g: Any, feature: Any, p: Any, o: Any) -> Any:
+    """RGAT without edge features and dropout."""
+    for e in g.edges():
+        _attention(e, None, p, o)
+    return _summed(g, p, o)
+
+
+def _attention(e: Any, extra: Any, p: Any, o: Any) -> None:
+    """Score, softmax over the in-edges, and the message it weighs."""
+    hs = _typed(e.src.feature, p.weight[e.etype], o.num_blocks)
+    ht = _typed(e.dst.feature, p.weight[e.etype], o.num_blocks)
+    score = reshape(_score(ht @ p.q, hs @ p.k, extra, o), o.heads * o.dim, 1)
+    e["att"] = relation_softmax(score) if o.within else edge_softmax(score)
+    e["hs"] = hs
+    e["factor"] = _modified(e["att"], e, o)
+
+
+def _summed(g: Any, p: Any, o: Any) -> Any:
     outs = ()
     for i in range(o.groups):
         for n in g.dst_nodes():
@@ -98,7 +113,7 @@ def rgat(g: Any, feature: Any, edge_attr: Any, edge_keep: Any, p: Any, o: Any) -
                 n["sum"] += _message(e, p, o, i)
             n["out"] = _finished(n["sum"], n, p, o)
         outs += (g.ndata["out"],)
-    return outs + (g.edata["att"],)
+    return outs
 
 
 def _typed(h: Any, w: Any, blocks: int) -> Any:
@@ -107,15 +122,15 @@ def _typed(h: Any, w: Any, blocks: int) -> Any:
     return h @ w
 
 
-def _score(at_dst: Any, at_src: Any, e: Any, p: Any, o: Any) -> Any:
+def _score(at_dst: Any, at_src: Any, extra: Any, o: Any) -> Any:
     if o.additive:
         score = at_dst + at_src
-        if o.edge_dim > 0:
-            score = score + (e.edge_attr @ p.lin_edge) @ p.e
+        if extra is not None:
+            score = score + extra
         return leakyrelu(score, o.negative_slope)
     score = at_dst * at_src
-    if o.edge_dim > 0:
-        score = score * ((e.edge_attr @ p.lin_edge) @ p.e)
+    if extra is not None:
+        score = score * extra
     return score
 
 

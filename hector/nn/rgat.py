@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from hector.graph import HeteroGraph
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
-from hector.nn.layers import rgat
+from hector.nn.layers import rgat, rgat_outputs
 
 _MODS = (None, "additive", "scaled", "f-additive", "f-scaled")
 
@@ -172,15 +172,32 @@ class RGATConv(CompiledConv):
         graph = self.graph_of(edge_index, edge_type, rows, self.num_relations)
         edge_attr, options = self._edge_options(edge_attr)
         keep = self._kept(graph, x)
-        *parts, att = self.compiled(rgat)(
-            graph, x, edge_attr, keep, self._parameters_read(), options
-        )
+        if edge_attr is None and keep is None and return_attention_weights is None:
+            parts = list(self._fused(graph, x, options))
+        else:
+            *parts, att = self.compiled(rgat)(
+                graph, x, edge_attr, keep, self._parameters_read(), options
+            )
         out = self._joined(parts)
         if self.bias is not None:
             out = out + self.bias
         if return_attention_weights is None:
             return out
         return out, (edge_index, att.view(att.shape[0], -1))
+
+    def _fused(
+        self, graph: HeteroGraph, x: Tensor, options: RGATOptions
+    ) -> tuple[Tensor, ...]:
+        """The common call: no edge features, dropout or returned attention."""
+        layer = self.compiled(rgat_outputs)
+        p = self._parameters_read()
+        values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
+        call = self.run(layer, graph, values)
+        if call is None:
+            first = layer.prepare(graph, x, p, options)
+            call = self.keep(layer, graph, values, first)
+        outs: tuple[Tensor, ...] = call(values)
+        return outs
 
     def _edge_options(
         self, edge_attr: Tensor | None

@@ -104,14 +104,27 @@ class RGCNConv(CompiledConv):
         weight = self.weight
         if self.comp is not None:
             weight = combine_bases(self.comp, weight)
-        aggr = _AGGREGATIONS[self.aggr]
         plain = not sides.first_target and sides.source.is_floating_point()
         if plain and self.num_blocks is None:
-            layer = self.compiled(rgcn)
-            out: Tensor = layer(graph, sides.source, weight, self.root, self.bias, aggr)
-            return out
-        out = self._neighbours(graph, sides, weight, aggr)
+            return self._fused(graph, sides.source, weight)
+        out = self._neighbours(graph, sides, weight, _AGGREGATIONS[self.aggr])
         return self._with_root(out[sides.first_target :], sides.target)
+
+    def _fused(self, graph: HeteroGraph, x: Tensor, weight: Tensor) -> Tensor:
+        """The whole layer as one compiled call."""
+        layer = self.compiled(rgcn)
+        values = {"feature": x, "weight": weight}
+        if self.root is not None:
+            values["root"] = self.root
+        if self.bias is not None:
+            values["bias"] = self.bias
+        call = self.run(layer, graph, values)
+        if call is None:
+            aggr = _AGGREGATIONS[self.aggr]
+            first = layer.prepare(graph, x, weight, self.root, self.bias, aggr)
+            call = self.keep(layer, graph, values, first)
+        out: Tensor = call(values)
+        return out
 
     def _sides(self, x: Tensor | None | tuple[Tensor | None, Tensor]) -> _Sides:
         source = x[0] if isinstance(x, tuple) else x
