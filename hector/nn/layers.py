@@ -27,7 +27,7 @@ def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> 
         h = e.src.feature
         if aggr == "max":
             h = relation_max(h)
-        e["msg"] = h * weight[e.etype]
+        e["msg"] = h @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
@@ -48,7 +48,7 @@ def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> An
         h = e.src.feature
         if aggr == "max":
             h = relation_max(h)
-        e["msg"] = reshape(h, blocks, -1) * weight[e.etype]
+        e["msg"] = reshape(h, blocks, -1) @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
@@ -118,8 +118,8 @@ def _summed(g: Any, p: Any, o: Any) -> Any:
 
 def _typed(h: Any, w: Any, blocks: int) -> Any:
     if blocks > 0:
-        return reshape(reshape(h, blocks, -1) * w, -1)
-    return h * w
+        return reshape(reshape(h, blocks, -1) @ w, -1)
+    return h @ w
 
 
 def _score(at_dst: Any, at_src: Any, extra: Any, o: Any) -> Any:
@@ -170,8 +170,8 @@ def hgt(g: Any, feature: Any, p: Any, heads: int, scale: float, residual: bool) 
         n["q"] = reshape(n.feature @ p.q[n.ntype] + p.bq[n.ntype], heads, -1)
         n["v"] = reshape(n.feature @ p.v[n.ntype] + p.bv[n.ntype], heads, -1)
     for e in g.edges():
-        key = e.src["k"] * p.k_rel[e.etype]
-        e["msg"] = e.src["v"] * p.v_rel[e.etype]
+        key = e.src["k"] @ p.k_rel[e.etype]
+        e["msg"] = e.src["v"] @ p.v_rel[e.etype]
         prior = reshape(p.p_rel[e.etype] * scale, heads, 1)
         e["att"] = edge_softmax(dot_prd(e.dst["q"], key) * prior)
     for n in g.dst_nodes():
