@@ -26,6 +26,7 @@ EXAMPLES = """examples:
 
 Activations, bandwidth and drives are per GPU. docs/project.md derives every formula.
 """
+WIDE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +185,8 @@ def _model(args: argparse.Namespace) -> Model:
 def _print_tables(rows: list[Row], args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    console = Console()
+    # A pipe has no width; 80 columns would cut the cells.
+    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(projection_table(rows))
     if args.cost:
         console.print(cost_table(rows, args.years))
@@ -212,7 +214,8 @@ def _print_list(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    # A pipe has no width; 80 columns would cut the cells.
+    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     for title, rows in tables.items():
         table = Table(*rows[0], title=title)
         for row in rows:

@@ -51,7 +51,7 @@ def projection_table(rows: Sequence[Row]) -> "Table":
         caption="micro-batch and in flight: largest with all but the resident layers "
         "away; the power of two first, any integer in brackets",
     )
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
     for name in (
         "step s",
         "activations GB",
@@ -87,7 +87,7 @@ def cost_table(rows: Sequence[Row], years: float) -> "Table":
     from rich.table import Table
 
     table = Table(title=f"Cost for each GPU over {years:g} years, US dollars")
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
     names = ("drives", "drives total", "GPU total", "share", "watts", "$ per PB")
     for name in names:
         table.add_column(name, justify="right")

@@ -17,6 +17,10 @@ class Family(str, Enum):
 
     GPT = "gpt"
     """Decoder only, next-token prediction."""
+    BERT = "bert"
+    """Encoder only, masked tokens."""
+    T5 = "t5"
+    """Encoder and decoder, span corruption."""
 
 
 class HostKind(str, Enum):
@@ -76,7 +80,7 @@ class ModelSettings:
     """A transformer built from a `transformers` configuration, with random weights."""
 
     family: Family = Family.GPT
-    """gpt."""
+    """gpt, bert or t5."""
     hidden_size: int
     """Width of the residual stream; divisible by `num_heads`."""
     num_layers: int
@@ -102,6 +106,8 @@ class ModelSettings:
         for name in ("hidden_size", "num_layers", "num_heads", "vocab_size"):
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.sequence_length", self.sequence_length, 2)
+        if self.family is Family.T5:
+            at_least("model.num_layers (t5: half are decoders)", self.num_layers, 2)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"model.hidden_size must be divisible by model.num_heads, got "

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ssdtrain.config import Target
-from ssdtrain.train.data.batches import Batches, CausalObjective
+from ssdtrain.train.data.batches import Batches
+from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, LegResult, Loop
@@ -22,6 +23,7 @@ from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import HostKind, RunSettings
+from ssdtrain.train.zero import ZeroRunner
 
 SUMMED = (
     "bytes_saved",
@@ -91,7 +93,8 @@ class Trainer:
     def _workload(self, ranks: Ranks) -> Workload:
         settings = self.settings
         vocabulary = Vocabulary.from_tokenizer(settings.data.tokenizer)
-        objective = CausalObjective(settings.model.sequence_length)
+        model = settings.model
+        objective = objective_of(model.family, model.sequence_length, vocabulary)
         batches = Batches(
             token_file(settings.data, vocabulary),
             objective,
@@ -110,7 +113,7 @@ class Trainer:
         )
 
     def _leg(self, workload: Workload, leg: Leg, sinks: Sinks | None) -> LegResult:
-        runner = _runner(workload)
+        runner = runner_of(workload)
         try:
             return Loop(workload, runner, sinks).run(leg)
         finally:
@@ -120,10 +123,13 @@ class Trainer:
                 torch.cuda.empty_cache()
 
 
-def _runner(workload: Workload) -> Runner:
+def runner_of(workload: Workload) -> Runner:
+    """The host that the settings ask for, with a freshly built model."""
     if workload.settings.host.kind is HostKind.PLAIN:
         return PlainRunner(workload)
-    return PipelineRunner(workload)
+    if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):
+        return PipelineRunner(workload)
+    return ZeroRunner(workload)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,18 +28,6 @@ class Objective(Protocol):
 
     def batch(self, windows: NDArray[np.int64], random: Generator) -> Batch:
         """windows: int64 [batch, window]; draws only from `random`."""
-
-
-class CausalObjective:
-    """Next-token prediction (GPT)."""
-
-    def __init__(self, sequence_length: int) -> None:
-        self.window = sequence_length + 1
-
-    def batch(self, windows: NDArray[np.int64], random: Generator) -> Batch:
-        """Inputs: (ids,); the label of a token is the one after it."""
-        tokens = torch.from_numpy(windows)
-        return Batch((tokens[:, :-1].contiguous(),), tokens[:, 1:].contiguous())
 
 
 class Batches:

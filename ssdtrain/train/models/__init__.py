@@ -7,7 +7,11 @@ from ssdtrain.train.models.base import Model
 from ssdtrain.train.settings import Family, ModelSettings
 
 # Imported by name, so that reading settings does not load `transformers`.
-_HOME = {Family.GPT: ("ssdtrain.train.models.gpt", "Gpt")}
+_HOME = {
+    Family.GPT: ("ssdtrain.train.models.gpt", "Gpt"),
+    Family.BERT: ("ssdtrain.train.models.bert", "Bert"),
+    Family.T5: ("ssdtrain.train.models.t5", "T5"),
+}
 
 
 def model_of(settings: ModelSettings, vocab_size: int) -> Model:

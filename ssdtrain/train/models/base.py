@@ -67,15 +67,27 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORED_LABEL)
 
 
-def run_block(
-    how: Checkpointing, block: Callable[..., Tensor], *inputs: Tensor
-) -> Tensor:
+def run_block(how: Checkpointing, block: Callable[..., Any], *inputs: Any) -> Any:
     """Call a block, recomputed in backward as `how` says."""
     if how is Checkpointing.NONE or not torch.is_grad_enabled():
         return block(*inputs)
-    reentrant = how is Checkpointing.REENTRANT
-    result: Tensor = checkpoint(block, *inputs, use_reentrant=reentrant)
-    return result
+    return checkpoint(block, *inputs, use_reentrant=how is Checkpointing.REENTRANT)
+
+
+def initialise(module: nn.Module, stock: Callable[[Any], Any], config: Any) -> None:
+    """Draw the weights of a part of a stock model as the whole would.
+
+    stock: the family's `PreTrainedModel` base, which knows how.
+    """
+    module.apply(stock(config)._init_weights)
+
+
+class TokenEmbedding(nn.Embedding):
+    """Token embedding, shared with the output layer."""
+
+    def __init__(self, num_rows: int, width: int, std: float) -> None:
+        super().__init__(num_rows, width)
+        nn.init.normal_(self.weight, std=std)
 
 
 def enable_checkpointing(model: Any, how: Checkpointing) -> None:

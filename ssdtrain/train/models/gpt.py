@@ -1,18 +1,18 @@
 """GPT: a causal language model from a `transformers` GPT2Config, random weights."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
-from transformers.pytorch_utils import Conv1D
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedModel
 
 from ssdtrain.train.models.base import (
     Layer,
+    TokenEmbedding,
     Whole,
     enable_checkpointing,
+    initialise,
     project,
     run_block,
 )
@@ -40,14 +40,6 @@ def gpt_config(settings: ModelSettings, vocab_size: int) -> GPT2Config:
     )
 
 
-class TokenEmbedding(nn.Embedding):
-    """Token embedding, shared with the output layer."""
-
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__(config.vocab_size, config.hidden_size)
-        nn.init.normal_(self.weight, std=config.initializer_range)
-
-
 class Positions(nn.Module):
     """Adds learned positions to embedded tokens."""
 
@@ -71,22 +63,12 @@ class Block(nn.Module):
         super().__init__()
         self.block = GPT2Block(config, layer_idx=index)
         self._how = how
-        _initialise(self.block, config)
+        initialise(self.block, GPT2PreTrainedModel, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: float [batch, sequence, width]; returns the same shape."""
-        return run_block(self._how, self.block, hidden)
-
-
-def _initialise(block: nn.Module, config: GPT2Config) -> None:
-    # As GPT2PreTrainedModel does: residual projections start smaller by the depth.
-    small = config.initializer_range / math.sqrt(2 * config.n_layer)
-    for name, module in block.named_modules():
-        if isinstance(module, Conv1D):
-            residual = name.endswith("c_proj")
-            std = small if residual else config.initializer_range
-            nn.init.normal_(module.weight, std=std)
-            nn.init.zeros_(module.bias)
+        result: Tensor = run_block(self._how, self.block, hidden)
+        return result
 
 
 class FinalNorm(nn.LayerNorm):
@@ -111,15 +93,16 @@ class Gpt:
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, norm, output layer (tied)."""
-        how = self._settings.checkpointing
+        how, config = self._settings.checkpointing, self.config
+        tokens = (config.vocab_size, config.n_embd, config.initializer_range)
         blocks = [
             Layer(Block, (self.config, index, how))
             for index in range(self.config.n_layer)
         ]
         return [
-            Layer(TokenEmbedding, (self.config,), tied=TOKENS),
+            Layer(TokenEmbedding, tokens, tied=TOKENS),
             Layer(Positions, (self.config,)),
             *blocks,
             Layer(FinalNorm, (self.config,)),
-            Layer(TokenEmbedding, (self.config,), tied=TOKENS, forward=project),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=project),
         ]

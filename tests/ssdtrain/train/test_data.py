@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.data.batches import Batches, CausalObjective
+from ssdtrain.train.data.batches import Batches
+from ssdtrain.train.data.objectives import CausalObjective
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import NUM_SENTINELS, Vocabulary
 from ssdtrain.train.settings import DataSettings

@@ -4,6 +4,7 @@ Either training goes on bitwise equal, with the fault counted, or it stops with 
 error that names what was lost. Never zeros, never a leak.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -136,6 +137,7 @@ def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> N
         text = text_of_lost_step(net, session)
         for part in ("bytes", "Slot(", "Backward0", "last checkpoint"):
             assert part in text
+        gc.collect()
         # The session is usable again.
         found = one_step(net)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -162,7 +164,7 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any, everything: Any) -
     net = model()
     expected = one_step(net)
     slow = Fault(
-        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=0.2
+        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=1.0
     )
     record = 32 * WIDTH * 4
     with faulty(net, slow, plan="auto", host_bytes=4 * record) as session:
@@ -173,8 +175,8 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any, everything: Any) -
         report = session.last_step
         assert report is not None
         assert report.bytes_kept > report.bytes_saved / 2
-        # 16 records through one slow disk would take most of a second.
-        assert stepped < 0.6
+        # 16 records through four threads of this disk would take four seconds.
+        assert stepped < 3
 
 
 def test_unpinnable_memory_is_counted(everything: Any) -> None:
