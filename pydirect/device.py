@@ -2,16 +2,8 @@
 
 Unified tensors are ordinary `torch.Tensor` objects under the dispatch key PrivateUse1:
 views, printing, autograd and `state_dict` are PyTorch's own. Memory comes from
-`pydirect.region`, operators are carried out by `pydirect.operators`.
-
-[Note: PrivateUse1 takes CUDA's place] PyTorch knows one accelerator per process, and a
-registered PrivateUse1 device is it, also next to CUDA. Three things follow. (1)
-`Tensor.is_pinned()` and `Tensor.pin_memory()` ask the wrong device; both are replaced
-here by versions that ask CUDA. (2) `torch.accelerator` names `unified`; code that must
-know the GPU asks `torch.cuda`. (3) Autograd no longer switches to the stream of the
-forward pass in its worker threads: backward runs on the thread's current stream. Train
-on the default stream, or wrap backward of a side stream or a CUDA graph in
-``torch.autograd.set_multithreading_enabled(False)``.
+`pydirect.region`, operators are carried out by `pydirect.operators`, gradients are the
+business of `pydirect.transfer`, and `pydirect.accelerator` keeps CUDA in its place.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +13,9 @@ import torch
 from torch.utils import backend_registration
 
 from pydirect import sharing
+from pydirect.accelerator import keep_cuda
 from pydirect.errors import UnsupportedOperatorError
-from pydirect.operators import Kind, kernel_for, run
+from pydirect.operators import Kind, kernel_for, refuse_recorded_writes, run
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
@@ -37,6 +30,7 @@ from pydirect.transfer import (
     alias_on,
     copy_into,
     empty_strided,
+    to_host,
 )
 
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -140,6 +134,12 @@ def register() -> UnifiedModule:
     backend_registration._setup_privateuseone_for_python_backend(
         rename=DEVICE_TYPE, backend_module=module, hook=_Hooks()
     )
+    if not keep_cuda() and torch.version.cuda is not None:
+        raise RuntimeError(
+            "this build of PyTorch cannot keep CUDA as its accelerator beside the "
+            "unified device, and CUDA training would stop working: see "
+            "pydirect.accelerator"
+        )
     _register_kernels(module)
     _register_methods(module)
     sharing.register()
@@ -267,7 +267,7 @@ def _empty_like(
             like.size(), like.stride(), dtype=like.dtype, device=target
         )
     unified = tensor.device.type == DEVICE_TYPE
-    affinity = region_of(tensor).affinity if unified else None
+    affinity = region_of(tensor).affinity if unified else Affinity.GPU
     return empty_strided(tuple(like.shape), like.stride(), like.dtype, affinity)
 
 
@@ -277,6 +277,7 @@ def _to_copy(tensor: Any, *, non_blocking: bool = False, **options: Any) -> Any:
         raise UnsupportedOperatorError(
             f"unified tensors are dense, got {tensor.layout}: use to_dense() first"
         )
+    _refuse_recorded_move(tensor, options.get("device"))
     made = _empty_like(
         tensor,
         dtype=options.get("dtype"),
@@ -284,6 +285,31 @@ def _to_copy(tensor: Any, *, non_blocking: bool = False, **options: Any) -> Any:
         memory_format=options.get("memory_format"),
     )
     return copy_into(made, tensor, non_blocking=non_blocking)
+
+
+def _to_copy_recorded(tensor: Any, **options: Any) -> Any:
+    """Above autograd: see [Note: Gradients do not travel] in `pydirect.transfer`."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return _to_copy(tensor, **options)
+    _refuse_recorded_move(tensor, options.get("device"))
+    options["device"] = options.get("device") or "cpu"
+    return torch.ops.aten._to_copy.default(to_host(tensor), **options)
+
+
+def _refuse_recorded_move(tensor: Any, device: Any) -> None:
+    if device is None or torch.device(device).type != DEVICE_TYPE:
+        return
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise UnsupportedOperatorError(
+            'to("unified") inside an autograd graph: use tensor.detach().to("unified") '
+            "and, if it is to be trained, requires_grad_() on the result"
+        )
+
+
+def _clone_recorded(tensor: Any, *, memory_format: Any = None) -> Any:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return to_host(tensor).clone(memory_format=memory_format)
+    return _clone(tensor, memory_format=memory_format)
 
 
 def _clone(tensor: Any, *, memory_format: Any = None) -> Any:
@@ -296,6 +322,7 @@ def _format(memory_format: torch.memory_format | None) -> torch.memory_format:
 
 
 def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    refuse_recorded_writes("copy_", (target, source), (target,))
     return copy_into(target, source, non_blocking=non_blocking)
 
 
