@@ -179,7 +179,9 @@ class GraphArrays:
         within = torch.arange(num, device=ptr.device) - first[segment]
         start = ptr[segment] + within * block
         end = torch.minimum(start + block, ptr[segment + 1])
-        return Tiles(*(t.to(self.dtype).contiguous() for t in (segment, start, end, first)))
+        return Tiles(
+            *(t.to(self.dtype).contiguous() for t in (segment, start, end, first))
+        )
 
     def number(self, name: str, dtype: torch.dtype) -> Tensor:
         """A number that the graph gives, as [rows, 1]: see `GRAPH_NUMBERS`."""

@@ -9,7 +9,14 @@ time a launch, which decides on small graphs.
 from dataclasses import dataclass
 
 from hector.arrays import GraphArrays
-from hector.ir.kernels import Fallback, Gemm, Kernel, Outer, ParameterOp, Plan, Traversal
+from hector.ir.kernels import (
+    Fallback,
+    Gemm,
+    Kernel,
+    ParameterOp,
+    Plan,
+    Traversal,
+)
 from hector.ir.node import Node, Op
 from hector.ir.types import TYPE_DOMAINS
 

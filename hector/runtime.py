@@ -147,15 +147,15 @@ class Executable:
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
             self.output_grads = plans.output_grads
             self.gradients = [plans.gradients.get(n) for n in self.inputs]
-            fixed = {
-                stored_value(g): dtypes[n] for n, g in plans.gradients.items()
-            }
+            fixed = {stored_value(g): dtypes[n] for n, g in plans.gradients.items()}
             self._backward = _Runner(backward, arrays, feature, fixed, options)
         else:
             forward = inference_plan(compiled.builder, program)
             self.outputs = compiled.finished_outputs(program)
             self.saved = ()
-        self._forward = _Runner(forward, arrays, feature, _outputs(self, feature), options)
+        self._forward = _Runner(
+            forward, arrays, feature, _outputs(self, feature), options
+        )
         self.report = self._describe(settings, forward, backward, options)
 
     def _describe(
@@ -308,4 +308,3 @@ class Compiled:
                 parts = (inference_plan(self.builder, program),)
             costs[settings] = sum(plan_seconds(p, arrays, model) for p in parts)
         return costs
-

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pydirect.memory import empty_pinned
+from pydirect.memory import empty_table
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 
 _FILL_ROWS = 1 << 17
@@ -66,7 +66,7 @@ def planetoid(directory: str | Path, name: str = "cora") -> NodeDataset:
     if "x_indptr" not in arrays:
         raise ValueError(f"planetoid expects features in {path}, got {list(arrays)}")
     labels = torch.from_numpy(arrays["y"].astype(np.int64))
-    features = empty_pinned((len(labels), int(arrays["x_dim"])), torch.float32).zero_()
+    features = empty_table((len(labels), int(arrays["x_dim"])), torch.float32).zero_()
     counts = torch.from_numpy(np.diff(arrays["x_indptr"]).astype(np.int64))
     rows = torch.repeat_interleave(torch.arange(len(labels)), counts)
     columns = torch.from_numpy(arrays["x_indices"].astype(np.int64))
@@ -110,7 +110,7 @@ def generated(
         noise: standard deviation of the noise; the centres have 1.
     """
     graph, labels = generate_graph(statistics, seed=seed, device=device)
-    features = empty_pinned((graph.num_nodes, statistics.num_features), torch.float32)
+    features = empty_table((graph.num_nodes, statistics.num_features), torch.float32)
     fill_features(features, labels, seed=seed, device=device, noise=noise)
     order = torch.randperm(
         graph.num_nodes, generator=torch.Generator().manual_seed(seed + 1)

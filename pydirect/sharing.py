@@ -6,7 +6,6 @@ same region for its own GPU when that GPU first works on it (seed design:
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
@@ -14,12 +13,14 @@ from typing import Any, cast
 import torch
 from torch.multiprocessing import reductions
 
+from pydirect.memory import Reach, reach
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
     Region,
     copy_region,
     flat_bytes,
+    in_forked_worker,
     region_of,
     region_of_storage,
     set_storage,
@@ -125,12 +126,8 @@ def _is_pinned(stock: _Method) -> _Method:
     def is_pinned(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         if args or kwargs or self.device.type != "cpu":
             return bool(stock(self, *args, **kwargs))
-        if not torch.cuda.is_available():
-            return False
-        with warnings.catch_warnings():
-            # Naming the device is deprecated, and here the only way to ask CUDA.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return bool(stock(self, "cuda"))
+        usable = torch.cuda.is_initialized() and not in_forked_worker()
+        return usable and reach(self) is Reach.PINNED
 
     return is_pinned
 

@@ -93,9 +93,7 @@ def adopt(
         return over(host, affinity)
     if counters is not None:
         counters.result_bytes += host.nbytes
-    made = empty_strided(tuple(host.shape), host.stride(), host.dtype, affinity)
-    copy_into(made, host, non_blocking=False)
-    return made
+    return _copied(host, affinity)
 
 
 def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
@@ -113,6 +111,15 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
         host.stride(),
         int(host.storage_offset()),
     )
+
+
+def _copied(source: torch.Tensor, affinity: Affinity) -> torch.Tensor:
+    """A new unified tensor with the values and, where elements do not share memory
+    (gradients are often expanded), the strides of ``source``."""
+    if torch._debug_has_internal_overlap(source) != 0:
+        source = source.contiguous()
+    made = empty_strided(tuple(source.shape), source.stride(), source.dtype, affinity)
+    return copy_into(made, source, non_blocking=False)
 
 
 def in_backward() -> bool:
@@ -205,8 +212,7 @@ def _to_unified(grad: torch.Tensor) -> torch.Tensor:
         return grad.to(DEVICE_TYPE)
     if grad.device.type == "cpu":
         return adopt(grad, Affinity.HOST)
-    made = empty_strided(tuple(grad.shape), grad.stride(), grad.dtype, Affinity.HOST)
-    return copy_into(made, grad, non_blocking=False)
+    return _copied(grad, Affinity.HOST)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

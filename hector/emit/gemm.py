@@ -104,7 +104,9 @@ def emit_gemm(
         src.emit(f"inner = {start} + tl.arange(0, {bk})")
         ragged = start + bk > inner
         more = f" & (inner < {inner})[None, :]" if ragged else ""
-        src.emit(f"a = tl.load(x_row + inner[None, :], mask=ok[:, None]{more}, other=0.0)")
+        src.emit(
+            f"a = tl.load(x_row + inner[None, :], mask=ok[:, None]{more}, other=0.0)"
+        )
         step = f"col[None, :] * {inner} + inner[:, None]"
         if not k.transpose:
             step = f"inner[:, None] * {cols} + col[None, :]"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op, topological
-from hector.ir.types import TYPE_DOMAINS, Domain, Index
+from hector.ir.types import Domain, Index
 
 _SQRT_HALF = math.sqrt(0.5)
 
@@ -78,7 +78,7 @@ class Reference:
 
     def _const(self, node: Node, args: list[Tensor]) -> Tensor:
         value = node.attr("value")
-        rows = 1 if node.domain in TYPE_DOMAINS else self.arrays.rows(node.domain)
+        rows = self.arrays.rows(node.domain)
         device = self.arrays.graph.device
         full = torch.full((1, 1, 1), float(value or 0.0), dtype=self.dtype)
         return full.to(device).expand(rows, 1, 1)

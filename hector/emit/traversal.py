@@ -221,7 +221,9 @@ class _Traversal:
             text = f"tl.{how}({acc}, axis=0, keep_dims=True)"
         name = self.src.let("group", text)
         if not total:
-            name = self.src.let("group", f'tl.where({name} > float("-inf"), {name}, 0.0)')
+            name = self.src.let(
+                "group", f'tl.where({name} > float("-inf"), {name}, 0.0)'
+            )
         self.registers[node] = name
         if node in self.k.stores:
             self._store(node, _Value(name, 0), self.segment)
@@ -234,7 +236,9 @@ class _Traversal:
         for node in self.k.members:
             below = self._below(node, at)
             is_group = node.domain is not self.k.loop.domain and not self._is_sum(node)
-            at[node] = max((below[d] - (1 if is_group else 0) for d in below), default=0)
+            at[node] = max(
+                (below[d] - (1 if is_group else 0) for d in below), default=0
+            )
             at[node] = max(at[node], 0)
         count = 1 + max(at.values(), default=0)
         return [[n for n in self.k.members if at[n] == p] for p in range(count)]
@@ -423,7 +427,9 @@ class _Traversal:
 
     def _zero(self) -> str:
         name = "zero"
-        self.vectors.add(f"{name} = tl.zeros([{', '.join('1' * self._rank)}], tl.int32)")
+        self.vectors.add(
+            f"{name} = tl.zeros([{', '.join('1' * self._rank)}], tl.int32)"
+        )
         return name
 
     def _load_mask(self, cursor: _Cursor, shape: tuple[int, ...]) -> str:

@@ -42,21 +42,27 @@ NODE_RULES = (
     LegalityRule(
         "READ follows its index",
         frozenset((Op.READ,)),
-        lambda n: TARGET.get((n.domain, n.index)) is n.inputs[0].domain
-        and n.shape == n.inputs[0].shape,
+        lambda n: (
+            TARGET.get((n.domain, n.index)) is n.inputs[0].domain
+            and n.shape == n.inputs[0].shape
+        ),
     ),
     LegalityRule(
         "AGG is the adjoint of READ",
         frozenset((Op.AGG,)),
-        lambda n: TARGET.get((n.inputs[0].domain, n.index)) is n.domain
-        and n.shape == n.inputs[0].shape,
+        lambda n: (
+            TARGET.get((n.inputs[0].domain, n.index)) is n.domain
+            and n.shape == n.inputs[0].shape
+        ),
     ),
     LegalityRule(
         "LINEAR multiplies rows by a typed matrix",
         frozenset((Op.LINEAR,)),
-        lambda n: n.inputs[0].domain in ROW_DOMAINS
-        and len(n.inputs[1].shape) == 3
-        and TARGET.get((n.domain, n.index)) is n.inputs[1].domain,
+        lambda n: (
+            n.inputs[0].domain in ROW_DOMAINS
+            and len(n.inputs[1].shape) == 3
+            and TARGET.get((n.domain, n.index)) is n.inputs[1].domain
+        ),
     ),
     LegalityRule(
         "OUTER sums rows into a type",
@@ -102,7 +108,9 @@ def check_plan(plan: Plan) -> None:
 
 def _check_kernel(kernel: object) -> None:
     if isinstance(kernel, Gemm | Outer):
-        rows = (kernel.rows,) if isinstance(kernel, Gemm) else (kernel.left, kernel.right)
+        rows = (
+            (kernel.rows,) if isinstance(kernel, Gemm) else (kernel.left, kernel.right)
+        )
         for r in rows:
             if r.scale is not None and r.scale.shape != (1, 1):
                 raise IllegalIRError(f"a per-row scalar of shape {r.scale.shape}")

@@ -30,7 +30,9 @@ def differentiate(
         grad = grads.get(node)
         if grad is None or not node.inputs or node not in reached:
             continue
-        for operand, part in zip(node.inputs, RULES[node.op](b, node, grad), strict=True):
+        for operand, part in zip(
+            node.inputs, RULES[node.op](b, node, grad), strict=True
+        ):
             if part is not None and operand in reached:
                 _accumulate(b, grads, operand, part)
     return {n: grads[n] for n in wanted if n in grads}
@@ -244,4 +246,3 @@ RULES: dict[Op, Rule] = {
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
 }
-

@@ -72,8 +72,25 @@ def hoist(b: Builder, n: Node) -> Node | None:
     if index is None:
         return None
     target = TARGET[n.domain, index]
+    if target is Domain.NODE and not _safe_without_edges(n):
+        return None
     lifted = tuple(_at(b, i, target) for i in n.inputs)
     return b.read(retype(b, n, lifted), index, n.domain)
+
+
+def _safe_without_edges(n: Node) -> bool:
+    """Whether `n` may be computed on nodes too that no edge leads to.
+
+    Nothing reads their rows, but the backward pass multiplies the zero gradient that
+    reaches them by these values: an infinity there makes a NaN of the input's
+    gradient. Such statements stay on their edges. Pairs always have an edge.
+    """
+    if n.op in (Op.EXP, Op.LOG, Op.SQRT):
+        return False
+    if n.op is not Op.DIV:
+        return True
+    bottom = n.inputs[1]
+    return _never_zero(bottom.inputs[0] if bottom.op is Op.READ else bottom)
 
 
 @rule("hoist a shared linear to the node loop", Op.LINEAR)
@@ -118,7 +135,7 @@ def factor_out(b: Builder, n: Node) -> Node | None:
     if x.op not in (Op.MUL, Op.DIV):
         return None
     left, right = x.inputs
-    if _invariant(right, n.index):
+    if _leaves(x.op, right, n.index):
         return _outside(b, n, x.op, (left, right))
     if x.op is Op.MUL and _invariant(left, n.index):
         return _outside(b, n, Op.MUL, (right, left))
@@ -136,12 +153,25 @@ def _outside(b: Builder, n: Node, op: Op, parts: tuple[Node, Node]) -> Node | No
     return b.expand(b.binary(op, inner, value), n.shape)
 
 
+_TO_NODES = (Index.SRC, Index.DST, Index.PAIR_NODE)
+
+
 def _invariant(x: Node, index: Index) -> bool:
     if x.op is Op.CONST:
         return True
     if x.op is not Op.READ or x.index is not index:
         return False
-    return index not in (Index.SRC, Index.DST) or _finite(x.inputs[0])
+    return index not in _TO_NODES or _finite(x.inputs[0])
+
+
+def _leaves(op: Op, factor: Node, index: Index) -> bool:
+    """Whether a sum of products or quotients lets this factor out: a divisor must not
+    be 0 on nodes without edges, where the sum is 0."""
+    if not _invariant(factor, index):
+        return False
+    if op is Op.MUL or factor.op is Op.CONST or index not in _TO_NODES:
+        return True
+    return _never_zero(factor.inputs[0])
 
 
 def _finite(x: Node) -> bool:
@@ -180,7 +210,7 @@ def _factor_nested(b: Builder, n: Node, x: Node) -> Node | None:
         u, f = inner.inputs
         if inner.op is Op.MUL and _invariant(u, n.index):
             u, f = f, u
-        if _invariant(f, n.index) and u.op is not Op.CONST:
+        if _leaves(inner.op, f, n.index) and u.op is not Op.CONST:
             moved = b.binary(inner.op, b.mul(u, other), f)
             return b.agg(b.expand(moved, x.shape), n.index)
     return None

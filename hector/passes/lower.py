@@ -226,7 +226,8 @@ class _Regions:
             if kernel.loop is None or not _covers(kernel.loop, node.domain):
                 continue
             at_hand = self._uses_member(node, kernel) or (
-                kernel.loop.domain is node.domain and bool(wide_reads(node) & kernel.reads)
+                kernel.loop.domain is node.domain
+                and bool(wide_reads(node) & kernel.reads)
             )
             if at_hand and self._legal(node, kernel):
                 self._add(node, kernel)

@@ -92,8 +92,7 @@ def training_plan(
 ) -> TrainingPlan:
     """Plans for a step that needs gradients of the inputs `wanted`."""
     heads = {
-        node: b.input(f"grad:{name}", node.domain, node.shape)
-        for name, node in program
+        node: b.input(f"grad:{name}", node.domain, node.shape) for name, node in program
     }
     grads = differentiate(b, heads, wanted)
     named = tuple((n.name, g) for n, g in grads.items())

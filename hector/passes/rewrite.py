@@ -20,7 +20,9 @@ class Rule:
     apply: Callable[[Builder, Node], Node | None]
 
 
-def rule(name: str, *ops: Op) -> Callable[[Callable[[Builder, Node], Node | None]], Rule]:
+def rule(
+    name: str, *ops: Op
+) -> Callable[[Callable[[Builder, Node], Node | None]], Rule]:
     """Decorator: a function from (builder, node) as a named rule on `ops`."""
     return lambda fn: Rule(name, frozenset(ops), fn)
 

@@ -8,7 +8,7 @@ import torch
 
 from pydirect.gather.bounds import GatherIndexError
 from pydirect.gather.counters import GatherStats
-from pydirect.gather.front import counters, front
+from pydirect.gather.front import front_of, process_counters
 from pydirect.gather.on_cpu import gather_on_cpu
 from pydirect.gather.request import (
     Path,
@@ -84,12 +84,12 @@ def check(device: torch.device | str | None = None) -> None:
         GatherIndexError: the first bad index since the last check.
     """
     if torch.cuda.is_available():
-        front(_with_index(torch.device(device or "cuda"))).engine.check()
+        front_of(_with_index(torch.device(device or "cuda"))).engine.check()
 
 
 def stats() -> GatherStats:
     """Which paths the gathers of this process took; see `GatherStats`."""
-    return counters().read()
+    return process_counters().read()
 
 
 def _prepare(
@@ -116,7 +116,7 @@ def _on_gpu(
 ) -> torch.Tensor:
     with torch.cuda.device(index.device):
         request, result = _prepare(rows, index, out)
-        front(index.device).gather(request, path, max_sms)
+        front_of(index.device).gather(request, path, max_sms)
     return result
 
 

@@ -21,9 +21,9 @@ from pydirect.gather.model import Rates, Workload, touched_pages
 from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
-from pydirect.memory import empty_pinned
+from pydirect.memory import empty_pinned, reach
 
-_VERSION = 1
+_VERSION = 2
 _SMALLEST_BYTES = 64 << 20
 _LINE_BYTES = 128
 _LONG_BYTES = 4096
@@ -37,7 +37,7 @@ def size_class(table_bytes: int) -> int:
 
 def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
     """The rates for ``table`` (uint8, 2-D, pinned) on the engine's device."""
-    file = _cache_file(engine.device, table.nbytes)
+    file = _cache_file(engine.device, table)
     try:
         return Rates(**json.loads(file.read_text()))
     except (OSError, TypeError, ValueError):
@@ -48,7 +48,7 @@ def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
     return rates
 
 
-def _cache_file(device: torch.device, table_bytes: int) -> FilePath:
+def _cache_file(device: torch.device, table: torch.Tensor) -> FilePath:
     properties = torch.cuda.get_device_properties(device)
     facts = {
         "version": _VERSION,
@@ -56,7 +56,8 @@ def _cache_file(device: torch.device, table_bytes: int) -> FilePath:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "size_class": size_class(table_bytes),
+        "reach": reach(table).value,
+        "size_class": size_class(table.nbytes),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return cache_directory() / f"rates-{digest[:24]}.json"
@@ -89,12 +90,14 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         sort_ns=sort_ns,
     )
     cpu_ms = ms(lines, 64, Path.CPU)
+    dma_gbps = _dma_gbps(engine.device, flat)
+    run_ms = _run_ms(engine, near)
     line_ns = (ms(lines, 200_000, Path.CPU) - cpu_ms) * 5
     long_ns = (ms(long_rows, 16_384, Path.CPU) - cpu_ms) * 1e6 / 16_384
     cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
     return Rates(
         link_gbps=link_gbps,
-        dma_gbps=_dma_gbps(engine.device, flat),
+        dma_gbps=dma_gbps,
         direct_ms=direct_ms,
         sorted_ms=sorted_ms,
         random_ns=max(0.0, random_ns),
@@ -105,6 +108,9 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         cpu_row_ns=max(0.0, line_ns - _LINE_BYTES * cpu_byte_ns),
         cpu_byte_ns=cpu_byte_ns,
         dma_call_us=_dma_call_us(engine.device, flat),
+        dma_index_ns=max(
+            0.0, (run_ms - cpu_ms) * 1e6 / near.shape[0] - _LINE_BYTES / dma_gbps
+        ),
     )
 
 
@@ -153,6 +159,14 @@ def _gather_ms(engine: Engine, rows: torch.Tensor, num: int, path: Path) -> floa
         return lambda: engine.gather(request, path)
 
     return _median_ms(engine.device, once)
+
+
+def _run_ms(engine: Engine, rows: torch.Tensor) -> float:
+    """One run over all of ``rows``: what looking for runs costs."""
+    index = torch.arange(rows.shape[0], device=engine.device)
+    out = torch.empty(rows.shape, dtype=torch.uint8, device=engine.device)
+    request = Request(table=rows, index=index, out=out)
+    return _median_ms(engine.device, lambda: lambda: engine.gather(request, Path.DMA))
 
 
 def _median_ms(device: torch.device, prepare: Callable[[], Callable[[], Any]]) -> float:

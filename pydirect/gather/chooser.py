@@ -9,8 +9,11 @@ from pydirect.gather.model import Rates, Workload, choose_path
 from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
 from pydirect.gather.survey import Look
-from pydirect.memory import is_pinned
+from pydirect.memory import Reach
 
+_REMEMBERED = 4096
+
+RatesKey = tuple[Reach, int, int]
 logger = logging.getLogger(__name__)
 
 
@@ -19,22 +22,37 @@ class Chooser:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rates: dict[tuple[int, int], Rates] = {}
+        self._rates: dict[RatesKey, Rates] = {}
+        # Weighing takes longer than launching; training repeats its shapes.
+        self._chosen: dict[object, Path] = {}
 
-    def choose(self, request: Request, look: Look) -> Path:
+    def choose(self, request: Request, look: Look, found: Reach) -> Path:
         """The path with the least predicted time; CPU for memory that is not pinned."""
-        if not is_pinned(request.table):
-            logger.debug("table of %d bytes is not pinned", request.table.nbytes)
+        if found is Reach.NONE:
             return Path.CPU
-        return choose_path(self.rates(request.table), workload(request, look))
+        key = (
+            found,
+            torch.get_num_threads(),
+            request.table.shape,
+            request.index.shape[0],
+            look,
+        )
+        path = self._chosen.get(key)
+        if path is None:
+            rates = self.rates(request.table, found)
+            path = choose_path(rates, workload(request, look))
+            if len(self._chosen) >= _REMEMBERED:
+                self._chosen.clear()
+            self._chosen[key] = path
+        return path
 
-    def known(self) -> dict[tuple[int, int], Rates]:
-        """All rates so far, by (size class, number of threads)."""
+    def known(self) -> dict[RatesKey, Rates]:
+        """All rates so far, by (memory, size class, number of threads)."""
         return dict(self._rates)
 
-    def rates(self, table: torch.Tensor) -> Rates:
-        """The calibrated rates for ``table``."""
-        key = (size_class(table.nbytes), torch.get_num_threads())
+    def rates(self, table: torch.Tensor, found: Reach) -> Rates:
+        """The calibrated rates for ``table``, which GPUs reach as ``found``."""
+        key = (found, size_class(table.nbytes), torch.get_num_threads())
         if key not in self._rates:
             self._rates[key] = load_or_measure(self._engine, table)
             logger.info("gather rates for size class %s: %s", key, self._rates[key])

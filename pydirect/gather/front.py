@@ -9,7 +9,7 @@ from pydirect.gather.counters import Counters
 from pydirect.gather.on_gpu import engine_on
 from pydirect.gather.request import Path, Request
 from pydirect.gather.survey import Look, Survey
-from pydirect.memory import is_pinned
+from pydirect.memory import Reach, reach
 
 
 class Front:
@@ -29,8 +29,8 @@ class Front:
         self.engine.raise_if_any()
         if request.num_indices == 0 or request.row_bytes == 0:
             return
-        pinned = is_pinned(request.table)
-        if not pinned and path in (Path.DIRECT, Path.SORTED):
+        found = reach(request.table)
+        if found is Reach.NONE and path in (Path.DIRECT, Path.SORTED):
             raise ValueError(
                 f"path {path.value!r} expects a pinned table, got plain memory of "
                 f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
@@ -38,11 +38,13 @@ class Front:
         look = Look()
         if path in (None, Path.SORTED):
             look = self._survey.look(request.table, request.index)
-        chosen = self.chooser.choose(request, look) if path is None else path
-        counters().count(
+        chosen = path
+        if chosen is None:
+            chosen = self.chooser.choose(request, look, found)
+        process_counters().count(
             chosen,
             request.out.nbytes,
-            unpinned=path is None and not pinned,
+            unpinned=path is None and found is Reach.NONE,
         )
         self.engine.gather(
             request, chosen, max_sms=max_sms, distinct_share=look.distinct_share
@@ -50,13 +52,13 @@ class Front:
 
 
 @functools.cache
-def front(device: torch.device) -> Front:
+def front_of(device: torch.device) -> Front:
     """The front of a device (with an index)."""
     with torch.cuda.device(device):
         return Front(device)
 
 
 @functools.cache
-def counters() -> Counters:
+def process_counters() -> Counters:
     """The counters of this process."""
     return Counters()

@@ -83,6 +83,9 @@ class Rates:
     dma_call_us: float
     """One more copy call."""
 
+    dma_index_ns: float
+    """Looking for runs on the CPU, an index."""
+
 
 def predict_ms(rates: Rates, work: Workload, path: Path) -> float:
     """Milliseconds of ``work`` on ``path``."""
@@ -126,8 +129,10 @@ def _cpu_ms(rates: Rates, work: Workload) -> float:
 
 
 def _dma_ms(rates: Rates, work: Workload) -> float:
-    calls_us = work.num_indices / work.run_rows * rates.dma_call_us
-    return rates.cpu_ms + max(calls_us / 1e3, work.useful_bytes / rates.dma_gbps / 1e6)
+    look_ns = work.num_indices * rates.dma_index_ns
+    calls_ns = work.num_indices / work.run_rows * rates.dma_call_us * 1e3
+    copy_ns = max(calls_ns, work.useful_bytes / rates.dma_gbps)
+    return rates.cpu_ms + (look_ns + copy_ns) / 1e6
 
 
 def choose_path(rates: Rates, work: Workload) -> Path:

@@ -18,7 +18,14 @@ class Tuning:
     """What the kernels are laid out with."""
 
     num_sms: int
-    """Blocks of the gather; one a multiprocessor."""
+    """Multiprocessors of the device: no gather takes more."""
+
+    direct_sms: int = 32
+    """Multiprocessors of a direct gather: few fill the link."""
+
+    ordered_sms: int = 16
+    """Multiprocessors of an ordered gather. Where translations are the limit, more
+    requests in flight only push one another out of the translation caches."""
 
     bucket_bytes_log2: int = 16
     """See `Engine._bucketed`."""
@@ -78,7 +85,9 @@ class Engine:
         if path is Path.DMA:
             copy_runs(request)
             return
-        sms = min(max_sms or self.tuning.num_sms, self.tuning.num_sms)
+        tuned = self.tuning
+        few = tuned.direct_sms if path is Path.DIRECT else tuned.ordered_sms
+        sms = min(max_sms or few, few, tuned.num_sms)
         if path is Path.DIRECT:
             self.direct(request, sms)
         elif distinct_share < self.tuning.dedup_below:

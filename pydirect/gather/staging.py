@@ -14,6 +14,9 @@ from pydirect.gather.runs import find_runs
 from pydirect.memory import empty_pinned
 
 _BUFFER_BYTES = 8 << 20
+# A gather is cut into this many parts at least, so that its copies overlap with it.
+_PARTS = 4
+_SMALLEST_PART_BYTES = 512 << 10
 
 
 class Marker(Protocol):
@@ -44,7 +47,7 @@ class Staging:
         """
         index = request.index.cpu()
         check_on_cpu(index, request.num_rows)
-        rows = max(1, self._buffer_bytes // request.row_bytes)
+        rows = max(1, self._part_bytes(request) // request.row_bytes)
         for start in range(0, request.num_indices, rows):
             part = index[start : start + rows]
             staged = self._next_buffer(part.numel() * request.row_bytes).view(
@@ -53,6 +56,10 @@ class Staging:
             _select(request.table, part, staged)
             request.out[start : start + rows].copy_(staged, non_blocking=True)
             self._markers[self._turn].record()
+
+    def _part_bytes(self, request: Request) -> int:
+        part = max(_SMALLEST_PART_BYTES, request.out.nbytes // _PARTS)
+        return min(self._buffer_bytes, part)
 
     def _next_buffer(self, num_bytes: int) -> torch.Tensor:
         """The other buffer, once its last copy is done."""

@@ -6,7 +6,7 @@ from pydirect.memory.arena import Backing
 from pydirect.memory.errors import HostMemoryError, HostMemoryWarning
 from pydirect.memory.limits import MemoryLimits, read_limits
 from pydirect.memory.managed import Reach, managed_capacity_bytes
-from pydirect.memory.pinning import is_pinned, pin, reach
+from pydirect.memory.pinning import is_pinned, pin, reach, to_table
 from pydirect.memory.pool import HostPool, PoolStats, default_pool
 from pydirect.memory.runtime import numa_node_of, numa_nodes
 from pydirect.memory.table import HostTable
@@ -31,4 +31,5 @@ __all__ = [
     "pin",
     "reach",
     "read_limits",
+    "to_table",
 ]

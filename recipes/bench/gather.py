@@ -18,11 +18,12 @@ import torch
 from gather_harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
 
 from pydirect import gather, memory
-from pydirect.gather.front import front
+from pydirect.gather.front import front_of
 from pydirect.gather.request import as_request
 
 GIB = 1 << 30
 ROWS = (64, 128, 256, 400, 512, 1024, 2052, 4096, 16384)
+ROWS_PINNED = (64, 128, 256, 512, 2052, 4096)
 BATCHES = (1_000_000, 200_000, 50_000, 4_000_000, 10_000)
 TABLES_GIB = (16, 48, 4, 1)
 LARGEST_OUT = 9 * GIB
@@ -30,12 +31,13 @@ CORES = os.cpu_count() or 1
 
 
 class Sweep:
-    """One host table; smaller ones are slices of it."""
+    """One host table of a kind of memory; smaller tables are slices of it."""
 
     def __init__(self, results: Results, flat: torch.Tensor, peak: float) -> None:
         self.results = results
         self.flat = flat
         self.peak = peak
+        self.memory = memory.reach(flat).value
 
     def rows(self, row_bytes: int, table_gib: int) -> torch.Tensor:
         num = min(self.flat.numel(), table_gib * GIB) // row_bytes
@@ -48,14 +50,20 @@ class Sweep:
         table = self.rows(row_bytes, table_gib)
         sets = indices(batch, table.shape[0], 4)
         facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
+        facts["memory"] = self.memory
         choice = self.choice(table, sets[0])
         for method, work, repeats in self.methods(table):
             out = torch.full((batch, row_bytes), 255, dtype=torch.uint8, device="cuda")
             threads = 4 if method.endswith("4") else CORES
             torch.set_num_threads(threads)
-            took = time_ms(lambda k, w=work, o=out: w(sets[k % 4], o), repeats)
-            work(sets[0], out)
-            check_rows(table, sets[0], out)
+            used: list[torch.Tensor] = []
+
+            def once(k: int, work=work, out=out, used=used) -> None:
+                used.append(sets[k % 4])
+                work(used[-1], out)
+
+            took = time_ms(once, repeats)
+            check_rows(table, used[-1], out)
             gbps = batch * row_bytes / took / 1e6
             self.results.add(
                 **facts, method=method, ms=took, gbps=gbps, share=gbps / self.peak
@@ -75,11 +83,14 @@ class Sweep:
             ("direct", forced(gather.Path.DIRECT), 5),
             ("sorted", forced(gather.Path.SORTED), 5),
             ("cpu", forced(gather.Path.CPU), 3),
-            ("stock cpu", stock_cpu(table), 2),
-            ("stock cpu 4", stock_cpu(table), 1),
+            ("index_select on alias", stock_alias(table), 2),
         ]
-        if table.shape[1] % 4 == 0:
-            found.insert(3, ("index_select on alias", stock_alias(table), 2))
+        if self.memory == "managed":  # the CPU's side is the same on both
+            found += [
+                ("stock cpu", stock_cpu(table), 2),
+                ("ours 4", forced(None), 3),
+                ("stock cpu 4", stock_cpu(table), 1),
+            ]
         return found
 
     def choice(self, table: torch.Tensor, index: torch.Tensor) -> str:
@@ -123,7 +134,7 @@ def misaligned(sweep: Sweep) -> None:
     """Figure 4.7: rows of 2048 to 2076 bytes by 4, aligned starts on and off."""
     from pydirect.kernels import gather as kernels
 
-    engine = front(torch.device("cuda", 0)).engine
+    engine = front_of(torch.device("cuda", 0)).engine
     for row_bytes in range(2048, 2080, 4):
         table = sweep.rows(row_bytes, 4)
         sets = indices(1_000_000, table.shape[0], 3)
@@ -134,7 +145,7 @@ def misaligned(sweep: Sweep) -> None:
 
             def direct(i, o, t=table, start=start) -> None:
                 request = as_request(t, i, o)
-                engine.direct(request, engine.tuning.num_sms, start)
+                engine.direct(request, engine.tuning.direct_sms, start)
 
             works[f"direct, start at {start.name.lower()}"] = direct
         for method, work in works.items():
@@ -159,6 +170,8 @@ def repeats_and_runs(sweep: Sweep) -> None:
     for name, index in (("power law", hot), ("slices", slices)):
         distinct = index.unique().numel() / num
         for path in (None, *gather.Path):
+            if path is gather.Path.DMA and name != "slices":
+                continue  # a copy for each row: seconds
 
             def work(_: int, path=path, index=index) -> None:
                 gather.index_select(table, index, out=out, path=path)
@@ -168,7 +181,11 @@ def repeats_and_runs(sweep: Sweep) -> None:
             took = time_ms(work, 3)
             check_rows(table, index, out)
             sweep.results.add(
-                indices=name, distinct=distinct, path=str(path and path.value), ms=took
+                indices=name,
+                memory=sweep.memory,
+                distinct=distinct,
+                path=str(path and path.value),
+                ms=took,
             )
 
 
@@ -185,11 +202,11 @@ def budget(sweep: Sweep) -> None:
             torch.mm(a, a)
 
     alone = time_ms(products)
-    for sms in (4, 8, 16, 32, 64, 132):
+    for sms in (4, 8, 16, 32):
 
         def fetch(k: int, sms=sms) -> None:
             gather.index_select(
-                table, sets[k % 4], out=out, path="sorted", max_sms=sms, stream=side
+                table, sets[k % 4], out=out, path="direct", max_sms=sms, stream=side
             )
 
         def both(k: int) -> None:
@@ -213,24 +230,32 @@ def main() -> None:
     given = parser.parse_args()
     results = Results("gather", given.budget_s)
     peak = dma_peak_gbps()
-    began = time.perf_counter()
-    flat = memory.empty_pinned((given.largest_gib * GIB,), torch.uint8)
-    fill(flat)
-    results.add(dma_peak_gbps=peak, allocate_s=time.perf_counter() - began)
-    sweep = Sweep(results, flat, peak)
+    results.add(dma_peak_gbps=peak)
+    shape = (given.largest_gib * GIB,)
+    sweeps = []
+    for make in (memory.empty_table, memory.empty_pinned):
+        began = time.perf_counter()
+        flat = make(shape, torch.uint8)
+        fill(flat)
+        took = time.perf_counter() - began
+        results.add(memory=memory.reach(flat).value, allocate_s=took)
+        sweeps.append(Sweep(results, flat, peak))
     run = results.attempt
     for k, batch in enumerate(BATCHES):
-        for table, row in itertools.product(TABLES_GIB, ROWS):
+        for sweep, table, row in itertools.product(sweeps, TABLES_GIB, ROWS):
+            if sweep.memory == "pinned" and row not in ROWS_PINNED:
+                continue
             run(
-                f"{row} x {batch} x {table}",
-                lambda r=row, b=batch, t=table: sweep.cell(r, b, t),
+                f"{row} x {batch} x {table} {sweep.memory}",
+                lambda s=sweep, r=row, b=batch, t=table: s.cell(r, b, t),
                 1 + 2 * row * batch / 1e9,
             )
         if k == 0:
-            run("misaligned", lambda: misaligned(sweep), 10)
-            run("budget", lambda: budget(sweep), 5)
-            run("repeats", lambda: repeats_and_runs(sweep), 5)
-    rates = front(torch.device("cuda", 0)).chooser.known()
+            run("misaligned", lambda: misaligned(sweeps[0]), 10)
+            run("budget", lambda: budget(sweeps[0]), 5)
+            for sweep in sweeps:
+                run("repeats", lambda s=sweep: repeats_and_runs(s), 5)
+    rates = front_of(torch.device("cuda", 0)).chooser.known()
     results.add(rates={str(key): vars(value) for key, value in rates.items()})
     results.add(done=True, left_s=results.left_s())
 

@@ -27,7 +27,7 @@ from gnn_sides import bars, has_gpu, limit_memory, overlapped, plain_loop, ratio
 import pydirect
 from pydirect.datasets import NodeDataset, fill_features
 from pydirect.loader import LoaderConfig
-from pydirect.memory import empty_pinned
+from pydirect.memory import empty_table
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
 
@@ -114,7 +114,7 @@ class Tables:
     def _table(self, rows: int, width: int) -> torch.Tensor:
         if self._memory.numel() < rows * width:
             self._memory = torch.empty(0)
-            self._memory = empty_pinned((rows * width,), torch.float32)
+            self._memory = empty_table((rows * width,), torch.float32)
         return self._memory[: rows * width].view(rows, width)
 
 

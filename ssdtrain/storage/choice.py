@@ -17,6 +17,7 @@ from ssdtrain.storage.kvikio_shim import (
     GdsMode,
     Refusal,
     availability,
+    kvikio_installed,
     set_threads,
 )
 from ssdtrain.storage.posix import PosixStorage
@@ -24,7 +25,10 @@ from ssdtrain.storage.posix import PosixStorage
 STAGED = "staging + posix"
 RECORD_BYTES = 32 * 1024 * 1024
 NUM_RECORDS = 8
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
+GAIN_TO_GO_DIRECT = 1.03
+"""Staging frees device memory at the speed of the host link, the direct path only at
+that of the SSD: it must be faster by more than a measurement errs."""
 
 
 class DevicePath(Protocol):
@@ -102,6 +106,11 @@ class Choice:
     """Modes that are not to be had here, each with its reason."""
 
     @property
+    def unusable(self) -> bool:
+        """kvikio is installed, which asks for a direct path, and nothing came of it."""
+        return not self.rates and kvikio_installed()
+
+    @property
     def path(self) -> str:
         """Name of the path taken."""
         taken = self.storage
@@ -114,7 +123,9 @@ class Choice:
             for r in self.rates
         ]
         missing = [f"no {r.mode.value}: {r.reason}" for r in self.refusals]
-        why = "measured fastest" if self.rates else "the only path here"
+        fastest = bool(self.rates) and self.rates[0].path == self.path
+        why = "measured fastest" if fastest else "no other is faster by enough"
+        why = why if self.rates else "the only path here"
         return "; ".join([f"{self.path} ({why})", *measured, *missing])
 
 
@@ -150,11 +161,12 @@ def choose_path(
             refusals.append(Refusal(mode, str(error)))
     slots = [posix.allocate(RECORD_BYTES) for _ in range(NUM_RECORDS)]
     try:
-        rates = measure_paths({**paths, **direct}, slots, device, depth, refusals)
+        buffers = device_buffers(device, depth)
+        rates = measure_paths({**paths, **direct}, slots, buffers, refusals)
     finally:
         for slot in slots:
             posix.free(slot)
-    best = rates[0].path
+    best = _best(rates)
     for name, storage in direct.items():
         if name != best:
             storage.release()
@@ -165,22 +177,32 @@ def choose_path(
     )
 
 
+def _best(rates: Sequence[Rates]) -> str:
+    staged = next(r for r in rates if r.path == STAGED)
+    gain = rates[0].round_trip_gb_per_s / staged.round_trip_gb_per_s
+    return rates[0].path if gain >= GAIN_TO_GO_DIRECT else STAGED
+
+
+def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
+    """Random bytes in GPU memory, there when this returns."""
+    buffers = [
+        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
+        for _ in range(num)
+    ]
+    torch.cuda.synchronize(device)
+    return buffers
+
+
 def measure_paths(
     paths: dict[str, DevicePath],
     slots: Sequence[Slot],
-    device: torch.device,
-    depth: int,
+    buffers: Sequence[torch.Tensor],
     refusals: list[Refusal],
 ) -> list[Rates]:
     """Rates of all paths in alternate rounds, the best first.
 
     A path that fails is left out and named in `refusals`.
     """
-    buffers = [
-        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
-        for _ in range(depth)
-    ]
-    torch.cuda.synchronize(device)
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
     for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
         for name in list(seen):

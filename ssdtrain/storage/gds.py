@@ -27,7 +27,6 @@ from ssdtrain.storage.kvikio_shim import (
     register_memory,
 )
 from ssdtrain.storage.posix import PosixStorage
-from ssdtrain.storage.slots import ALIGNMENT_BYTES
 
 TASK_BYTES = 8 * 1024 * 1024
 """kvikio splits a transfer into tasks of this size for its threads."""
@@ -61,10 +60,10 @@ class StreamTransfer:
 class GdsStorage(ForwardingStorage):
     """A `Storage` that takes CUDA buffers too.
 
-    A CUDA buffer is 1-D uint8, its address a multiple of 512 and its length of 4096.
-    `write` and `read` block and know no streams: the bytes must be there (and the
-    buffer unused) when they are called. `write_async` and `read_async` follow a
-    stream instead; kvikio's POSIX mode has none.
+    A CUDA buffer is 1-D uint8 of any length (kvikio takes whole blocks the direct way
+    and the rest through a bounce buffer). `write` and `read` block and know no
+    streams: the bytes must be there (and the buffer unused) when they are called.
+    `write_async` and `read_async` follow a stream; kvikio's POSIX mode has none.
 
     Args:
         posix: the files; closed with this storage.
@@ -228,11 +227,8 @@ class GdsStorage(ForwardingStorage):
                 f"expected a 1-D uint8 CUDA tensor, got {buffer.dim()}-D "
                 f"{buffer.dtype} on {buffer.device}"
             )
-        if not 0 < size <= slot.capacity_bytes or size % ALIGNMENT_BYTES:
-            raise ValueError(
-                f"buffer of {size} bytes does not fit {slot} in whole blocks of "
-                f"{ALIGNMENT_BYTES}"
-            )
+        if not 0 < size <= slot.capacity_bytes:
+            raise ValueError(f"buffer of {size} bytes does not fit {slot}")
         if not self._files:
             raise OSError(errno.EBADF, f"storage is closed: {self.describe()}")
         return DeviceBytes(buffer.data_ptr(), size)
@@ -265,13 +261,17 @@ def _named(fd: int, directory: str) -> Iterator[str]:
     own = os.path.join(directory, f"ssdtrain-{os.getpid()}-{secrets.token_hex(8)}")
     path = os.path.join(own, secrets.token_hex(16))
     os.mkdir(own, 0o700)
+    place = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+        # With a directory descriptor Python calls linkat, which alone follows /proc's
+        # link to the file; link would make a second link to that link.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=place, follow_symlinks=True)
         try:
             yield path
         finally:
             os.unlink(path)
     finally:
+        os.close(place)
         os.rmdir(own)
 
 

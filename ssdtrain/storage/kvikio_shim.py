@@ -90,8 +90,13 @@ def kvikio_version() -> tuple[int, ...]:
     return tuple(int(part) for part in kvikio.__version__.split(".")[:2])
 
 
+def kvikio_installed() -> bool:
+    """Whether the package is there; says nothing about the driver."""
+    return find_spec("kvikio") is not None
+
+
 def _why_no_kvikio() -> str | None:
-    if find_spec("kvikio") is None:
+    if not kvikio_installed():
         return "kvikio is not installed (pip install 'ssdtrain[gds]')"
     try:
         ctypes.CDLL("libcuda.so.1")

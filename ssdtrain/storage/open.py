@@ -72,7 +72,9 @@ def open_storage(
                 capacity_bytes=capacity_bytes,
                 on_fallback=on_fallback,
             )
-            members.append(posix if endurance is None else _metered(posix, endurance))
+            members.append(posix)
+            if endurance is not None:
+                members[-1] = metered(posix, path, endurance)
         storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
     except BaseException:
         for member in members:
@@ -85,10 +87,11 @@ def open_storage(
     return storage
 
 
-def _metered(posix: PosixStorage, endurance: Endurance) -> MeteredStorage:
+def metered(storage: Storage, place: Path, endurance: Endurance) -> MeteredStorage:
+    """Count and limit what is written to the disk behind `place`."""
     return MeteredStorage(
-        posix,
-        disk_of(posix.directories[0]),
+        storage,
+        disk_of(place),
         ledger=endurance.ledger,
         budget_bytes=endurance.budget_bytes,
         rated_bytes=endurance.rated_bytes,

@@ -37,11 +37,11 @@ class RankDirectories(NamedTuple):
 def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
     """As torchrun, the DeepSpeed launcher and most others announce it."""
     rank = int(environment.get("RANK", 0))
-    return Rank(
-        rank,
-        int(environment.get("LOCAL_RANK", rank)),
-        int(environment.get("LOCAL_WORLD_SIZE", 1)),
-    )
+    local_rank = int(environment.get("LOCAL_RANK", rank))
+    # torchrun's name, then DeepSpeed's; a job on one machine needs neither.
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
+    size = next((int(environment[n]) for n in names if n in environment), 1)
+    return Rank(rank, local_rank, max(size, local_rank + 1))
 
 
 def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirectories:

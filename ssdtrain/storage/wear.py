@@ -78,6 +78,8 @@ class Ledger:
 
     def days(self, disk: str) -> dict[str, int]:
         """Bytes of each day on which the disk was written, oldest first."""
+        if not self._path.exists():
+            return {}
         with self._locked():
             return dict(sorted(self._load().get(disk, {}).items()))
 
@@ -199,7 +201,7 @@ class MeteredStorage(ForwardingStorage):
         self._day = self._ledger.day
         self._today_bytes = 0
         self._ledger_failed = False
-        self._flush()
+        self._look()
 
     def allocate(self, num_bytes: int) -> Slot:
         """Allocate within the budget.
@@ -289,22 +291,33 @@ class MeteredStorage(ForwardingStorage):
         if self._ledger.day != self._day:
             self._day, self._today_bytes = self._ledger.day, 0
 
+    def _look(self) -> None:
+        try:
+            self._today_bytes = self._ledger.days(self._disk).get(self._day, 0)
+        except OSError as error:
+            self._ledger_fails(error)
+
     def _flush(self) -> None:
         with self._lock:
             self._turn_day()
             moved, self._unreported_bytes = self._unreported_bytes, 0
+            if moved == 0:
+                return
             try:
                 self._today_bytes = self._ledger.add(self._disk, moved)
             except OSError as error:
                 # The bytes are written: accounting must not make that a failure.
                 self._today_bytes += moved
-                if not self._ledger_failed:
-                    logger.warning(
-                        "ssdtrain: the wear ledger cannot be kept (%s); this run "
-                        "counts for itself alone",
-                        error,
-                    )
-                self._ledger_failed = True
+                self._ledger_fails(error)
+
+    def _ledger_fails(self, error: OSError) -> None:
+        if not self._ledger_failed:
+            logger.warning(
+                "ssdtrain: the wear ledger cannot be kept (%s); this run counts for "
+                "itself alone",
+                error,
+            )
+        self._ledger_failed = True
 
 
 def _warnings(disk: str, years: float | None, used: float | None) -> Iterator[str]:

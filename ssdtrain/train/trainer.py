@@ -113,7 +113,7 @@ class Trainer:
         )
 
     def _leg(self, workload: Workload, leg: Leg, sinks: Sinks | None) -> LegResult:
-        runner = _runner(workload)
+        runner = runner_of(workload)
         try:
             return Loop(workload, runner, sinks).run(leg)
         finally:
@@ -123,7 +123,8 @@ class Trainer:
                 torch.cuda.empty_cache()
 
 
-def _runner(workload: Workload) -> Runner:
+def runner_of(workload: Workload) -> Runner:
+    """The host that the settings ask for, with a freshly built model."""
     if workload.settings.host.kind is HostKind.PLAIN:
         return PlainRunner(workload)
     if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):

@@ -1,5 +1,6 @@
 """DeepSpeed's data-parallel engine: ZeRO stages 0 to 3 over the stock model."""
 
+import math
 from typing import Any
 
 import torch
@@ -47,8 +48,7 @@ class ZeroRunner:
             for index in range(settings.num_micro_batches)
         ]
         own = float(torch.stack(losses).mean())
-        # Summed in rank order on every rank: one number, bit by bit.
-        return sum(ranks.gather(own)) / ranks.world_size
+        return math.fsum(ranks.gather(own)) / ranks.world_size
 
     def _micro_batch(self, step: int, index: int) -> torch.Tensor:
         batch = self._workload.batches.batch(step, index, self._workload.ranks.rank)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pydirect import gather, memory
-from pydirect.gather.front import front
+from pydirect.gather.front import front_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def test_repeats_are_found_and_read_once() -> None:
     for _ in range(20):
         out = gather.index_select(table, index, path="sorted")
         torch.cuda.synchronize()
-    look = front(torch.device("cuda", 0))._survey.look(table, index)
+    look = front_of(torch.device("cuda", 0))._survey.look(table, index)
     assert look.distinct_share < 0.01
     assert torch.equal(out.cpu(), table[index.cpu()])
 
@@ -107,3 +107,44 @@ def test_zero_copy_of_plain_memory_is_refused() -> None:
     before = gather.stats().num_unpinned
     assert gather.index_select(plain, index).tolist() == [[0.0] * 4]
     assert gather.stats().num_unpinned == before + 1
+
+
+def test_large_tables_are_mapped_in_large_pages() -> None:
+    source = torch.randint(0, 255, (300_000, 512), dtype=torch.uint8)
+    table = memory.to_table(source)
+    assert memory.reach(table) is memory.Reach.MANAGED
+    assert memory.reach(memory.pin(source)) is memory.Reach.PINNED
+    index = torch.randint(0, 300_000, (50_000,), device="cuda")
+    for path in (None, *gather.Path):
+        out = gather.index_select(table, index, path=path)
+        assert torch.equal(out.cpu(), source[index.cpu()])
+    alias = memory.device_alias(table, 0)
+    assert torch.equal(alias[index].cpu(), source[index.cpu()])
+    table[index[0].item()] = 7
+    assert gather.index_select(table, index[:1]).eq(7).all()
+    del table, alias
+    gc.collect()
+    pool = memory.default_pool(memory.Backing.MANAGED)
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_large_pages_stay_on_the_host() -> None:
+    """Reading a managed table takes GPU memory for the result alone."""
+    table = memory.empty_table((1 << 20, 1024), torch.uint8).fill_(3)
+    index = torch.randint(0, 1 << 20, (400_000,), device="cuda")
+    gather.index_select(table, index[:10], path="direct")
+    before, _ = torch.cuda.mem_get_info()
+    out = gather.index_select(table, index, path="direct")
+    torch.cuda.synchronize()
+    after, _ = torch.cuda.mem_get_info()
+    assert before - after < out.nbytes + (64 << 20)
+    assert out.eq(3).all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_alias_on_another_gpu_is_no_copy() -> None:
+    host = memory.pin(torch.arange(1000.0))
+    alias = memory.device_alias(host, 1)
+    assert alias.device.index == 1 and alias.data_ptr() == host.data_ptr()
+    assert torch.equal(alias.cpu(), host)

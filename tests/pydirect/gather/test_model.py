@@ -30,6 +30,7 @@ RATES = Rates(
     cpu_row_ns=2.0,
     cpu_byte_ns=0.045,
     dma_call_us=4.0,
+    dma_index_ns=1.0,
 )
 
 
@@ -47,7 +48,7 @@ def work(num: int, row: int, table: int = 16 * GIB, **more: float) -> Workload:
         # A handful is not worth ordering.
         (work(100, 128), Path.DIRECT),
         # Long runs need no kernel: the copy engine is the fastest on the link.
-        (work(1_000_000, 512, run_rows=20_000.0), Path.DMA),
+        (work(100_000, 16384, run_rows=20_000.0), Path.DMA),
         # Repeats cross the link once.
         (work(1_000_000, 2048, distinct_share=0.1), Path.SORTED),
     ],

@@ -97,6 +97,21 @@ def test_what_cannot_be_pinned() -> None:
         memory.device_alias(torch.zeros(4), "cuda:0")
 
 
+def test_to_table_copies(tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.float64).reshape(20, 3)
+    values.tofile(tmp_path / "rows.bin")
+    mapped = np.memmap(tmp_path / "rows.bin", np.float64, mode="r", shape=(20, 3))
+    expected = torch.from_numpy(values)
+    for source in (mapped, values, values.T.copy().T, expected, expected.t()):
+        table = memory.to_table(source)
+        assert table.is_contiguous()
+        assert torch.equal(table, expected if table.shape[0] == 20 else expected.t())
+        assert table.data_ptr() != expected.data_ptr()
+    assert memory.to_table(np.zeros((0, 2), np.int8)).shape == (0, 2)
+    with pytest.raises(ValueError, match="host memory"):
+        memory.to_table(torch.zeros(3, device="meta"))
+
+
 def test_empty_sources() -> None:
     assert memory.pin(torch.zeros(0, 3)).shape == (0, 3)
     assert memory.pin(np.zeros((0, 3), np.float32)).dtype is torch.float32

@@ -56,3 +56,7 @@ def test_from_the_environment() -> None:
     assert rank_of({}) == Rank(0, 0, 1)
     launched = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert rank_of(launched) == Rank(5, 1, 4)
+    deepspeed = {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "WORLD_SIZE": "8"}
+    assert rank_of(deepspeed) == Rank(1, 1, 2)
+    assert rank_of({"RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 3, 4)
+    assert rank_of({"LOCAL_RANK": "2"}) == Rank(0, 2, 3)

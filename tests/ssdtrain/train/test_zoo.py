@@ -1,0 +1,76 @@
+"""The law for every family on every DeepSpeed host, on two real ranks (gloo): losses
+and weights are equal bit by bit, bytes were moved, and less was alive."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+HERE = Path(__file__).parent
+FAMILIES = ("gpt", "bert", "t5")
+HOSTS = ("pipeline", "zero1", "zero2", "zero3")
+Cells = dict[str, list[dict[str, Any]]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
+    """All cells from one launch: starting DeepSpeed costs more than training."""
+    directory = tmp_path_factory.mktemp("zoo")
+    text = directory / "text.txt"
+    text.write_text("".join(chr(33 + i * 7 % 90) for i in range(20000)))
+    out = directory / "cells.json"
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    done = subprocess.run(
+        [sys.executable, *launcher, HERE / "zoo_worker.py", out, directory, text],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("target", ["ssd", "tiered"])
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_law(cells: Cells, family: str, host: str, target: str) -> None:
+    pairs = zip(
+        cells[f"{family} {host} none"], cells[f"{family} {host} {target}"], strict=True
+    )
+    for without, with_ in pairs:
+        assert with_["losses"] == without["losses"]
+        assert with_["weights"] == without["weights"]
+        assert len(set(with_["losses"])) == 3  # it does train
+        assert with_["bytes_offloaded"] > 0
+        assert with_["bytes_reloaded"] > 0
+        assert with_["bytes_written"] > 0
+        assert with_["peak_bytes"] < without["peak_bytes"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zero_3_moves_what_zero_0_moves(cells: Cells, family: str) -> None:
+    for zero0, zero3 in zip(
+        cells[f"{family} zero0 ssd"], cells[f"{family} zero3 ssd"], strict=True
+    ):
+        assert zero3["bytes_saved"] == zero0["bytes_saved"]
+        assert zero3["bytes_offloaded"] == zero0["bytes_offloaded"]
+
+
+@pytest.mark.parametrize("target", ["ssd", "tiered"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zero_3_lets_go_of_gathered_parameters(
+    cells: Cells, family: str, target: str
+) -> None:
+    for without, with_ in zip(
+        cells[f"{family} zero3 none"], cells[f"{family} zero3 {target}"], strict=True
+    ):
+        assert len(with_["gathered_bytes"]) == 12  # three steps of four micro-batches
+        assert with_["gathered_bytes"] == without["gathered_bytes"]

@@ -1,0 +1,159 @@
+"""One rank of the law test: every family on every DeepSpeed host, with and without
+ssdtrain, in one process group. Not a test file; see test_zoo.py.
+
+    torchrun --nproc-per-node 2 zoo_worker.py OUT.json DIRECTORY TEXT
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ssdtrain.train.data.batches import Batches
+from ssdtrain.train.data.objectives import objective_of
+from ssdtrain.train.data.tokens import token_file
+from ssdtrain.train.data.vocabulary import Vocabulary
+from ssdtrain.train.loop import Leg, Loop
+from ssdtrain.train.models import model_of
+from ssdtrain.train.ranks import Ranks
+from ssdtrain.train.runner import Workload
+from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.trainer import runner_of
+
+# Without these ZeRO-3 keeps every parameter of a small model gathered for ever.
+RELEASE = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+TOTALS = ("bytes_saved", "bytes_offloaded", "bytes_written", "bytes_reloaded")
+HOSTS: dict[str, dict[str, Any]] = {
+    "zero0": {"num_stages": 0, "zero_stage": 0},
+    "zero1": {"num_stages": 0, "zero_stage": 1},
+    "zero2": {"num_stages": 0, "zero_stage": 2},
+    "zero3": {
+        "num_stages": 0,
+        "zero_stage": 3,
+        "engine": {"zero_optimization": RELEASE},
+    },
+    # Last: a pipeline leaves its groups in DeepSpeed's process-wide state.
+    "pipeline": {"num_stages": 2},
+}
+TARGETS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "ssd": {"target": "ssd"},
+    "tiered": {"target": "tiered", "host_bytes": 2 * 1024 * 1024},
+}
+
+
+def workload_of(
+    family: str, host: str, target: str, where: Path, text: str
+) -> Workload:
+    offload = dict(TARGETS[target])
+    if offload:
+        offload.update(
+            directory=str(where), min_bytes=0, plan="offload-all", window_bytes=65536
+        )
+    settings = RunSettings.from_mapping(
+        {
+            "run_directory": str(where),
+            "model": {
+                "family": family,
+                "hidden_size": 64,
+                "num_layers": 4,
+                "num_heads": 4,
+                "sequence_length": 32,
+            },
+            "host": {"kind": "deepspeed", **HOSTS[host]},
+            "data": {"files": [text], "cache_directory": str(where / "cache")},
+            "train": {"steps": 3, "micro_batch_size": 4, "num_micro_batches": 4},
+            "offload": offload,
+        }
+    )
+    vocabulary = Vocabulary.from_tokenizer(None)
+    tokens = token_file(settings.data, vocabulary)
+    objective = objective_of(settings.model.family, 32, vocabulary)
+    batches = Batches(tokens, objective, settings.train.micro_batch_size, 0)
+    model = model_of(settings.model, vocabulary.num_rows)
+    return Workload(settings, model, batches, Ranks.from_environment())
+
+
+class GatheredBytes:
+    """Bytes of gathered parameters that are alive when backward starts.
+
+    By the life of their storage: a handle that holds a view of a gathered parameter
+    keeps its bytes although the parameter itself was released.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.seen: list[int] = []
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        for module in engine.module.modules():
+            module.register_forward_pre_hook(self._gathered)
+        backward = engine.backward
+
+        def counted(loss: torch.Tensor) -> Any:
+            gc.collect()  # the graph of an engine lies in cycles
+            alive = (size for ref, size in self._storages.values() if not ref.expired())
+            self.seen.append(sum(alive))
+            return backward(loss)
+
+        engine.backward = counted
+
+    def _gathered(self, module: nn.Module, inputs: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            storage = parameter.data.untyped_storage()
+            reference = StorageWeakRef(storage)
+            self._storages[reference.cdata] = (reference, storage.nbytes())
+
+
+def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str, Any]:
+    workload = workload_of(family, host, target, where, text)
+    runner = runner_of(workload)
+    gathered = GatheredBytes(runner.attachable) if host == "zero3" else None
+    leg = Leg.WITH if workload.settings.offload else Leg.WITHOUT
+    try:
+        result = Loop(workload, runner, None).run(leg)
+    finally:
+        runner.close()
+    totals = {
+        name: sum(report[name] for report in result.reports)
+        for name in (
+            "bytes_saved",
+            "bytes_offloaded",
+            "bytes_written",
+            "bytes_reloaded",
+        )
+    }
+    return {
+        "losses": [loss.hex() for loss in result.losses],
+        "weights": result.weights_checksum,
+        "peak_bytes": result.peak_bytes,
+        "gathered_bytes": [] if gathered is None else gathered.seen,
+        **(totals if result.reports else {}),
+    }
+
+
+def main(out: str, directory: str, text: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    ranks = Ranks.from_environment()
+    cells = {}
+    for host in HOSTS:
+        for family in ("gpt", "bert", "t5"):
+            for target in TARGETS:
+                where = Path(directory) / f"{family}-{host}-{target}"
+                cell = run(family, host, target, where, text)
+                cells[f"{family} {host} {target}"] = ranks.gather(cell)
+    if ranks.is_first:
+        Path(out).write_text(json.dumps(cells))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
