@@ -32,6 +32,7 @@ from ssdtrain.cache.record import (
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
 from ssdtrain.remat.budget import Budget
+from ssdtrain.remat.dropout import state_of_cuda
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder
 from ssdtrain.remat.producer import notes_of
@@ -233,6 +234,8 @@ class Rebuilder:
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember on the node of the base that this output was saved."""
+        if tensor.dim() == 4 and tensor.device.type == "cuda":
+            handle.random_state = state_of_cuda(tensor.device)
         base = tensor if tensor._base is None else tensor._base
         source = handle.source
         if base.grad_fn is None or base._version or not is_plain(base):
@@ -276,7 +279,12 @@ class Rebuilder:
             return None
         depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
         layout = Layout(view.dtype, tuple(view.shape), view.stride)
-        return Held(holder=handle, layout=layout, depth=depth)
+        return Held(
+            holder=handle,
+            layout=layout,
+            depth=depth,
+            random_state=handle.random_state,
+        )
 
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""

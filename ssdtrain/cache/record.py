@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ssdtrain.cache.identity import Key, Probe, View, check_version
-from ssdtrain.remat.expression import Expression, Layout
+from ssdtrain.remat.expression import Expression, Layout, State
 from ssdtrain.transfer.parcel import Load, Parcel
 
 
@@ -273,7 +273,9 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "source")
+    __slots__ = ("__weakref__", "random_state", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.random_state: State | None = None
+        """See [Note: attention's dropout]."""
