@@ -1,6 +1,6 @@
 """Let the GPU read host memory in place.
 
-``import pydirect`` registers the device ``unified`` with PyTorch, and does nothing else:
+``import pydirect`` registers the device ``unified`` with PyTorch and does nothing else:
 no CUDA context, no thread. ``features.to("unified")[index]`` then gathers rows of host
 memory on the GPU. See docs/pydirect.md.
 """

@@ -100,7 +100,7 @@ class UnifiedModule(Machine):
 
     def synchronize(self) -> None:
         """Wait until every GPU has finished with unified memory."""
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def keep(self, library: torch.library.Library) -> None:
@@ -108,7 +108,7 @@ class UnifiedModule(Machine):
         self._libraries.append(library)
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
     """Answers of the device to questions of the C++ side."""
 
     def is_available(self) -> bool:
@@ -147,24 +147,24 @@ def register() -> UnifiedModule:
 
 
 def _register_kernels(module: UnifiedModule) -> None:
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     module.keep(library)
     own = _own_kernels(module)
     for name, kernel in own.items():
-        library.impl(name, kernel, "PrivateUse1")
+        library.impl(name, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
     for name, writes in _computing_operators():
         if name in own:
             continue
         if writes:
-            library.impl(name, kernel_for(module, name, Kind.WRITES), "PrivateUse1")
+            library.impl(name, kernel_for(module, name, Kind.WRITES), "PrivateUse1")  # type: ignore[no-untyped-call]
             continue
         below = kernel_for(module, name, Kind.FUNCTIONAL)
         above = kernel_for(module, name, Kind.DIFFERENTIABLE)
-        library.impl(name, below, "PrivateUse1")
-        library.impl(name, above, "AutogradPrivateUse1")
-    others = torch.library.Library("_", "IMPL")
+        library.impl(name, below, "PrivateUse1")  # type: ignore[no-untyped-call]
+        library.impl(name, above, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     module.keep(others)
-    others.fallback(_fallback(module), "PrivateUse1")
+    others.fallback(_fallback(module), "PrivateUse1")  # type: ignore[no-untyped-call]
 
 
 def _computing_operators() -> Iterator[tuple[str, bool]]:

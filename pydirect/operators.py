@@ -147,7 +147,7 @@ class _Call:
         if not self.differentiable:
             return alias_on(tensor, self.device, writes=writes)
         if tensor.requires_grad:
-            return cast(torch.Tensor, ToProcessor.apply(tensor, self.device))
+            return cast(torch.Tensor, ToProcessor.apply(tensor, self.device))  # type: ignore[no-untyped-call]
         shown = alias_on(tensor, self.device, writes=False)
         region_of(tensor).track(shown)
         return shown
@@ -187,7 +187,7 @@ class _Call:
     def _unified(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
             if self.differentiable and result.requires_grad:
-                return ToUnified.apply(result, self.machine.counters)
+                return ToUnified.apply(result, self.machine.counters)  # type: ignore[no-untyped-call]
             return adopt(result, Affinity.HOST, self.machine.counters)
         if isinstance(result, (list, tuple)):
             return type(result)(self._unified(item) for item in result)

@@ -24,7 +24,16 @@ from typing import cast
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from pydirect.memory import device_alias, empty_pinned, is_pinned, pin
+from pydirect.errors import PlacementError
+from pydirect.memory import (
+    Reach,
+    device_alias,
+    empty_pinned,
+    empty_table,
+    is_pinned,
+    pin,
+    reach,
+)
 from pydirect.placement import Affinity
 
 DEVICE_TYPE = "unified"
@@ -42,6 +51,7 @@ class Region:
         self.num_bytes = host.numel()
         self.affinity = affinity
         self._flat = host
+        self._is_managed = reach_here(host) is Reach.MANAGED
         self._device_storages: dict[torch.device, torch.UntypedStorage] = {}
         self._writers: set[torch.cuda.Stream] = set()
         self._readers: set[torch.cuda.Stream] = set()
@@ -64,7 +74,17 @@ class Region:
         return storage
 
     def wait_for_gpu(self, *, before_write: bool) -> None:
-        """See [Note: Two sides of one memory]."""
+        """Let the host work on the memory: see [Note: Two sides of one memory].
+
+        Raises:
+            PlacementError: managed memory in a forked process, which cannot touch it.
+        """
+        if self._is_managed and in_forked_worker():
+            raise PlacementError(
+                "a unified tensor of the parent process was used in a forked one, "
+                "which cannot touch GPU-managed memory: call share_memory_() on it "
+                "before the fork, or start workers by spawn"
+            )
         for stream in self._writers:
             stream.synchronize()
         self._writers.clear()
@@ -178,7 +198,7 @@ def tensor_on(
     """A tensor on a unified storage. ``offset`` and ``stride`` in elements."""
     tensor = torch._C._acc.create_empty_tensor((0,), dtype)
     set_storage(tensor, storage, offset, size, stride)
-    return cast(torch.Tensor, tensor)
+    return tensor
 
 
 def set_storage(
@@ -199,16 +219,25 @@ def set_storage(
 
 
 def allocate(num_bytes: int, affinity: Affinity) -> Region:
-    """New memory: pinned from the pool; plain in a forked worker and without a GPU.
+    """New memory from the pools; plain in a forked worker and without a GPU.
 
-    A forked child of a process that uses CUDA must not touch CUDA. Its memory stays
-    plain, which is enough for host affinity.
+    GPU-affine memory is what random reads of a GPU are fastest on (`empty_table`);
+    host-affine memory is pinned, which forked workers may read too. A forked child of
+    a process that uses CUDA must not touch CUDA: what it makes stays plain, which is
+    enough for host affinity.
     """
     if num_bytes == 0 or in_forked_worker():
         host = torch.empty(num_bytes, dtype=torch.uint8)
+    elif affinity is Affinity.GPU:
+        host = empty_table((num_bytes,), torch.uint8)
     else:
         host = empty_pinned((num_bytes,), torch.uint8)
     return Region(host, affinity)
+
+
+def reach_here(host: torch.Tensor) -> Reach:
+    """How GPUs reach a CPU tensor; NONE where this process must not ask."""
+    return Reach.NONE if in_forked_worker() else reach(host)
 
 
 def in_forked_worker() -> bool:

@@ -55,7 +55,7 @@ def gather_rows(request: RowGather, device: torch.device) -> torch.Tensor:
         IndexError: an index is out of range (see `pydirect.gather.index_select`).
     """
     if torch.is_grad_enabled() and request.table.requires_grad:
-        return cast(torch.Tensor, _Rows.apply(request.table, request, device))
+        return cast(torch.Tensor, _Rows.apply(request.table, request, device))  # type: ignore[no-untyped-call]
     return _gather(request, device)
 
 

@@ -13,13 +13,14 @@ from typing import Any, cast
 import torch
 from torch.multiprocessing import reductions
 
-from pydirect.memory import empty_pinned, is_pinned
+from pydirect.memory import Reach, reach
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
     Region,
     copy_region,
     flat_bytes,
+    in_forked_worker,
     region_of,
     region_of_storage,
     set_storage,
@@ -56,12 +57,12 @@ def _replace_new_shared() -> None:
 
     def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
-            return stock(size, device=device)
-        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))
+            return stock(size, device=device)  # type: ignore[no-untyped-call]
+        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))  # type: ignore[no-untyped-call]
         return show(Region(flat, Affinity.HOST))
 
     new_shared = classmethod(_new_shared)
-    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign]
+    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign,assignment]
 
 
 def _clone(stock: _Method) -> _Method:
@@ -91,7 +92,7 @@ def _storage_to(stock: _Method) -> _Method:
                 torch.UntypedStorage,
                 stock(self, device=device, non_blocking=non_blocking),
             )
-        on_host = self.cpu()
+        on_host = self.cpu()  # type: ignore[no-untyped-call]
         return show(copy_region(on_host, on_host.nbytes(), Affinity.GPU))
 
     return to
@@ -122,12 +123,13 @@ def _is_pinned(stock: _Method) -> _Method:
     """See [Note: PrivateUse1 takes CUDA's place] in `pydirect.device`."""
 
     @functools.wraps(stock)
-    def is_pinned_(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        if self.device.type != "cpu" or args or kwargs:
+    def is_pinned(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        if args or kwargs or self.device.type != "cpu":
             return bool(stock(self, *args, **kwargs))
-        return is_pinned(self)
+        usable = torch.cuda.is_initialized() and not in_forked_worker()
+        return usable and reach(self) is Reach.PINNED
 
-    return is_pinned_
+    return is_pinned
 
 
 def _pin_memory(stock: _Method) -> _Method:
@@ -138,9 +140,10 @@ def _pin_memory(stock: _Method) -> _Method:
         usable = torch.cuda.is_available() and self.device.type == "cpu"
         if not usable or args or kwargs or self.layout != torch.strided:
             return cast(torch.Tensor, stock(self, *args, **kwargs))
-        if is_pinned(self):
+        if self.is_pinned():
             return self
-        return empty_pinned(tuple(self.shape), self.dtype).copy_(self)
+        # `empty` asks CUDA's allocator first; `pin_memory` would ask ours.
+        return torch.empty_like(self, pin_memory=True).copy_(self)
 
     return pin_memory
 
@@ -157,13 +160,13 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
             "would keep showing the private memory. Share it before taking views"
         )
     region.wait_for_gpu(before_write=False)
-    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")
+    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")  # type: ignore[no-untyped-call]
     flat = torch.empty(0, dtype=torch.uint8).set_(shared)[: region.num_bytes]
     flat.copy_(torch.empty(0, dtype=torch.uint8).set_(region.host)[: region.num_bytes])
     set_storage(
         tensor,
         show(Region(flat_bytes(flat), region.affinity)),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tuple(tensor.shape),
         tensor.stride(),
     )
@@ -172,7 +175,7 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
 def _reduce(tensor: torch.Tensor) -> Any:
     """How a tensor travels to another process: unified ones by shared memory."""
     if tensor.device.type != DEVICE_TYPE:
-        return reductions.reduce_tensor(tensor)
+        return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     if tensor.requires_grad and not tensor.is_leaf:
         raise ValueError(
             "a unified tensor inside an autograd graph cannot be sent to another "

@@ -71,7 +71,7 @@ class Machine:
 def alias_on(
     tensor: torch.Tensor, device: torch.device, *, writes: bool
 ) -> torch.Tensor:
-    """A unified tensor as a CPU or CUDA tensor over the same bytes, without autograd."""
+    """A unified tensor as a CPU or CUDA tensor over the same bytes; no autograd."""
     region = region_of(tensor)
     if device.type == "cpu":
         region.wait_for_gpu(before_write=writes)
@@ -93,9 +93,7 @@ def adopt(
         return over(host, affinity)
     if counters is not None:
         counters.result_bytes += host.nbytes
-    made = empty_strided(tuple(host.shape), host.stride(), host.dtype, affinity)
-    copy_into(made, host, non_blocking=False)
-    return made
+    return _copied(host, affinity)
 
 
 def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
@@ -111,8 +109,17 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
         host.dtype,
         tuple(host.shape),
         host.stride(),
-        host.storage_offset(),
+        int(host.storage_offset()),
     )
+
+
+def _copied(source: torch.Tensor, affinity: Affinity) -> torch.Tensor:
+    """A new unified tensor with the values and, where elements do not share memory
+    (gradients are often expanded), the strides of ``source``."""
+    if torch._debug_has_internal_overlap(source) != 0:
+        source = source.contiguous()
+    made = empty_strided(tuple(source.shape), source.stride(), source.dtype, affinity)
+    return copy_into(made, source, non_blocking=False)
 
 
 def in_backward() -> bool:
@@ -202,22 +209,21 @@ class ToUnified(torch.autograd.Function):
 
 def _to_unified(grad: torch.Tensor) -> torch.Tensor:
     if torch.is_grad_enabled() and grad.requires_grad:
-        return cast(torch.Tensor, grad.to(DEVICE_TYPE))
+        return grad.to(DEVICE_TYPE)
     if grad.device.type == "cpu":
         return adopt(grad, Affinity.HOST)
-    made = empty_strided(tuple(grad.shape), grad.stride(), grad.dtype, Affinity.HOST)
-    return copy_into(made, grad, non_blocking=False)
+    return _copied(grad, Affinity.HOST)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A unified tensor as a CPU tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))
+        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))  # type: ignore[no-untyped-call]
     return alias_on(tensor, HOST, writes=False)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A unified tensor as a CUDA tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, device))
+        return cast(torch.Tensor, ToProcessor.apply(tensor, device))  # type: ignore[no-untyped-call]
     return alias_on(tensor, device, writes=False)

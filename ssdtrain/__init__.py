@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from ssdtrain.api import Session, offload
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
+    from ssdtrain.remat.registry import recipe
 
-__all__ = ["OffloadConfig", "Session", "StepReport", "offload"]
+__all__ = ["OffloadConfig", "Session", "StepReport", "offload", "recipe"]
 
 _HOME = {
     "offload": "ssdtrain.api",
     "Session": "ssdtrain.api",
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",
+    "recipe": "ssdtrain.remat.registry",
 }
 
 

@@ -1,25 +1,37 @@
 """The one door: `offload(model) -> Session`."""
 
+import logging
+import os
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ssdtrain.cache.cache import CacheLimits, TensorCache
+from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.identity import stamp_of
-from ssdtrain.config import OffloadConfig, PlanChoice, Target
+from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.window import CacheLimits
+from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.hosts import deepspeed, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
+from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
+from ssdtrain.storage.open import Endurance
+from ssdtrain.storage.rank import rank_of
+from ssdtrain.storage.select import Selected, open_for_rank, wear_of
+from ssdtrain.storage.wear import WearReport
 from ssdtrain.transfer.device import Device, open_device
+from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.host_memory import host_cap_bytes
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
+
+logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -51,6 +63,11 @@ class Session:
         """The report of the last finished step; None before the first."""
         reports = self.steps
         return reports[-1] if reports else None
+
+    @property
+    def wear(self) -> list[WearReport]:
+        """Bytes written a day, budget and projected lifetime of every SSD in use."""
+        return wear_of(self._cache.offloader.storage)
 
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.
@@ -112,6 +129,8 @@ def offload(
             for buffer in module.buffers():
                 if buffer.layout is torch.strided:
                     cache.keep_resident(stamp_of(buffer))
+        if settings.recompute is Recompute.AUTO:
+            _attach_recipes(cache, modules, patches)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         else:
@@ -121,6 +140,17 @@ def offload(
         session.close()
         raise
     return session
+
+
+def _attach_recipes(
+    cache: TensorCache, modules: list[nn.Module], patches: Patches
+) -> None:
+    finder = Finder()
+    rebuilder = Rebuilder(cache, finder)
+    for module in modules:
+        finder.attach(module, patches.set)
+        rebuilder.trust(module.parameters())
+    cache.recipes = rebuilder
 
 
 def _merge(config: OffloadConfig | None, overrides: dict[str, Any]) -> OffloadConfig:
@@ -167,16 +197,36 @@ def _open_offloader(
 ) -> Offloader:
     storage: Storage | None = None
     drain = Drain.NEVER
+    direct = False
     if settings.directories and settings.target is not Target.HOST:
-        from ssdtrain.storage.open import open_storage
-
-        storage = open_storage(
-            settings.directories,
-            gb_per_s=settings.write_gb_per_s,
-            on_fallback=lambda reason: meters.counters.add(f"fallback:{reason.value}"),
-        )
+        storage, direct, why = _open_storage(settings, device, meters.counters)
+        logger.info("ssdtrain: %s", why)
+    if storage is not None:
         drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
     cap = host_cap_bytes(settings.host_bytes, settings.target)
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
+    if storage is not None and direct:
+        return DirectOffloader(device, pool, storage, settings.io_threads, meters)
     return Offloader(device, pool, storage, drain, settings.io_threads, meters)
+
+
+def _open_storage(
+    settings: OffloadConfig, device: Device, counters: Counters
+) -> Selected:
+    look = (
+        settings.gpu_direct is GpuDirect.AUTO
+        and settings.target is Target.SSD
+        and device.torch_device.type == "cuda"
+    )
+    endurance = Endurance(
+        budget_bytes=settings.write_budget, rated_bytes=settings.ssd_rated_bytes
+    )
+    return open_for_rank(
+        settings.directories,
+        rank_of(os.environ),
+        device=device.torch_device if look else None,
+        gb_per_s=settings.write_gb_per_s,
+        endurance=endurance,
+        on_fallback=lambda reason: counters.add(f"fallback:{reason.value}"),
+    )

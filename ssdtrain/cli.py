@@ -29,7 +29,10 @@ EXAMPLES = """examples:
 """
 
 # Commands of other rooms: their module offers HELP, add_arguments(parser), run(args).
-MOUNTED: Mapping[str, str] = {"doctor": "ssdtrain.machine.command"}
+MOUNTED: Mapping[str, str] = {
+    "doctor": "ssdtrain.machine.command",
+    "project": "ssdtrain.project.command",
+}
 
 
 class _Parser(argparse.ArgumentParser):

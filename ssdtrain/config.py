@@ -44,6 +44,16 @@ class Recompute(str, Enum):
     """Rebuild nothing."""
 
 
+class GpuDirect(str, Enum):
+    """Whether the SSD target looks for a path past host memory (extra `gds`)."""
+
+    AUTO = "auto"
+    """Measure kvikio's modes against staging at attach (a few seconds, only where
+    kvikio can run) and take the fastest."""
+    OFF = "off"
+    """Always staging."""
+
+
 class Verify(str, Enum):
     """Whether reloaded bytes are compared with the bytes that left."""
 
@@ -76,7 +86,7 @@ class OffloadConfig:
     """Bytes that may be on their way out before compute waits for the oldest;
     None: twice the largest tensor seen, at least 8 MiB."""
     prefetch_bytes: int | None = None
-    """Bytes loaded ahead of backward; None: twice the largest tensor seen."""
+    """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
     memory_budget_bytes: int | None = None
     """Activation memory the planner must stay within (least time under it)."""
     max_overhead: float = 0.01
@@ -89,6 +99,10 @@ class OffloadConfig:
     """`off`, `checksum` or `shadow`."""
     write_budget: int | None = None
     """Bytes that may be written to SSDs per day (endurance); None: no limit."""
+    ssd_rated_bytes: int | None = None
+    """Bytes each SSD is rated to take over its life (data sheet: TBW); None: SMART."""
+    gpu_direct: GpuDirect = GpuDirect.AUTO
+    """`auto`: take GPUDirect Storage where it is measured faster; `off`: never."""
     write_gb_per_s: float | None = None
     """Limit the storage to this write and read bandwidth in GB/s (experiments)."""
     io_threads: int = 4
@@ -101,6 +115,7 @@ class OffloadConfig:
     def __post_init__(self) -> None:
         self._coerce("target", Target)
         self._coerce("recompute", Recompute)
+        self._coerce("gpu_direct", GpuDirect)
         self._coerce_verify()
         if self.directory is not None and not isinstance(self.directory, str):
             object.__setattr__(self, "directory", tuple(map(str, self.directory)))
@@ -113,7 +128,7 @@ class OffloadConfig:
             self._at_least(name, 0)
         for name in ("host_bytes", "window_bytes", "prefetch_bytes", "io_threads"):
             self._at_least(name, 1)
-        for name in ("memory_budget_bytes", "write_budget"):
+        for name in ("memory_budget_bytes", "write_budget", "ssd_rated_bytes"):
             self._at_least(name, 1)
         if self.max_overhead < 0:
             raise ConfigError(

@@ -41,8 +41,11 @@ class Fallback(str, Enum):
     KEPT_IN_BACKWARD = "kept: packed inside backward (recomputation)"
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
-    RECIPE_REFUSED = "stored: a recipe was not bitwise equal"
+    RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
+    STRIPE_MEMBER_LOST = "stripe: a member failed and left"
+    NO_SSD_ON_RANK = "host only: this rank has no SSD"
+    NO_GDS = "staged: no direct path from the GPU to the SSD"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class StepReport:
     stall_ms: float
     """Time in which the training thread waited for a transfer (exposed)."""
     recompute_ms: float
-    """Host time spent in recipes."""
+    """Time spent in recipes: of the device on a GPU, of the host on a CPU."""
     saved_peak_bytes: int
     """Most bytes of saved tensors alive on the device at once."""
     saved_backward_start_bytes: int
@@ -85,6 +88,8 @@ class StepReport:
     """(measured - predicted) / predicted step time; None without a prediction."""
     recipes: dict[str, int] = field(default_factory=dict)
     """Bytes rebuilt, by recipe."""
+    recipe_ms: dict[str, float] = field(default_factory=dict)
+    """Time of `recompute_ms`, by recipe."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """How often each `Fallback` happened."""
 

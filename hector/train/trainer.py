@@ -8,11 +8,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, TaskID
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,6 +32,9 @@ from hector.train.config import (
     RunConfig,
 )
 from hector.train.model import LayerFactory, NodeClassifier, compiled_layer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _DTYPES = {
     "float64": torch.float64,
@@ -201,7 +202,10 @@ class NodeClassificationTrainer:
         file.writelines(kept)
         return file
 
-    def _open_progress(self, stack: ExitStack) -> tuple[Progress, TaskID]:
+    def _open_progress(self, stack: ExitStack) -> tuple["Progress", "TaskID"]:
+        from rich.console import Console
+        from rich.progress import Progress
+
         shown = self.run_config.progress and sys.stderr.isatty()
         bar = Progress(console=Console(stderr=True), transient=True, disable=not shown)
         epochs = self.run_config.num_seeds * self.optimizer_config.num_epochs

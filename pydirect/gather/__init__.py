@@ -7,9 +7,12 @@ four paths (`Path`), chosen by a model calibrated on this machine.
 import torch
 
 from pydirect.gather.bounds import GatherIndexError
+from pydirect.gather.counters import GatherStats
+from pydirect.gather.front import front_of, process_counters
 from pydirect.gather.on_cpu import gather_on_cpu
 from pydirect.gather.request import (
     Path,
+    Request,
     as_request,
     check_index,
     check_out,
@@ -18,7 +21,7 @@ from pydirect.gather.request import (
 )
 from pydirect.memory import HostTable
 
-__all__ = ["GatherIndexError", "Path", "index_select"]
+__all__ = ["GatherIndexError", "GatherStats", "Path", "check", "index_select", "stats"]
 
 
 def index_select(
@@ -48,16 +51,76 @@ def index_select(
         GatherIndexError: an index is out of range; for an index on a GPU at the next
             gather there or at `check`.
     """
-    chosen = None if path is None else Path(path)
+    wanted = None if path is None else Path(path)
     rows = host_tensor(table)
     check_index(index)
+    if index.device.type == "cpu":
+        request, out = _prepare(rows, index, out)
+        gather_on_cpu(request, wanted or Path.DIRECT)
+        return out
+    if index.device.type != "cuda":
+        raise ValueError(
+            f"gather expects an index on the CPU or a GPU, got {index.device}"
+        )
+    if stream is None:
+        return _on_gpu(rows, index, out, wanted, max_sms)
+    stream.wait_stream(torch.cuda.current_stream(index.device))
+    with torch.cuda.stream(stream):
+        result = _on_gpu(rows, index, out, wanted, max_sms)
+    # Their memory belongs to other streams, and is in use on this one until now.
+    index.record_stream(stream)
+    if out is not None:
+        out.record_stream(stream)
+    return result
+
+
+def check(device: torch.device | str | None = None) -> None:
+    """Wait for a GPU and raise for a bad index of any earlier gather onto it.
+
+    Args:
+        device: CUDA device; None for the current one.
+
+    Raises:
+        GatherIndexError: the first bad index since the last check.
+    """
+    if torch.cuda.is_available():
+        front_of(_with_index(torch.device(device or "cuda"))).engine.check()
+
+
+def stats() -> GatherStats:
+    """Which paths the gathers of this process took; see `GatherStats`."""
+    return process_counters().read()
+
+
+def _prepare(
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None
+) -> tuple[Request, torch.Tensor]:
+    if rows.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "gather does not differentiate: the table requires grad; pass "
+            "table.detach(), or work under torch.no_grad()"
+        )
     if out is None:
         out = empty_out(rows, index)
     else:
         check_out(rows, index, out)
-    request = as_request(rows, index, out)
-    if index.device.type == "cpu":
-        gather_on_cpu(request, chosen or Path.DIRECT)
-    else:
-        out.copy_(rows.index_select(0, index.cpu()))
-    return out
+    return as_request(rows, index, out), out
+
+
+def _on_gpu(
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor | None,
+    path: Path | None,
+    max_sms: int | None,
+) -> torch.Tensor:
+    with torch.cuda.device(index.device):
+        request, result = _prepare(rows, index, out)
+        front_of(index.device).gather(request, path, max_sms)
+    return result
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.index is not None:
+        return device
+    return torch.device(device.type, torch.cuda.current_device())

@@ -1,10 +1,10 @@
 """Index errors: at once on the CPU, without a wait on the GPU.
 
-[Note: Errors without a wait] Checking an index on the GPU before using it would stop the
-CPU until the GPU has caught up. So kernels skip a bad index, remember the first one in
-a device flag, and the flag is copied to pinned memory behind them. The next gather on
-that device looks at the copies that have arrived, `check` waits for all of them. Rows
-of bad indices hold whatever the output held.
+[Note: Errors without a wait] Checking an index on the GPU before using it would stop
+the CPU until the GPU has caught up. So kernels skip a bad index and leave the first one
+in pinned host memory, written over the link only when there is one. The next gather on
+that device looks there, `check` waits and looks. Rows of bad indices hold whatever the
+output held.
 """
 
 import torch

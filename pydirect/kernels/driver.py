@@ -24,14 +24,15 @@ class Driver:
     """libcuda with checked calls."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+        self.library = library
+        """For calls whose failure is an answer."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Call ``name`` and raise `CudaDriverError` unless it succeeds."""
-        code = int(getattr(self._library, name)(*arguments))
+        code = int(getattr(self.library, name)(*arguments))
         if code:
             text = ctypes.c_char_p()
-            self._library.cuGetErrorString(code, ctypes.byref(text))
+            self.library.cuGetErrorString(code, ctypes.byref(text))
             raise CudaDriverError(name, code, (text.value or b"unknown").decode())
 
 
@@ -48,7 +49,7 @@ def driver() -> Driver:
         raise RuntimeError(
             "libcuda.so.1 was not found: GPU kernels need the NVIDIA driver"
         ) from error
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     return Driver(library)
 
 

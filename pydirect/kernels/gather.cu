@@ -22,16 +22,20 @@ typedef long long i64;
 #ifndef PYDIRECT_ON_HOST
 #define DEVICE static __device__ __forceinline__
 #define KERNEL extern "C" __global__
+// A cache hint that benchmarks can set, such as ".L2::256B".
+#ifndef LOAD_HINT
+#define LOAD_HINT ""
+#endif
 struct alignas(16) u128 { u32 x, y, z, w; };
 DEVICE u128 load(const u128* p) {
   u128 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate" LOAD_HINT ".v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 DEVICE u32 load(const u32* p) {
   u32 v;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate" LOAD_HINT ".u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
 #endif

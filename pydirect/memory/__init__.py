@@ -1,40 +1,35 @@
 """Host memory that GPUs read in place."""
 
-from collections.abc import Sequence
-
-import torch
-
 from pydirect.memory.alias import device_alias
+from pydirect.memory.allocate import empty_pinned, empty_table
+from pydirect.memory.arena import Backing
 from pydirect.memory.errors import HostMemoryError, HostMemoryWarning
 from pydirect.memory.limits import MemoryLimits, read_limits
-from pydirect.memory.pinning import is_pinned, pin
+from pydirect.memory.managed import Reach, managed_capacity_bytes
+from pydirect.memory.pinning import is_pinned, pin, reach, to_table
 from pydirect.memory.pool import HostPool, PoolStats, default_pool
 from pydirect.memory.runtime import numa_node_of, numa_nodes
 from pydirect.memory.table import HostTable
 
 __all__ = [
+    "Backing",
     "HostMemoryError",
     "HostMemoryWarning",
     "HostPool",
     "HostTable",
     "MemoryLimits",
     "PoolStats",
+    "Reach",
     "default_pool",
     "device_alias",
     "empty_pinned",
+    "empty_table",
     "is_pinned",
+    "managed_capacity_bytes",
     "numa_node_of",
     "numa_nodes",
     "pin",
+    "reach",
     "read_limits",
+    "to_table",
 ]
-
-
-def empty_pinned(
-    shape: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    *,
-    numa_nodes: tuple[int, ...] = (),
-) -> torch.Tensor:
-    """An uninitialised host tensor from the process's pool; see `HostPool.empty`."""
-    return default_pool().empty(shape, dtype, numa_nodes=numa_nodes)

@@ -1,27 +1,46 @@
-"""CUDA tensors over host memory: zero-copy access for every CUDA kernel."""
+"""CUDA tensors over host memory: zero-copy access for every CUDA kernel.
 
-import math
+[Note: Aliases through DLPack] PyTorch builds a tensor over foreign memory from
+`__cuda_array_interface__` or from DLPack. The first asks the driver which device the
+pointer belongs to, and for host memory that is whichever device was current when it was
+pinned: an alias for another GPU would silently be a copy of the whole table. DLPack
+names the device.
+"""
+
+import ctypes
 
 import torch
 
 from pydirect.memory import runtime
 from pydirect.memory.pinning import is_pinned
 
+_DL_CPU, _DL_CUDA, _DL_UINT = 1, 2, 1
 
-class _DeviceView:
-    """What `torch.as_tensor` reads to build the alias, and what the alias holds."""
 
-    def __init__(self, host: torch.Tensor) -> None:
-        # The alias's storage keeps this object, and this object keeps the host
-        # tensor's storage: see [Note: Who keeps the memory].
-        self._host = host
-        self.__cuda_array_interface__ = {
-            "shape": (host.nbytes,),
-            "typestr": "|u1",
-            "data": (host.data_ptr(), False),
-            "strides": None,
-            "version": 3,
-        }
+class _DLManagedTensor(ctypes.Structure):
+    """The struct of DLPack before its version 1, flattened."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("num_dimensions", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("holder", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+@ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
+def _drop(managed: "ctypes._Pointer[_DLManagedTensor]") -> None:
+    """The last alias has died: give up the reference that `bytes_on` took. The struct
+    belongs to the holder, so it is gone after this."""
+    ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(managed.contents.holder))
 
 
 def device_alias(host: torch.Tensor, device: torch.device | str | int) -> torch.Tensor:
@@ -56,14 +75,36 @@ def device_alias(host: torch.Tensor, device: torch.device | str | int) -> torch.
             f"device_alias expects pinned memory, got a tensor of {host.nbytes} bytes "
             "that is not: pass it through pydirect.memory.pin first"
         )
-    with torch.cuda.device(target):
-        flat = torch.as_tensor(_DeviceView(host), device=target)
-    if flat.data_ptr() != host.data_ptr():
-        raise RuntimeError("the alias was copied instead of mapped")
-    return _reinterpret(flat, host)
-
-
-def _reinterpret(flat: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    if math.prod(host.shape) * host.element_size() != flat.numel():
-        raise RuntimeError("the alias does not cover the tensor")
+    gpu = torch.cuda.current_device() if target.index is None else target.index
+    with torch.cuda.device(gpu):
+        flat = bytes_on(host, _DL_CUDA, gpu)
     return flat.view(host.dtype).view(host.shape)
+
+
+def bytes_on(host: torch.Tensor, device_type: int, device_id: int) -> torch.Tensor:
+    """The bytes of ``host`` as a uint8 tensor on a DLPack device, holding ``host``.
+
+    See [Note: Aliases through DLPack].
+    """
+    shape, stride = (ctypes.c_int64 * 1)(host.nbytes), (ctypes.c_int64 * 1)(1)
+    managed = _DLManagedTensor(
+        data=host.data_ptr(),
+        device_type=device_type,
+        device_id=device_id,
+        num_dimensions=1,
+        type_code=_DL_UINT,
+        type_bits=8,
+        type_lanes=1,
+        shape=shape,
+        strides=stride,
+        byte_offset=0,
+        deleter=ctypes.cast(_drop, ctypes.c_void_p),
+    )
+    holder = (host, shape, stride, managed)
+    managed.holder = id(holder)
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype = ctypes.py_object
+    new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    capsule = new_capsule(ctypes.addressof(managed), b"dltensor", None)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
+    return torch.utils.dlpack.from_dlpack(capsule)

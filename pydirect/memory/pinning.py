@@ -2,14 +2,14 @@
 
 import functools
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pydirect.memory import runtime
-from pydirect.memory.errors import HostMemoryError
+from pydirect.memory.allocate import empty_table
+from pydirect.memory.managed import Reach, reach_of
 from pydirect.memory.region import tensor_over
 
 Pinnable = torch.Tensor | np.ndarray[Any, Any]
@@ -51,20 +51,39 @@ def pin(source: Pinnable) -> torch.Tensor:
     return flat.view(source.dtype).view(source.shape)
 
 
+def to_table(source: Pinnable) -> torch.Tensor:
+    """Copy host memory to where GPUs read it in place fastest; see `empty_table`.
+
+    Costs one pass over the bytes, and both copies exist until ``source`` dies; `pin`
+    costs neither, but small pages.
+
+    Raises:
+        ValueError: not contiguous, not on the CPU, or a dtype torch does not have.
+        HostMemoryError: a limit of the machine forbids it.
+    """
+    rows = _view_of(source) if isinstance(source, np.ndarray) else source
+    if rows.device.type != "cpu":
+        raise ValueError(f"to_table expects host memory, got {rows.device}")
+    return empty_table(rows.shape, rows.dtype).copy_(rows)
+
+
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether GPUs can read the whole tensor in place (False without a GPU)."""
+    return reach(tensor) is not Reach.NONE
+
+
+def reach(tensor: torch.Tensor) -> Reach:
+    """How GPUs reach the bytes of a tensor (NONE without a GPU)."""
     if tensor.device.type != "cpu" or not runtime.cuda_works() or tensor.numel() == 0:
-        return False
-    return all(_is_pinned_at(end) for end in _ends(tensor))
-
-
-def _ends(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    flat = tensor.flatten() if tensor.is_contiguous() else tensor.reshape(-1)
-    return (flat[:1], flat[-1:])
-
-
-def _is_pinned_at(tensor: torch.Tensor) -> bool:
-    return tensor.is_pinned()
+        return Reach.NONE
+    first = tensor.data_ptr()
+    span = sum(
+        (n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    found = reach_of(first)
+    if found is not reach_of(first + span * tensor.element_size()):
+        return Reach.NONE
+    return found
 
 
 def _pin_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -79,6 +98,16 @@ def _pin_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
     flat = _pin_bytes(
         array.ctypes.data, array.nbytes, array, read_only=not array.flags.writeable
     )
+    return flat.view(dtype).view(array.shape)
+
+
+def _view_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor over an array that may be read-only; it is only read."""
+    dtype = _torch_dtype(array.dtype)
+    if not array.flags.c_contiguous or array.nbytes == 0:
+        return torch.from_numpy(array.copy())
+    held = functools.partial(_release, None, array)
+    flat = tensor_over(array.ctypes.data, array.nbytes, held)
     return flat.view(dtype).view(array.shape)
 
 
@@ -108,6 +137,3 @@ def _release(address: int | None, owner: Pinnable) -> None:
     """Unpin; ``owner`` is only held, so that the memory is there until now."""
     if address is not None:
         runtime.unregister(address)
-
-
-__all__ = ["HostMemoryError", "is_pinned", "pin"]

@@ -13,20 +13,24 @@ devices before it hands a returned piece out again.
 
 import functools
 import math
-import mmap
 import threading
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from pydirect.memory import runtime
-from pydirect.memory.limits import read_limits
+from pydirect.memory.arena import (
+    HUGE_PAGE_BYTES,
+    Arena,
+    Backing,
+    managed_arena,
+    registered_arena,
+)
+from pydirect.memory.managed import require_managed
 from pydirect.memory.region import shaped, tensor_over
 
-_HUGE_PAGE_BYTES = 2 << 20
 _PIECE_BYTES = 4096
 _ARENA_BYTES = 64 << 20
 
@@ -46,62 +50,20 @@ class PoolStats:
     """How often an allocation waited for the devices to reuse a piece."""
 
 
-@dataclass(eq=False)
-class _Arena:
-    """One mapping: ``free`` lists its unused pieces as (offset, bytes), by offset.
-
-    Tensors hold the arena through their finalizers, so it may outlive its pool; the
-    memory is unpinned and unmapped when neither needs it.
-    """
-
-    mapping: mmap.mmap
-    address: int
-    num_bytes: int
-    numa_nodes: tuple[int, ...]
-    pinned: bool
-    free: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.release = weakref.finalize(
-            self, _unmap, self.mapping, self.address if self.pinned else None
-        )
-        self.release.atexit = False
-
-    def take(self, num_bytes: int) -> int | None:
-        """The offset of the smallest free piece that fits, or None."""
-        fitting = [piece for piece in self.free if piece[1] >= num_bytes]
-        if not fitting:
-            return None
-        offset, size = min(fitting, key=lambda piece: piece[1])
-        self.free.remove((offset, size))
-        if size > num_bytes:
-            self.free.append((offset + num_bytes, size - num_bytes))
-            self.free.sort()
-        return offset
-
-    def give_back(self, offset: int, num_bytes: int) -> None:
-        """Return a piece and merge it with its neighbours."""
-        merged: list[tuple[int, int]] = []
-        for start, size in sorted([*self.free, (offset, num_bytes)]):
-            if merged and sum(merged[-1]) == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((start, size))
-        self.free = merged
-
-    @property
-    def unused(self) -> bool:
-        return self.free == [(0, self.num_bytes)]
-
-
 class HostPool:
     """Pinned host memory in pieces. Thread-safe. Plain memory without a GPU."""
 
-    def __init__(self, arena_bytes: int = _ARENA_BYTES) -> None:
+    def __init__(
+        self,
+        arena_bytes: int = _ARENA_BYTES,
+        *,
+        backing: Backing = Backing.REGISTERED,
+    ) -> None:
         """``arena_bytes``: least size of what is taken from the kernel at once."""
+        self._backing = backing
         self._arena_bytes = arena_bytes
-        self._arenas: list[_Arena] = []
-        self._returned: deque[tuple[_Arena, int, int]] = deque()
+        self._arenas: list[Arena] = []
+        self._returned: deque[tuple[Arena, int, int]] = deque()
         self._lock = threading.Lock()
         self._num_waits = 0
 
@@ -118,7 +80,7 @@ class HostPool:
             shape: any shape; empty tensors take no memory.
             dtype: any dtype with a fixed item size.
             numa_nodes: empty for the kernel's choice (first touch), one node, or
-                several to interleave over.
+                several to interleave over; for registered memory.
 
         Raises:
             HostMemoryError: a limit of the machine forbids it, or pinning failed.
@@ -141,11 +103,7 @@ class HostPool:
         """Give unused arenas back to the kernel; returns the bytes given back."""
         with self._lock:
             self._take_in_returned()
-            unused = [arena for arena in self._arenas if arena.unused]
-            self._arenas = [arena for arena in self._arenas if not arena.unused]
-            for arena in unused:
-                arena.release()
-        return sum(arena.num_bytes for arena in unused)
+            return self._drop_unused()
 
     def stats(self) -> PoolStats:
         """Bytes now; pieces whose tensors died count as come back."""
@@ -160,12 +118,13 @@ class HostPool:
                 num_waits=self._num_waits,
             )
 
-    def _take(self, num_bytes: int, nodes: tuple[int, ...]) -> tuple[_Arena, int]:
+    def _take(self, num_bytes: int, nodes: tuple[int, ...]) -> tuple[Arena, int]:
         found = self._find(num_bytes, nodes)
         if found is None and self._returned:
             self._take_in_returned()
             found = self._find(num_bytes, nodes)
         if found is None:
+            self._drop_unused()
             arena = self._new_arena(num_bytes, nodes)
             self._arenas.append(arena)
             found = self._find(num_bytes, nodes)
@@ -173,9 +132,14 @@ class HostPool:
             raise RuntimeError(f"a new arena does not hold {num_bytes} bytes")
         return found
 
-    def _find(
-        self, num_bytes: int, nodes: tuple[int, ...]
-    ) -> tuple[_Arena, int] | None:
+    def _drop_unused(self) -> int:
+        unused = [arena for arena in self._arenas if arena.unused]
+        self._arenas = [arena for arena in self._arenas if not arena.unused]
+        for arena in unused:
+            arena.release()
+        return sum(arena.num_bytes for arena in unused)
+
+    def _find(self, num_bytes: int, nodes: tuple[int, ...]) -> tuple[Arena, int] | None:
         for arena in self._arenas:
             if arena.numa_nodes == nodes:
                 offset = arena.take(num_bytes)
@@ -188,54 +152,27 @@ class HostPool:
         if not self._returned:
             return
         pieces = [self._returned.popleft() for _ in range(len(self._returned))]
-        if any(arena.pinned for arena, _, _ in pieces):
+        if any(arena.needs_wait for arena, _, _ in pieces):
             runtime.synchronize_all()
             self._num_waits += 1
         for arena, offset, num_bytes in pieces:
             arena.give_back(offset, num_bytes)
 
-    def _new_arena(self, num_bytes: int, nodes: tuple[int, ...]) -> _Arena:
-        size = _round_up(max(num_bytes, self._arena_bytes), _HUGE_PAGE_BYTES)
+    def _new_arena(self, num_bytes: int, nodes: tuple[int, ...]) -> Arena:
+        size = _round_up(max(num_bytes, self._arena_bytes), HUGE_PAGE_BYTES)
+        if self._backing is Backing.MANAGED and runtime.cuda_works():
+            reserved = sum(arena.num_bytes for arena in self._arenas)
+            require_managed(size, reserved)
+            return managed_arena(size)
         if size > num_bytes >= self._arena_bytes:
-            size = _round_up(num_bytes, _PIECE_BYTES)
-        read_limits().check(size)
-        # One huge page more than needed, so that the arena can start on one.
-        mapping = mmap.mmap(
-            -1, size + _HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        address = _round_up(_address_of(mapping), _HUGE_PAGE_BYTES)
-        runtime.prefer_huge_pages(address, size)
-        if nodes:
-            runtime.bind_memory(address, size, nodes)
-        pinned = runtime.cuda_works()
-        if pinned:
-            runtime.register(address, size, read_only=False)
-        return _Arena(
-            mapping=mapping,
-            address=address,
-            num_bytes=size,
-            numa_nodes=nodes,
-            pinned=pinned,
-            free=[(0, size)],
-        )
+            size = num_bytes
+        return registered_arena(size, nodes)
 
 
 @functools.cache
-def default_pool() -> HostPool:
-    """The pool of this process."""
-    return HostPool()
-
-
-def _unmap(mapping: mmap.mmap, pinned_address: int | None) -> None:
-    if pinned_address is not None:
-        runtime.unregister(pinned_address)
-    mapping.close()
-
-
-def _address_of(mapping: mmap.mmap) -> int:
-    # The tensor, and with it the exported buffer, dies here: the mapping can be
-    # closed later.
-    return torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
+def default_pool(backing: Backing = Backing.REGISTERED) -> HostPool:
+    """The pool of this process for one backing."""
+    return HostPool(backing=backing)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -34,11 +34,11 @@ def register(address: int, num_bytes: int, *, read_only: bool) -> None:
     Raises:
         HostMemoryError: the driver refused; the text names the limits.
     """
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     flags = _REGISTER_PORTABLE | _REGISTER_MAPPED
     if read_only:
         flags |= _REGISTER_READ_ONLY
-    status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, flags)
+    status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, flags)  # type: ignore[no-untyped-call]
     if int(status) != 0:
         raise HostMemoryError(
             f"cudaHostRegister of {num_bytes} bytes at {address:#x} failed with CUDA "
@@ -51,7 +51,7 @@ def register(address: int, num_bytes: int, *, read_only: bool) -> None:
 def unregister(address: int) -> None:
     """Undo `register`, after all GPU work that may still read the memory."""
     synchronize_all()
-    status = torch.cuda.cudart().cudaHostUnregister(address)
+    status = torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
     if int(status) != 0:
         raise HostMemoryError(
             f"cudaHostUnregister at {address:#x} failed with CUDA error {int(status)}"
@@ -60,7 +60,7 @@ def unregister(address: int) -> None:
 
 def synchronize_all() -> None:
     """Wait for every device on which this process has a context."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     for device in range(torch.cuda.device_count()):
         # A device that was never used has no work, and asking it would build a
@@ -71,7 +71,7 @@ def synchronize_all() -> None:
 
 def _has_context(device: int) -> bool:
     # torch's own question before it guesses a device for a pinned allocation.
-    return bool(torch._C._cuda_hasPrimaryContext(device))
+    return bool(getattr(torch._C, "_cuda_hasPrimaryContext")(device))  # noqa: B009
 
 
 def prefer_huge_pages(address: int, num_bytes: int) -> None:
@@ -86,6 +86,11 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
     Raises:
         HostMemoryError: the kernel knows no such node.
     """
+    if not set(nodes) <= set(numa_nodes()):
+        raise HostMemoryError(
+            f"NUMA placement expects nodes of this machine, {numa_nodes()}, got nodes "
+            f"{nodes}"
+        )
     number = _SYS_MBIND.get(os.uname().machine)
     if number is None:
         raise HostMemoryError(
@@ -101,14 +106,14 @@ def bind_memory(address: int, num_bytes: int, nodes: tuple[int, ...]) -> None:
         ctypes.c_ulong(num_bytes),
         ctypes.c_int(mode),
         ctypes.byref(mask),
-        ctypes.c_ulong(64),
+        # The kernel takes one off before it reads the mask.
+        ctypes.c_ulong(65),
         ctypes.c_uint(0),
     )
     if failed:
         code = ctypes.get_errno()
         raise HostMemoryError(
-            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}; this "
-            f"machine has nodes {numa_nodes()}"
+            f"NUMA placement on nodes {nodes} failed: {os.strerror(code)}"
         )
 
 
@@ -121,10 +126,12 @@ def numa_nodes() -> tuple[int, ...]:
 def numa_node_of(device: torch.device) -> int | None:
     """The NUMA node next to a CUDA device; None where the machine does not say."""
     properties = torch.cuda.get_device_properties(device)
-    bus = getattr(properties, "pci_bus_id", None)
-    if bus is None:
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    address = [getattr(properties, name, None) for name in names]
+    if None in address:
         return None
-    place = f"{properties.pci_domain_id:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    domain, bus, slot = address
+    place = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
     try:
         text = Path(f"/sys/bus/pci/devices/{place}/numa_node").read_text()
     except OSError:

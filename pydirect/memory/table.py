@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from pydirect.memory.alias import device_alias
+from pydirect.memory.allocate import empty_table
 from pydirect.memory.pinning import Pinnable, is_pinned, pin
-from pydirect.memory.pool import default_pool
 
 
 class HostTable:
@@ -32,8 +32,8 @@ class HostTable:
     def empty(
         cls, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> "HostTable":
-        """An uninitialised table from the pool."""
-        return cls(default_pool().empty(shape, dtype))
+        """An uninitialised table; see `pydirect.memory.empty_table`."""
+        return cls(empty_table(shape, dtype))
 
     @property
     def num_rows(self) -> int:

@@ -84,7 +84,8 @@ def _weights(statistics: GraphStatistics, generator: torch.Generator) -> torch.T
     )
     tail = statistics.exponent - 1
     floor = statistics.max_degree_ratio**-tail
-    return (uniform * (1 - floor) + floor).pow(-1 / tail)
+    weights: torch.Tensor = (uniform * (1 - floor) + floor).pow(-1 / tail)
+    return weights
 
 
 def _draw(

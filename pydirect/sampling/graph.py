@@ -63,14 +63,16 @@ class Graph:
         """
         if edge_index.dim() != 2 or edge_index.shape[0] != 2:
             raise ValueError(
-                f"edge_index: expects shape (2, num_edges), got {list(edge_index.shape)}"
+                "edge_index: expects shape (2, num_edges), got "
+                f"{list(edge_index.shape)}"
             )
         source, target = edge_index.long()
         if edge_index.numel():
             low, high = (int(v) for v in torch.aminmax(edge_index))
             if low < 0 or high >= num_nodes:
                 raise ValueError(
-                    f"edge_index: expects nodes 0 to {num_nodes - 1}, got {low} to {high}"
+                    f"edge_index: expects nodes 0 to {num_nodes - 1}, got {low} to "
+                    f"{high}"
                 )
         key = target * num_nodes + source
         if symmetric:

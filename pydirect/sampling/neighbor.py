@@ -8,7 +8,6 @@ h - 1 has added, and every node appears once in a batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -116,7 +115,7 @@ class NeighborSampler:
             position = torch.cat([position, many.repeat_interleave(fanout)])
             rank = torch.cat([rank, chosen.flatten()])
         source = self._graph.neighbors[begin[position] + rank]
-        return cast(torch.Tensor, source).long(), position
+        return source.long(), position
 
 
 def _ranks(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

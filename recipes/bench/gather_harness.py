@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+SLOW_S = 0.02
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -68,10 +69,14 @@ def machine() -> dict[str, Any]:
 
 
 def time_ms(work: Callable[[int], object], repeats: int = 5) -> float:
-    """Median milliseconds of ``work(k)`` by device events, k = 0, 1, ... after one
-    warm-up; the time includes what the CPU needs to launch it."""
+    """Median milliseconds of ``work(k)`` by device events, k = 1, 2, ... after one
+    warm-up (k = 0); the time includes what the CPU needs to launch it. Slow work
+    repeats less."""
+    began = time.perf_counter()
     work(0)
     torch.cuda.synchronize()
+    if time.perf_counter() - began > SLOW_S:
+        repeats = min(repeats, 2)
     times = []
     for k in range(repeats):
         start = torch.cuda.Event(enable_timing=True)

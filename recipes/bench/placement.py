@@ -96,7 +96,10 @@ def save_on_cpu(model: Blocks) -> Iterator[Forward]:
 @contextlib.contextmanager
 def trl(model: Blocks) -> Iterator[Forward]:
     """TRL's OffloadActivations (torchtune's lineage), its defaults."""
+    from accelerate import PartialState
     from trl.models.activation_offloading import OffloadActivations
+
+    PartialState()  # TRL's logger asks for it
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         with OffloadActivations():
@@ -130,9 +133,12 @@ def columns(size: Size, grid: list[str]) -> dict[str, Callable[[Blocks], Any]]:
         "ours offload-all": ours(**host, plan="offload-all"),
         "full recompute": recompute,
         "trl": trl,
-        "save_on_cpu": save_on_cpu,
         "ours auto": ours(**host, plan="auto"),
+        "ours recipes": ours(target="host", plan="keep-all"),
+        "ours recipes + offload-all": ours(target="host", plan="offload-all"),
+        "ours recipes + auto": ours(target="host", plan="auto"),
     }
+    found["save_on_cpu"] = save_on_cpu  # the slowest last
     for point in grid:
         window, prefetch = (int(float(part) * largest) for part in point.split(":"))
         found[f"ours offload-all {point}"] = ours(

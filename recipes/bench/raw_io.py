@@ -33,7 +33,10 @@ class RawFile:
     """`num_blocks` blocks of one preallocated O_DIRECT file: one call a block."""
 
     def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
-        self._fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_DIRECT, 0o600)
+        path = directory / f"raw-{os.getpid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
+        self._fd = os.open(path, flags, 0o600)
+        path.unlink()
         os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
         self._block_bytes = block_bytes
 

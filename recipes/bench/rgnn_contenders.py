@@ -43,6 +43,11 @@ class Layer(NamedTuple):
     x: Tensor
     labels: Tensor
 
+    def clear(self) -> None:
+        """Drop all gradients."""
+        self.module.zero_grad(set_to_none=True)
+        self.x.grad = None
+
 
 class Graphs:
     """The graphs of Table 3.3: kept on the host, one at a time on the device."""
@@ -118,6 +123,7 @@ def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
 def step_of(layer: Layer, task: Task) -> Callable[[], Tensor]:
     """One epoch: inference, or forward, loss and backward (seed, section 3.4.1)."""
     module, graph, x, labels = layer
+    clear = layer.clear
 
     def infer() -> Tensor:
         with torch.no_grad():
@@ -125,8 +131,7 @@ def step_of(layer: Layer, task: Task) -> Callable[[], Tensor]:
             return out
 
     def train() -> Tensor:
-        module.zero_grad(set_to_none=True)
-        x.grad = None
+        clear()
         loss = functional.cross_entropy(module(x, graph), labels)
         loss.backward()
         return loss

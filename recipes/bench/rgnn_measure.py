@@ -55,22 +55,25 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def measure(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+def measure(
+    step: Callable[[], object], clear: Callable[[], None], device: torch.device
+) -> dict[str, Any]:
     """Median time of a step and its peak memory.
 
     Returns `ms`, `ms_least`, `ms_most`, `num_timed`, `first_ms` (the first call, with
-    compilation and tuning), `peak_bytes` and `resident_bytes` (allocated before), the
-    last two None on a CPU; or `status` "oom" with the allocator's words.
+    compilation and tuning), `peak_bytes` and `resident_bytes` (allocated between steps
+    once `clear` dropped the gradients: graph, maps, parameters, input), the last two
+    None on a CPU; or `status` "oom" with the allocator's words.
     """
-    release(device)
     cuda = device.type == "cuda"
-    resident = torch.cuda.memory_allocated(device) if cuda else None
     try:
         began = time.perf_counter()
         step()
         _wait(device)
         first_ms = 1e3 * (time.perf_counter() - began)
         step()
+        clear()
+        resident = torch.cuda.memory_allocated(device) if cuda else None
         # A third run tells how slow the step is once it is warm.
         guess_ms = _times_ms(step, device, 1)[0]
         if cuda:
@@ -80,7 +83,7 @@ def measure(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated(device) if cuda else None
     except torch.OutOfMemoryError as error:
         text = str(error).split(". ")[0]
-        return {"status": "oom", "reason": text, "resident_bytes": resident}
+        return {"status": "oom", "reason": text}
     return {
         "status": "ok",
         "ms": median(times),

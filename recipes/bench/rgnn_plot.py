@@ -39,7 +39,8 @@ def _memory(axes: Any, results: Results) -> None:
     axes.plot([0, 1], [0, 1], linewidth=0.5, color="grey")
     axes.set_xlabel("entity compaction ratio")
     axes.set_ylabel("memory with compaction / without")
-    axes.legend()
+    if axes.collections:
+        axes.legend()
 
 
 def _speedup(axes: Any, results: Results) -> None:

@@ -98,7 +98,8 @@ class SortedRGCN(nn.Module):
         self.segments = edge_segments(graph)
         pairs = graph.unique_dst()
         count = pairs.edges().ptr.diff()
-        self.scale = (1 / count.double())[pairs.edge_to_unique][:, None]
+        scale = (1 / count.double()).to(conv.weight.dtype)
+        self.scale = scale[pairs.edge_to_unique][:, None]
 
     def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
         conv = self.conv
@@ -106,7 +107,7 @@ class SortedRGCN(nn.Module):
         if conv.num_bases is not None:
             weight = (conv.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
         message = self.linear(x[graph.src], weight, self.segments)
-        message = message * self.scale.to(message.dtype)
+        message = message * self.scale
         out = x @ conv.root + conv.bias
         return out.index_add(0, graph.dst, message)
 

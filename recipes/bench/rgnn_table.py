@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +85,23 @@ def compare(results: Results, **cell: Any) -> Comparison:
     return Comparison(results.find("hector", **cell), best, num_oom)
 
 
+Named = tuple[str, dict[str, str]]
+
+
+def cells(results: Results, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
+    """(text, cell) of every cell of 64 channels."""
+    return [
+        (
+            f"{graph} {model} {task} {dtype}",
+            {"graph": graph, "model": model, "task": task, "dtype": dtype},
+        )
+        for graph in results.graphs
+        for model in MODELS
+        for task in TASKS
+        for dtype in dtypes
+    ]
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     logs = [math.log(v) for v in values]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
@@ -100,137 +118,87 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def summary(results: Results) -> str:
     """Geometric mean, worst and best speed-up, out-of-memory counts."""
+    groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
+    for _, cell in cells(results):
+        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
+        group[cell["graph"]] = compare(results, **cell)
     rows = []
-    for task in TASKS:
-        for model in MODELS:
-            for dtype in DTYPES:
-                row = {
-                    g: compare(results, graph=g, model=model, task=task, dtype=dtype)
-                    for g in results.graphs
-                }
-                found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
-                if not found:
-                    continue
-                worst, best = min(found, key=found.get), max(found, key=found.get)  # type: ignore[arg-type]
-                oom = sum(
-                    bool(c.ours and c.ours["status"] == "oom") for c in row.values()
-                )
-                rows.append(
-                    [
-                        f"{model} {task} {dtype}",
-                        number(geometric_mean(found.values())),
-                        number(SEED_MEANS[model, task]),
-                        f"{found[worst]:.2f} ({worst})",
-                        f"{found[best]:.2f} ({best})",
-                        str(len(found)),
-                        str(oom),
-                        str(sum(c.num_oom for c in row.values())),
-                    ]
-                )
-    header = [
-        "cells",
-        "mean",
-        "seed",
-        "worst",
-        "best",
-        "graphs",
-        "our OOM",
-        "others' OOM",
-    ]
-    return table(header, rows)
+    for (model, task, dtype), row in groups.items():
+        found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
+        if not found:
+            continue
+        ranked = sorted(found.items(), key=lambda item: item[1])
+        (worst, least), (best, most) = ranked[0], ranked[-1]
+        ours = [c.ours for c in row.values() if c.ours]
+        rows.append(
+            [
+                f"{model} {task} {dtype}",
+                number(geometric_mean(found.values())),
+                number(SEED_MEANS[model, task]),
+                f"{least:.2f} ({worst})",
+                f"{most:.2f} ({best})",
+                str(len(found)),
+                str(sum(r["status"] == "oom" for r in ours)),
+                str(sum(c.num_oom for c in row.values())),
+            ]
+        )
+    header = ["cells", "mean", "seed", "worst", "best", "graphs", "our OOM"]
+    return table([*header, "others' OOM"], rows)
 
 
 def details(results: Results) -> str:
     """Every cell: our time, the best other and its time, the ratio."""
     rows = []
-    for graph in results.graphs:
-        for model in MODELS:
-            for task in TASKS:
-                for dtype in DTYPES:
-                    cell = {
-                        "graph": graph,
-                        "model": model,
-                        "task": task,
-                        "dtype": dtype,
-                    }
-                    found = compare(results, **cell)
-                    if found.ours is None:
-                        continue
-                    best = found.best
-                    rows.append(
-                        [
-                            f"{graph} {model} {task} {dtype}",
-                            number(found.ours.get("ms"), 3)
-                            if found.ours["status"] == "ok"
-                            else found.ours["status"],
-                            number(best["ms"] if best else None, 3),
-                            best["key"]["contender"] if best else "none ran",
-                            number(found.speedup),
-                        ]
-                    )
+    for name, cell in cells(results):
+        found = compare(results, **cell)
+        if found.ours is None:
+            continue
+        best, status = found.best, found.ours["status"]
+        rows.append(
+            [
+                name,
+                number(found.ours["ms"], 3) if status == "ok" else status,
+                number(best["ms"] if best else None, 3),
+                best["key"]["contender"] if best else "none ran",
+                number(found.speedup),
+            ]
+        )
     return table(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
 
 
 def ablation(results: Results) -> str:
     """Table 3.5: speed-up over no optimization, and what the cost model took."""
     rows = []
-    for graph in results.graphs:
-        for model in MODELS:
-            for task in TASKS:
-                cell = {
-                    "graph": graph,
-                    "model": model,
-                    "task": task,
-                    "dtype": "float32",
-                }
-                times = {s: results.ms(f"hector-{s}", **cell) for s in SETTINGS}
-                chosen, base = results.ms("hector", **cell), times["none"]
-                if not any(times.values()):
-                    continue
-                rows.append(
-                    [
-                        f"{graph} {model} {task}",
-                        number(base, 3),
-                        *(
-                            number(base / t if base and t else None)
-                            for t in (*list(times.values())[1:], chosen)
-                        ),
-                    ]
-                )
-    header = ["cell (float32)", "none ms", "compaction", "reordering", "both", "chosen"]
+    for name, cell in cells(results):
+        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
+        if not any(times):
+            continue
+        base = times[0]
+        gains = (*times[1:], results.ms("hector", **cell))
+        texts = [number(base / t if base and t else None) for t in gains]
+        rows.append([name, number(base, 3), *texts])
+    header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
     return table(header, rows)
 
 
 def choice(results: Results, tolerance: float = 0.05) -> str:
     """How often the cost model's choice is within `tolerance` of the best setting."""
-    close, cells, missed = 0, 0, []
-    for graph in results.graphs:
-        for model in MODELS:
-            for task in TASKS:
-                for dtype in DTYPES:
-                    cell = {
-                        "graph": graph,
-                        "model": model,
-                        "task": task,
-                        "dtype": dtype,
-                    }
-                    times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
-                    known = [t for t in times if t is not None]
-                    chosen = results.ms("hector", **cell)
-                    if chosen is None or len(known) < 2:
-                        continue
-                    cells += 1
-                    if chosen <= (1 + tolerance) * min(known):
-                        close += 1
-                    else:
-                        name = f"{graph} {model} {task} {dtype}"
-                        missed.append(f"{name} {chosen / min(known):.2f}x")
-    share = 100 * close / cells if cells else math.nan
+    ratios = {}
+    for name, cell in cells(results):
+        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
+        known = [t for t in times if t is not None]
+        chosen = results.ms("hector", **cell)
+        if chosen is not None and len(known) > 1:
+            ratios[name] = chosen / min(known)
+    missed = {n: r for n, r in ratios.items() if r > 1 + tolerance}
+    close = len(ratios) - len(missed)
+    share = 100 * close / len(ratios) if ratios else math.nan
     text = (
         f"The cost model's choice is within {100 * tolerance:.0f} % of the best fixed "
-        f"setting in {close} of {cells} cells ({share:.0f} %)."
+        f"setting in {close} of {len(ratios)} cells ({share:.0f} %)."
     )
-    return text + (f" Missed: {', '.join(missed)}." if missed else "")
+    words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in missed.items())
+    return text + (f" Missed: {words}." if missed else "")
 
 
 def memory(results: Results) -> str:
@@ -264,27 +232,12 @@ def used_mib(record: Record | None) -> float | None:
 def widths(results: Results) -> str:
     """Figure 3.12: time without optimizations at widths 32, 64, 128."""
     rows = []
-    for graph in results.graphs:
-        for model in MODELS:
-            for task in TASKS:
-                cell = {
-                    "graph": graph,
-                    "model": model,
-                    "task": task,
-                    "dtype": "float32",
-                }
-                times = [
-                    results.ms("hector-none", **cell, width=w) for w in (32, 64, 128)
-                ]
-                if times[0] is None and times[2] is None:
-                    continue
-                steps = [
-                    number(b / a if a and b else None)
-                    for a, b in zip(times[:-1], times[1:], strict=True)
-                ]
-                rows.append(
-                    [f"{graph} {model} {task}", *(number(t, 3) for t in times), *steps]
-                )
+    for name, cell in cells(results, ("float32",)):
+        times = [results.ms("hector-none", **cell, width=w) for w in (32, 64, 128)]
+        if times[0] is None and times[2] is None:
+            continue
+        steps = [b / a if a and b else None for a, b in pairwise(times)]
+        rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
     return table(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
 
 

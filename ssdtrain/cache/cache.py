@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from ssdtrain.cache.identity import (
     Key,
     Probe,
     Stamp,
-    check_version,
     identify,
     is_plain,
     parameter_of,
@@ -27,17 +25,19 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.rebuilder import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
     Lane,
     ParameterView,
+    RebuiltView,
     Record,
     RecordState,
     RecordView,
     Retired,
 )
-from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
@@ -45,16 +45,10 @@ from ssdtrain.transfer.offloader import Offloader
 
 # Below this, waiting for single copies costs more than the memory is worth.
 WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
+# Measured on an H200 (recipes/bench/placement.py): one largest tensor ahead stalls
+# backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
+PREFETCH_LARGEST = 1.5
 POLL_S = 0.00005
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheLimits:
-    """Plain numbers from the configuration. None: twice the largest tensor seen."""
-
-    min_bytes: int
-    window_bytes: int | None
-    prefetch_bytes: int | None
 
 
 class TensorCache:
@@ -73,11 +67,12 @@ class TensorCache:
         self.device = offloader.device
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
+        self.recipes: Recipes = NoRecipes()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
         )
-        self._retired: deque[Retired] = deque()
+        self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
         self._resident: set[Stamp] = set()
         self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
@@ -118,12 +113,13 @@ class TensorCache:
             SessionClosedError: the session was closed before this backward.
         """
         source = handle.source
-        if isinstance(source, Kept):
-            check_version(source.tensor, source.version, "a small tensor")
-            return source.tensor
-        if isinstance(source, ParameterView):
-            check_version(source.parameter, source.version, "a parameter")
+        if isinstance(source, Kept | ParameterView):
             return source.rebuild()
+        if isinstance(source, RebuiltView):
+            with self._lock:
+                self.collect()
+                self._enter_backward(source.rebuilt.lane)
+                return self.recipes.use(source)
         return self._unpack_record(source)
 
     # -- pack ---------------------------------------------------------------------
@@ -154,17 +150,20 @@ class TensorCache:
         ):
             return self._keep(tensor)
         record = self._records.get(key)
-        if record is None:
-            record = self._open_record(tensor, key)
-        record.num_handles += 1
-        return Handle(RecordView(record, view, Probe.of(tensor)))
+        handle = self.recipes.offer(tensor, key, view) if record is None else None
+        if handle is None:
+            record = record or self._open_record(tensor, key)
+            record.num_handles += 1
+            handle = Handle(RecordView(record, view, Probe.of(tensor)))
+        self.recipes.note(tensor, handle)
+        return handle
 
     def _open_record(self, tensor: Tensor, key: Key) -> Record:
         producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
         shape = "x".join(map(str, tensor.shape))
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, f"{producer} [{shape}]", self._retired)
+        record = Record(key, lane, f"{producer} [{shape}]", self.retired)
         self._records[key] = record
         record.data = raw_bytes(tensor, key)
         self.ledger.live(record.num_bytes)
@@ -267,13 +266,27 @@ class TensorCache:
             self._forward(record)
         elif record.state is RecordState.AWAY:
             self._start_load(record)
-        if record.state is RecordState.RETURNING and record.load is not None:
-            record.load.wait(self.device)
-            record.load = None
-            record.state = RecordState.BACK
+        if record.state is RecordState.RETURNING:
+            self._finish_load(record)
         if record.data is None:
             raise RuntimeError(f"{record.name}: no data in {record.state}")
         return record.data
+
+    def _finish_load(self, record: Record) -> None:
+        # The record lets go first: a failure holds the frames of the whole backward.
+        load, record.load = record.load, None
+        record.state = RecordState.BACK
+        try:
+            if load is not None:
+                load.wait(self.device)
+        except BaseException:
+            self._drop_copy(record)
+            raise
+
+    def _drop_copy(self, record: Record) -> None:
+        record.state = RecordState.AWAY
+        record.data = None
+        self.ledger.live(-record.num_bytes)
 
     def _forward(self, record: Record) -> None:
         """Hand the live tensor back and stop its way out (seed 5.3.4)."""
@@ -305,9 +318,7 @@ class TensorCache:
         """
         record.num_uses = 0
         if record.state is RecordState.BACK and record.parcel is not None:
-            record.state = RecordState.AWAY
-            record.data = None
-            self.ledger.live(-record.num_bytes)
+            self._drop_copy(record)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first."""
@@ -328,7 +339,8 @@ class TensorCache:
         for record in upcoming:
             if budget is None:
                 lane = record.lane
-                budget = 2 * max(lane.largest_bytes, lane.profile.largest_bytes)
+                largest = max(lane.largest_bytes, lane.profile.largest_bytes)
+                budget = int(PREFETCH_LARGEST * largest)
             if record.state is RecordState.AWAY and (
                 ahead == 0 or ahead + record.num_bytes <= budget
             ):
@@ -344,8 +356,8 @@ class TensorCache:
 
     def collect(self) -> None:
         """Give back what dead records held."""
-        while self._retired:
-            retired = self._retired.popleft()
+        while self.retired:
+            retired = self.retired.popleft()
             if retired.load is not None:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)

@@ -50,6 +50,11 @@ class Lanes:
         return True
 
     @property
+    def latest_name(self) -> str:
+        """The lane opened last, as chunk[micro-batch]."""
+        return "" if self._latest is None else self._latest.name
+
+    @property
     def is_idle(self) -> bool:
         """Whether no lane is in flight."""
         return not self._in_flight

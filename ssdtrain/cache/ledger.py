@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ssdtrain.counters import Counters, Peak, StepReport
+from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device, MemoryLevel
 
 FALLBACK = "fallback:"
@@ -14,6 +15,8 @@ class Ledger:
 
     def __init__(self, device: Device, counters: Counters) -> None:
         self.counters = counters
+        self.clock = Clock(device.torch_device)
+        """Times recipes."""
         self.live_bytes = 0
         self._device = device
         self._num_steps = 0
@@ -54,6 +57,7 @@ class Ledger:
         """End the step; the report waits for the device, so it is built on demand."""
         sums, maxima = self.counters.take()
         stall_ms = self._device.cut_stalls()
+        recipe_ms = self.clock.cut()
         allocated, reserved = self._peaks()
         step, self._num_steps = self._num_steps, self._num_steps + 1
         self._seen_backward = False
@@ -69,6 +73,7 @@ class Ledger:
             }
 
         def report() -> StepReport:
+            times = recipe_ms()
             return StepReport(
                 step=step,
                 num_records=total("num_records"),
@@ -81,7 +86,7 @@ class Ledger:
                 bytes_written=total("bytes_written"),
                 bytes_parameters=total("bytes_parameters"),
                 stall_ms=stall_ms(),
-                recompute_ms=sums.get("recompute_ms", 0.0),
+                recompute_ms=sum(times.values()),
                 saved_peak_bytes=int(maxima.get("saved_peak_bytes", 0)),
                 saved_backward_start_bytes=int(
                     maxima.get("saved_backward_start_bytes", 0)
@@ -90,6 +95,7 @@ class Ledger:
                 reserved=reserved,
                 plan_error=None,
                 recipes=by(RECIPE),
+                recipe_ms=times,
                 fallbacks=by(FALLBACK),
             )
 

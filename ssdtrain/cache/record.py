@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View
+from ssdtrain.cache.identity import Key, Probe, View, check_version
+from ssdtrain.remat.expression import Expression, Layout
 from ssdtrain.transfer.parcel import Load, Parcel
 
 
@@ -51,6 +52,8 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
+    recipe_bytes: int = 0
+    """Bytes of saved tensors that were recipes and not records."""
 
 
 class Lane:
@@ -62,6 +65,9 @@ class Lane:
         self.records: list[weakref.ref[Record]] = []
         self.total_bytes = 0
         self.largest_bytes = 0
+        self.recipe_bytes = 0
+        self.num_unguarded = 0
+        """Recipes so far that must be admitted by place: [Note: transients]."""
         self.kept_last_bytes = 0
         self.num_live = 0
         self.open = True
@@ -105,6 +111,7 @@ class Lane:
         """Keep what this run taught for the next lane of the same kind."""
         self.profile.total_bytes = self.total_bytes
         self.profile.largest_bytes = self.largest_bytes
+        self.profile.recipe_bytes = self.recipe_bytes
         self.profile.backward_follows = self.backward_follows
         unused = sorted(set(range(len(self.records))) - set(self.uses), reverse=True)
         self.profile.order = [*self.uses, *unused]
@@ -115,7 +122,6 @@ class Record:
 
     __slots__ = (
         "__weakref__",
-        "_retired",
         "data",
         "key",
         "lane",
@@ -126,6 +132,7 @@ class Record:
         "num_uses",
         "ordinal",
         "parcel",
+        "retired",
         "state",
     )
 
@@ -143,12 +150,58 @@ class Record:
         self.load: Load | None = None
         self.num_handles = 0
         self.num_uses = 0
-        self._retired = retired
+        self.retired = retired
         lane.join(self)
 
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
-        self._retired.append(Retired(self.parcel, self.load, live, self.lane))
+        self.retired.append(Retired(self.parcel, self.load, live, self.lane))
+
+
+class Rebuilt:
+    """A base tensor at one version that a recipe makes again when backward asks.
+
+    It owns its inputs' handles, and so their records: an input may be kept, away, on
+    its way, or rebuilt itself.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "expression",
+        "lane",
+        "layout",
+        "name",
+        "num_bytes",
+        "num_handles",
+        "num_uses",
+        "retired",
+    )
+
+    def __init__(
+        self,
+        expression: Expression,
+        layout: Layout,
+        lane: Lane,
+        retired: deque[Retired],
+    ) -> None:
+        self.expression = expression
+        self.layout = layout
+        self.lane = lane
+        self.retired = retired
+        shape = "x".join(map(str, layout.shape))
+        self.name = f"{expression.recipe} [{shape}]"
+        self.num_bytes = layout.num_bytes
+        self.data: Tensor | None = None
+        """The rebuilt bytes, from the first use to the last."""
+        self.num_handles = 0
+        self.num_uses = 0
+        lane.num_live += 1
+        lane.recipe_bytes += self.num_bytes
+
+    def __del__(self) -> None:
+        live = 0 if self.data is None else self.num_bytes
+        self.retired.append(Retired(None, None, live, self.lane))
 
 
 class Kept(NamedTuple):
@@ -157,6 +210,15 @@ class Kept(NamedTuple):
     tensor: Tensor
     """Detached: an output's own graph node must not own itself."""
     version: int
+
+    def rebuild(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+        """
+        check_version(self.tensor, self.version, "a small tensor")
+        return self.tensor
 
 
 class ParameterView(NamedTuple):
@@ -178,7 +240,12 @@ class ParameterView(NamedTuple):
     """Elements from the parameter's first element."""
 
     def rebuild(self) -> Tensor:
-        """The parameter, or the view of its present data."""
+        """The parameter, or the view of its present data.
+
+        Raises:
+            InPlaceError: the parameter was changed after it was saved.
+        """
+        check_version(self.parameter, self.version, "a parameter")
         if self.shape is None:
             return self.parameter
         start = self.parameter.storage_offset() + self.offset
@@ -193,7 +260,15 @@ class RecordView(NamedTuple):
     probe: Probe
 
 
-Source = Kept | ParameterView | RecordView
+class RebuiltView(NamedTuple):
+    """A tensor inside a rebuilt one."""
+
+    rebuilt: Rebuilt
+    view: View
+    probe: Probe
+
+
+Source = Kept | ParameterView | RecordView | RebuiltView
 
 
 class Handle:

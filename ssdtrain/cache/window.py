@@ -15,6 +15,15 @@ from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.parcel import Parcel
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheLimits:
+    """Plain numbers from the configuration. None: multiples of the largest tensor."""
+
+    min_bytes: int
+    window_bytes: int | None
+    prefetch_bytes: int | None
+
+
 @dataclass(eq=False)
 class Leaver:
     """One tensor on its way out. Owns the memory until compute has passed the copy,

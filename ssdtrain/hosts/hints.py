@@ -96,10 +96,12 @@ class Hints:
             yield
             return
         self._steps.forward_begins()
-        if micro_batch is not None or chunk is not None:
-            self._micro_batch, self._chunk = micro_batch, chunk or "model"
-        lane = self._cache.lanes.begin(self._chunk, self._micro_batch)
-        self._lanes[(self._chunk, self._micro_batch)] = lane
+        # What `set_stage` announced names the lane, unless the caller does.
+        chunk = chunk or self._chunk
+        micro_batch = self._micro_batch if micro_batch is None else micro_batch
+        self._micro_batch = None
+        lane = self._cache.lanes.begin(chunk, micro_batch)
+        self._lanes[(chunk, micro_batch)] = lane
         self._depth += 1
         try:
             with self._cache.hooks():

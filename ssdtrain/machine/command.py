@@ -23,6 +23,7 @@ A measurement writes at most --max-write-bytes to each directory, takes about
 --max-seconds for each, and leaves no file behind. Exit status: 0, or 1 when a
 finding is a problem.
 """
+WIDE_COLUMNS = 200
 UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -113,7 +114,8 @@ def _print_tables(found: Examination) -> None:
 
     from ssdtrain.machine.render import tables
 
-    console = Console()
+    # A pipe has no width; 80 columns would cut the cells.
+    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     for table in tables(found):
         console.print(table)
 

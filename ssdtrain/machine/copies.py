@@ -3,7 +3,7 @@ and host to host where there is no GPU.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdtrain.machine.fit import fit_curve
@@ -11,6 +11,8 @@ from ssdtrain.machine.links import Link, LinkKind, Sample
 
 KIB = 1024
 MIB = 1024 * KIB
+RUN_SECONDS = 0.05
+"""A run this long is well above the clock and one synchronise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ def measure_host_copy(budget: CopyBudget) -> Link:
     return _link(LinkKind.HOST_COPY, "host", "host", "pageable", samples)
 
 
-def measure_gpu_copies(device: int, budget: CopyBudget) -> Iterator[Link]:
+def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
     """D2H, H2D and both at once between one GPU and pinned host memory.
 
     Raises:
@@ -90,14 +92,17 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> Iterator[Link]:
         third = CopyBudget(
             max_seconds=budget.max_seconds / 3, sizes_bytes=budget.sizes_bytes
         )
-        for kind, issue in (
-            (LinkKind.D2H, out),
-            (LinkKind.H2D, back),
-            (LinkKind.BOTH, both),
-        ):
+
+        def link(kind: LinkKind, issue: Callable[[int], None]) -> Link:
             samples = _samples(_timed(issue, [device]), third)
             ends = ("host", name) if kind is LinkKind.H2D else (name, "host")
-            yield _link(kind, *ends, "pinned", samples)
+            return _link(kind, *ends, "pinned", samples)
+
+        return (
+            link(LinkKind.D2H, out),
+            link(LinkKind.H2D, back),
+            link(LinkKind.BOTH, both),
+        )
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
@@ -147,7 +152,7 @@ def _samples(run: Callable[[int, int], float], budget: CopyBudget) -> list[Sampl
     for size in sorted(budget.sizes_bytes):
         run(size, 1)  # the first copy pays for page faults and lazy set-up
         once = max(run(size, 1), 1e-7)
-        repeats = max(1, min(int(share / 4 / once), 2000))
+        repeats = max(1, min(int(min(share / 4, RUN_SECONDS) / once), 2000))
         seconds = min(run(size, repeats) for _ in range(3)) / repeats
         samples.append(Sample(size_bytes=size, seconds=seconds))
     return samples

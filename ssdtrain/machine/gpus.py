@@ -182,7 +182,7 @@ def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     for gpu in gpus:
         label = f"GPU {gpu.index} ({gpu.name}, {gpu.memory_bytes / 1e9:.0f} GB)"
         width, most = gpu.pcie_width, gpu.pcie_width_max
-        if width is None or most is None:
+        if not width or not most:  # virtual machines report 0
             yield note(
                 "gpu",
                 f"{label}: PCIe width unknown",

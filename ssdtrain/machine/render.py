@@ -58,7 +58,7 @@ def _link_table(links: LinkFile) -> "Table":
 
     table = Table(title="Links, GB/s by transfer size (fitted curve)")
     for name in ("link", "from", "to", "in flight", "mode"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "link")
     for num_bytes in COLUMN_BYTES:
         table.add_column(size_text(num_bytes), justify="right")
     table.add_column("start-up us", justify="right")

@@ -45,7 +45,7 @@ TESTED = (
     ),
     Tested(
         package="transformers",
-        least=(5,),
+        least=(5, 0),
         below=(6,),
         needed_for="the reference models",
     ),

@@ -239,7 +239,7 @@ class _Probe:
         left = self._budget.max_bytes - self.bytes_written
         if (writing and left < depth * block) or seconds <= 0:
             return None
-        most = MOST_CELL_BYTES
+        most = min(MOST_CELL_BYTES, self._budget.max_bytes)
         if writing:
             most = min(most, int(2 * share * left))
         per_thread = max(1, most // (block * depth))

@@ -105,7 +105,9 @@ class PosixStorage:
 
     def fileno(self, file: int) -> int:
         """The open descriptor behind `Slot.file`; it stays this storage's own."""
-        return self._files.fds[file]
+        with self._lock:
+            self._check_open()
+            return self._files.fds[file]
 
     def describe(self) -> str:
         """`posix O_DIRECT: /mnt/nvme0, /mnt/nvme1`, or what each directory got."""

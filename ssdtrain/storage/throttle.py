@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -18,21 +19,27 @@ class Link:
     thread needs to wake, which would otherwise lower the rate of a single thread.
     """
 
-    SLACK_S = 1e-3
+    SLACK_S = 4e-3
 
-    def __init__(self, gb_per_s: float | None, latency_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        gb_per_s: float | None,
+        latency_ms: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if gb_per_s is not None and gb_per_s <= 0:
             raise ValueError(f"bandwidth expects GB/s above 0, got {gb_per_s}")
         if latency_ms < 0:
             raise ValueError(f"latency_ms expects 0 or more, got {latency_ms}")
         self._bytes_per_s = None if gb_per_s is None else gb_per_s * 1e9
         self._latency_s = latency_ms / 1e3
+        self._clock = clock
         self._lock = threading.Lock()
-        self._free_at_s = 0.0
+        self._free_at_s = clock()
 
     def book(self, num_bytes: int) -> float:
-        """Take device time for a transfer; returns when it is over (monotonic s)."""
-        now = time.monotonic()
+        """Take device time for a transfer; returns when it is over (s)."""
+        now = self._clock()
         if self._bytes_per_s is None:
             return now + self._latency_s
         with self._lock:

@@ -225,6 +225,10 @@ class CudaDevice:
 
     def wait(self, event: Event, order: object = None) -> None:
         """Make the compute stream wait, with its idle time measured on the device."""
+        if isinstance(event, CpuEvent):  # ended by a thread: see transfer/direct.py
+            with self.stall():
+                event.synchronize()
+            return
         stream = order or torch.cuda.current_stream(self.torch_device)
         with self._stall_on(stream):
             stream.wait_event(event)  # type: ignore[attr-defined]

@@ -238,7 +238,8 @@ class Offloader:
         try:
             parcel.copied.synchronize()
             slot = self._put(parcel.num_bytes, buffer)
-        except Exception as error:
+        except BaseException as error:
+            # Also what is not an Exception: a parcel left WRITING is never cleaned up.
             self._write_failed(parcel, error)
             return
         with self._lock:
@@ -263,7 +264,7 @@ class Offloader:
         self._meters.trace.add("write", "write", start, num_bytes)
         return slot
 
-    def _write_failed(self, parcel: Parcel, error: Exception) -> None:
+    def _write_failed(self, parcel: Parcel, error: BaseException) -> None:
         full = isinstance(error, StorageFullError)
         reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
         self.fall_back(reason, f": {error}")

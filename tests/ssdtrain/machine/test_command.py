@@ -25,7 +25,7 @@ def test_measures_saves_and_plots(
     (tmp_path / "drive").mkdir()
     saved, plot = tmp_path / "links.json", tmp_path / "links.png"
     arguments = ["--directory", str(tmp_path / "drive"), "--json"]
-    arguments += ["--max-write-bytes", "64M", "--max-seconds", "1.5"]
+    arguments += ["--max-write-bytes", "64M", "--max-seconds", "60"]
     assert doctor(*arguments, "--save", str(saved), "--plot", str(plot)) == 0
     printed = json.loads(capsys.readouterr().out)
     links = read_links(saved)

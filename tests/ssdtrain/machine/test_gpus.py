@@ -126,5 +126,7 @@ def test_facts_from_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 def test_findings_about_gpus() -> None:
     (fine,) = judge((GPU,))
     assert fine.level is Level.GOOD
+    (unknown,) = judge((replace(GPU, pcie_width=0, pcie_width_max=0),))
+    assert "unknown" in unknown.text
     far = replace(GPU, index=1, numa_node=1)
     assert any("NUMA nodes [0, 1]" in f.text for f in judge((GPU, far)))

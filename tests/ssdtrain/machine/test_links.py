@@ -17,6 +17,7 @@ from ssdtrain.machine.links import (
     LinkKind,
     Sample,
     Sigmoid,
+    from_json,
     read_links,
     to_json,
     write_links,
@@ -113,6 +114,20 @@ def test_text_that_is_no_link_file(tmp_path: Path, text: str) -> None:
         read_links(path)
 
 
+def test_the_recorded_doctor_run_can_be_read() -> None:
+    results = Path(__file__).resolve().parents[3] / "recipes/bench/results"
+    record = results / "links_h200.json"
+    if not record.exists():
+        pytest.skip("no doctor run is recorded yet")
+    links = from_json(json.loads(record.read_text())["links"])
+    out, back = (links.best(kind, 1 << 26) for kind in (LinkKind.D2H, LinkKind.H2D))
+    assert out is not None and back is not None
+    # PCIe 5 x16: 63 GB/s at most, and a fit that describes what was measured.
+    for link in (out, back):
+        assert 30 < link.curve.gb_per_s(1 << 26) < 63
+        assert link.curve.fit_error < 0.3
+
+
 def test_best_picks_the_faster_depth() -> None:
     slow, fast = link(LinkKind.SSD_READ, 1, 1e9), link(LinkKind.SSD_READ, 8, 3e9)
     links = LinkFile(created_utc="x", links=(slow, fast))
@@ -120,7 +135,7 @@ def test_best_picks_the_faster_depth() -> None:
     assert links.best(LinkKind.PEER, 1 << 26) is None
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     startup=st.floats(1e-6, 1e-3),
     rate=st.floats(1e8, 1e12),

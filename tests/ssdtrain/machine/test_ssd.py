@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ssdtrain.machine.ssd import KIB, MIB, SsdBudget, accepts_direct, measure_ss
 
 SMALL = SsdBudget(
     max_bytes=24 * MIB,
-    max_seconds=3.0,
+    max_seconds=100.0,
     file_bytes=4 * MIB,
     block_bytes=(16 * KIB, 64 * KIB, 256 * KIB),
     depths=(1, 2),
@@ -43,7 +44,7 @@ def test_curves_by_depth_within_the_byte_budget(
     assert found == {(kind, depth) for kind in kinds for depth in (1, 2)}
     for link in result.links:
         assert [s.size_bytes for s in link.samples] == sorted(SMALL.block_bytes)
-        assert all(0 < s.seconds < 3.0 for s in link.samples)
+        assert all(0 < s.seconds < 100 for s in link.samples)
     probe_of_direct_io = 4096
     assert sum(written) - probe_of_direct_io == result.bytes_written
     assert 4 * MIB < result.bytes_written <= SMALL.max_bytes
@@ -86,25 +87,41 @@ def test_a_file_system_without_tmpfile_or_direct_io(
 
 
 def test_the_time_budget_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """On a clock by which every read takes 20 ms and nothing else takes time."""
+    now = [0.0]
     real = os.preadv
 
     def slow(descriptor: int, buffers: Any, offset: int) -> int:
-        ssd.time.sleep(0.02)
+        now[0] += 0.02
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", slow)
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(ssd, "time", clock)
     budget = SsdBudget(
-        max_bytes=8 * MIB,
+        max_bytes=64 * MIB,
         max_seconds=0.5,
         file_bytes=2 * MIB,
-        block_bytes=SMALL.block_bytes,
+        block_bytes=(4 * KIB, 16 * KIB, 64 * KIB),
         depths=(1,),
     )
+    # A clock that stands still has no write time to fit.
+    monkeypatch.setattr(os, "pwrite", ticking(now, os.pwrite))
     result = measure_ssd(str(tmp_path), budget)
-    # Every cell may end the block it has begun, no more.
-    assert result.seconds < 0.5 + 6 * 0.1 + 0.5
-    reads = [link for link in result.links if link.kind is LinkKind.SSD_READ]
-    assert all(s.seconds > 0.019 for link in reads for s in link.samples)
+    # Each of the three read cells may end the block it has begun, no more.
+    assert 0.4 < result.seconds <= 0.5 + 3 * 0.02 + 0.01
+    (reads,) = [link for link in result.links if link.kind is LinkKind.SSD_READ]
+    assert [s.seconds for s in reads.samples] == pytest.approx([0.02] * 3)
+
+
+def ticking(now: list[float], real: Any) -> Any:
+    """`real`, after which the clock has moved by a nanosecond."""
+
+    def tick(*arguments: Any) -> Any:
+        now[0] += 1e-9
+        return real(*arguments)
+
+    return tick
 
 
 def test_a_budget_too_small_says_what_to_raise(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.storage import PosixStorage, ThrottledStorage, open_storage
 from ssdtrain.storage import directory as directory_module
 from ssdtrain.storage.directory import check_directory, file_system_of
+from ssdtrain.storage.stripe import StripeStorage
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +114,10 @@ def test_open_storage(tmp_path: Path) -> None:
     for place in places:
         place.mkdir()
     store = open_storage(places)
-    assert isinstance(store, PosixStorage)
-    assert store.directories == tuple(map(str, places))
+    assert isinstance(store, StripeStorage)
+    assert [m.directories for m in store.members if isinstance(m, PosixStorage)] == [
+        (str(place),) for place in places
+    ]
     store.close()
     slow = open_storage([str(places[0])], gb_per_s=2.5)
     assert isinstance(slow, ThrottledStorage)

@@ -1,15 +1,19 @@
-"""gather.cu built for the CPU, so that its logic runs where there is no GPU."""
+"""gather.cu built for the CPU, so that its logic runs where there is no GPU; and PyG,
+which warns when it is imported, where warnings are errors."""
 
 import ctypes
+import importlib
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from pydirect.kernels import gather as kernels
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "kernels"
 PRODUCT = Path(kernels.__file__).parent
 
 
@@ -48,3 +52,13 @@ def host_module(tmp_path_factory: pytest.TempPathFactory) -> HostModule:
     paths = [f"-I{HERE}", f"-I{PRODUCT}", str(HERE / "run_on_host.cpp")]
     subprocess.run([*command, *paths, "-o", str(built)], check=True)
     return HostModule(ctypes.CDLL(str(built)))
+
+
+@pytest.fixture(scope="session")
+def pyg() -> ModuleType:
+    """torch_geometric with its layers, imported quietly."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch_geometric = pytest.importorskip("torch_geometric")
+        importlib.import_module("torch_geometric.nn")
+    return torch_geometric

@@ -1,0 +1,202 @@
+"""The index arrays that compiled programs read, made from a graph when first asked.
+
+The lowering collects which of them a program needs (seed, section 3.3.6: the
+preprocessing is read off the generated code); asking here is that preprocessing. All
+of it happens once a graph, never in the hot path: host synchronisation is allowed
+here and nowhere else.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hector.graph import HeteroGraph
+from hector.ir.types import PAIR_DOMAINS, Domain, Index
+
+
+class Segments(NamedTuple):
+    """Items of a domain, grouped by where an index leads."""
+
+    ptr: Tensor
+    """[num_groups + 1]."""
+    items: Tensor | None
+    """[num_items] item ids, or None when the items already lie in order."""
+
+
+class Tiles(NamedTuple):
+    """Blocks of rows that never cross a type: the work list of a typed GEMM."""
+
+    segment: Tensor
+    """[num_tiles] type of each tile."""
+    start: Tensor
+    """[num_tiles] first row."""
+    end: Tensor
+    """[num_tiles] row after the last."""
+    segment_ptr: Tensor
+    """[num_types + 1] tiles of each type."""
+
+    @property
+    def num_tiles(self) -> int:
+        return self.segment.numel()
+
+
+class GraphArrays:
+    """Index arrays of one graph on one device, cached by what they are."""
+
+    def __init__(self, graph: HeteroGraph) -> None:
+        self.graph = graph
+        self.dtype = graph.index_dtype
+        self._indices: dict[tuple[Domain, Index], Tensor] = {}
+        self._segments: dict[tuple[Domain, Index], Segments] = {}
+        self._tiles: dict[tuple[Domain, Index, int], Tiles] = {}
+        self._remaps: dict[tuple[Domain, Index], Tensor] = {}
+        self._numbers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def rows(self, domain: Domain) -> int:
+        g = self.graph
+        match domain:
+            case Domain.NODE:
+                return g.num_nodes
+            case Domain.EDGE:
+                return g.num_edges
+            case Domain.SRC_PAIR:
+                return g.unique_src().num_unique
+            case Domain.DST_PAIR:
+                return g.unique_dst().num_unique
+            case Domain.ETYPE:
+                return g.num_edge_types
+            case Domain.NTYPE:
+                return g.num_node_types
+            case Domain.GLOBAL:
+                return 1
+
+    def index(self, domain: Domain, index: Index) -> Tensor:
+        """[rows of domain] where each row leads."""
+        key = (domain, index)
+        if key not in self._indices:
+            self._indices[key] = self._make_index(domain, index).to(self.dtype)
+        return self._indices[key]
+
+    def _make_index(self, domain: Domain, index: Index) -> Tensor:
+        g = self.graph
+        if index is Index.ALL:
+            return torch.zeros(self.rows(domain), dtype=self.dtype, device=g.device)
+        if domain is Domain.EDGE:
+            return {
+                Index.SRC: lambda: g.src,
+                Index.DST: lambda: g.dst,
+                Index.ETYPE: lambda: g.edge_type,
+                Index.SRC_PAIR: lambda: g.unique_src().edge_to_unique,
+                Index.DST_PAIR: lambda: g.unique_dst().edge_to_unique,
+            }[index]()
+        if domain in PAIR_DOMAINS:
+            pairs = g.unique_src() if domain is Domain.SRC_PAIR else g.unique_dst()
+            if index is Index.PAIR_NODE:
+                return pairs.unique_node
+            types = torch.arange(g.num_edge_types, device=g.device)
+            return types.repeat_interleave(
+                pairs.etype_ptr.diff(), output_size=pairs.num_unique
+            )
+        return g.node_type
+
+    def type_ptr(self, domain: Domain, index: Index) -> Tensor:
+        """[num_types + 1] int64: rows of each type; rows are sorted by type."""
+        g = self.graph
+        if index is Index.ALL:
+            return torch.tensor([0, self.rows(domain)], device=g.device)
+        match domain:
+            case Domain.NODE:
+                return g.node_type_ptr
+            case Domain.EDGE:
+                return g.etype_ptr
+            case Domain.SRC_PAIR:
+                return g.unique_src().etype_ptr
+            case _:
+                return g.unique_dst().etype_ptr
+
+    def type_offsets(self, domain: Domain, index: Index) -> tuple[int, ...]:
+        """`type_ptr` on the host, without a copy from the device after the first."""
+        g = self.graph
+        if index is Index.ALL:
+            return (0, self.rows(domain))
+        match domain:
+            case Domain.NODE:
+                return g.node_type_offsets
+            case Domain.EDGE:
+                return g.etype_offsets
+            case Domain.SRC_PAIR:
+                return g.unique_src().etype_offsets
+            case _:
+                return g.unique_dst().etype_offsets
+
+    def segments(self, domain: Domain, index: Index) -> Segments:
+        """The items of `domain` grouped by `index`."""
+        key = (domain, index)
+        if key not in self._segments:
+            self._segments[key] = self._make_segments(domain, index)
+        return self._segments[key]
+
+    def _make_segments(self, domain: Domain, index: Index) -> Segments:
+        g = self.graph
+        if index in (Index.ETYPE, Index.NTYPE, Index.ALL):
+            return Segments(self.type_ptr(domain, index).to(self.dtype), None)
+        if (domain, index) == (Domain.EDGE, Index.DST_PAIR):
+            # Edges are sorted by (type, destination): the pairs are runs of edges.
+            return Segments(g.unique_dst().edges().ptr.to(self.dtype), None)
+        group = {
+            (Domain.EDGE, Index.DST): lambda: g.csc(),
+            (Domain.EDGE, Index.SRC): lambda: g.csr(),
+            (Domain.EDGE, Index.SRC_PAIR): lambda: g.unique_src().edges(),
+            (Domain.SRC_PAIR, Index.PAIR_NODE): lambda: g.unique_src().by_node(),
+            (Domain.DST_PAIR, Index.PAIR_NODE): lambda: g.unique_dst().by_node(),
+        }[domain, index]()
+        return Segments(group.ptr.to(self.dtype), group.items.to(self.dtype))
+
+    def heavy_first(self, domain: Domain, index: Index) -> Tensor:
+        """Groups by falling size: the row remapping that balances load (Table 3.6)."""
+        key = (domain, index)
+        if key not in self._remaps:
+            sizes = self.segments(domain, index).ptr.diff()
+            order = torch.argsort(sizes, descending=True, stable=True)
+            self._remaps[key] = order.to(self.dtype)
+        return self._remaps[key]
+
+    def tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
+        """Row blocks of at most `block` rows, none crossing a type."""
+        key = (domain, index, block)
+        if key not in self._tiles:
+            self._tiles[key] = self._make_tiles(domain, index, block)
+        return self._tiles[key]
+
+    def _make_tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
+        ptr = self.type_ptr(domain, index)
+        counts = (ptr.diff() + block - 1) // block
+        num = int(counts.sum())
+        first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        kinds = torch.arange(counts.numel(), device=ptr.device)
+        segment = kinds.repeat_interleave(counts, output_size=num)
+        within = torch.arange(num, device=ptr.device) - first[segment]
+        start = ptr[segment] + within * block
+        end = torch.minimum(start + block, ptr[segment + 1])
+        return Tiles(
+            *(t.to(self.dtype).contiguous() for t in (segment, start, end, first))
+        )
+
+    def number(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A number that the graph gives, as [rows, 1]: see `GRAPH_NUMBERS`."""
+        key = (name, dtype)
+        if key not in self._numbers:
+            domain, index = GRAPH_NUMBERS[name]
+            sizes = self.segments(domain, index).ptr.diff()
+            self._numbers[key] = sizes.to(dtype).view(-1, 1)
+        return self._numbers[key]
+
+
+GRAPH_NUMBERS: dict[str, tuple[Domain, Index]] = {
+    "in_degree": (Domain.EDGE, Index.DST),
+    "out_degree": (Domain.EDGE, Index.SRC),
+    "dst_pair_degree": (Domain.EDGE, Index.DST_PAIR),
+    "src_pair_degree": (Domain.EDGE, Index.SRC_PAIR),
+}
+"""Group sizes that a program may ask for by name."""

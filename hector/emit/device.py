@@ -1,0 +1,302 @@
+"""The Triton back end: generated modules, launches, memory of intermediate values."""
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hector.arrays import GraphArrays
+from hector.emit.gemm import (
+    DotPrecision,
+    Emitted,
+    emit_gemm,
+    emit_outer,
+    emit_reduce,
+)
+from hector.emit.reference import Reference
+from hector.emit.source import HEADER, Arg, ArgKind
+from hector.emit.traversal import emit_traversal
+from hector.ir.kernels import (
+    Fallback,
+    Gemm,
+    GemmSchedule,
+    Kernel,
+    Outer,
+    OuterSchedule,
+    ParameterOp,
+    Plan,
+    Schedule,
+    Traversal,
+    TraversalSchedule,
+)
+from hector.ir.node import Node, Op
+from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain
+
+NARROW = 16
+"""Rows up to this width are kept in fp32 whatever the features are: attention scores
+and softmax sums lose too much in 16 bits, and they weigh nothing."""
+
+_TRITON_DTYPE = {
+    torch.float32: "tl.float32",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float16: "tl.float16",
+}
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether the generated kernels exist for a feature dtype."""
+    return dtype in _TRITON_DTYPE
+
+
+def dot_precision(dtype: torch.dtype) -> DotPrecision:
+    """fp32 products stay fp32-accurate unless PyTorch is told that TF32 will do."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    return DotPrecision(
+        dtype=_TRITON_DTYPE[dtype], input_precision="tf32" if allowed else "tf32x3"
+    )
+
+
+def emit(
+    kernel: Kernel, name: str, schedule: Schedule | None, precision: DotPrecision
+) -> list[Emitted]:
+    """The generated kernels of one instance, in launch order."""
+    if isinstance(kernel, Gemm) and isinstance(schedule, GemmSchedule):
+        return [emit_gemm(kernel, name, schedule, precision)]
+    if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
+        tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
+        return [
+            emit_outer(kernel, name, schedule, precision),
+            emit_reduce(tiles, kernel.out, kernel.out.type.width, f"{name}_sum"),
+        ]
+    if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
+        parts = [emit_traversal(kernel, name, schedule)]
+        group = kernel.loop.group
+        if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
+            tiles = (kernel.loop.domain, group, schedule.chunk_rows)
+            for i, node in enumerate(kernel.stores):
+                if node.domain in TYPE_DOMAINS:
+                    width = node.type.width
+                    parts.append(emit_reduce(tiles, node, width, f"{name}_sum{i}"))
+        return parts
+    return []
+
+
+def cache_directory() -> Path:
+    """Where generated modules live: `$HECTOR_CACHE`, else the user's cache."""
+    chosen = os.environ.get("HECTOR_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "hector"
+
+
+def load_module(text: str, directory: Path | None = None) -> ModuleType:
+    """The generated module, written under its content's hash and imported."""
+    directory = directory or cache_directory()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    name = f"hector_generated_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.py"
+    if not path.exists():
+        # Renamed into place, so that a reader never sees half a file.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=directory, suffix=".tmp", delete=False
+        ) as out:
+            out.write(text)
+        os.replace(out.name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import the generated module {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One kernel launch; `slots` names the values filled in at each call."""
+
+    run: Callable[..., Any]
+    fixed: tuple[Any, ...]
+    slots: tuple[tuple[int, Node], ...]
+    partials: tuple[tuple[int, Node, int], ...]
+    options: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _TorchOp:
+    """An operation on parameters run by PyTorch."""
+
+    node: Node
+
+
+class DevicePlan:
+    """A plan bound to a graph, ready to launch."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        arrays: GraphArrays,
+        dtypes: "ValueTypes",
+        schedules: Sequence[Schedule | None],
+    ) -> None:
+        self.plan, self.arrays, self.dtypes = plan, arrays, dtypes
+        self.schedules = tuple(schedules)
+        self.reference = Reference(arrays, torch.float32)
+        precision = dot_precision(dtypes.feature)
+        emitted = [
+            emit(k, f"k{i}", s, precision)
+            for i, (k, s) in enumerate(zip(plan.kernels, self.schedules, strict=True))
+        ]
+        parts = [e.source.text(e.doc.replace('"', "'")) for es in emitted for e in es]
+        self.source = HEADER + "".join(f"\n\n{p}" for p in parts)
+        module = load_module(self.source) if parts else None
+        self.steps: list[_Launch | _TorchOp] = []
+        for kernel, es in zip(plan.kernels, emitted, strict=True):
+            if isinstance(kernel, ParameterOp | Fallback):
+                self.steps.append(_TorchOp(kernel.out))
+            for e in es:
+                launch = self._launch(e, getattr(module, e.source.name))
+                if launch is not None:
+                    self.steps.append(launch)
+        self.made = tuple(
+            (n, self._shape(n), dtypes.of(n))
+            for k in plan.kernels
+            if not isinstance(k, ParameterOp | Fallback)
+            for n in k.outputs
+        )
+
+    def _shape(self, node: Node) -> tuple[int, ...]:
+        return (self.arrays.rows(node.domain), *node.shape)
+
+    def _launch(self, e: Emitted, function: Any) -> _Launch | None:
+        grid = tuple(self._extent(g) for g in e.grid)
+        if 0 in grid:
+            return None
+        fixed: list[Any] = []
+        slots: list[tuple[int, Node]] = []
+        partials: list[tuple[int, Node, int]] = []
+        for position, arg in enumerate(e.source.args.values()):
+            fixed.append(None)
+            if arg.kind is ArgKind.VALUE and isinstance(arg.what, Node):
+                if arg.what.op is Op.GRAPH:
+                    fixed[-1] = self.arrays.number(arg.what.name, torch.float32)
+                else:
+                    slots.append((position, arg.what))
+            elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
+                partials.append((position, arg.what, grid[0]))
+            else:
+                fixed[-1] = self._static(arg)
+        return _Launch(
+            function[grid],
+            tuple(fixed),
+            tuple(slots),
+            tuple(partials),
+            {"num_warps": e.num_warps, "num_stages": e.num_stages},
+        )
+
+    def _extent(self, g: object) -> int:
+        if isinstance(g, int):
+            return g
+        kind, *rest = g  # type: ignore[misc]
+        if kind == "tiles":
+            return self.arrays.tiles(*rest).num_tiles
+        if kind == "types":
+            return len(self.arrays.type_offsets(*rest)) - 1
+        domain, block = rest
+        return -(-self.arrays.rows(domain) // block)
+
+    def _static(self, arg: Arg) -> Any:
+        a, what = self.arrays, arg.what
+        match arg.kind:
+            case ArgKind.COUNT if isinstance(what, Domain):
+                return a.rows(what)
+            case ArgKind.INDEX:
+                return a.index(*what)  # type: ignore[misc]
+            case ArgKind.SEGMENT_PTR:
+                return a.segments(*what).ptr  # type: ignore[misc]
+            case ArgKind.SEGMENT_ITEMS:
+                return a.segments(*what).items  # type: ignore[misc]
+            case ArgKind.REMAP:
+                return a.heavy_first(*what)  # type: ignore[misc]
+        tiles = a.tiles(*what)  # type: ignore[misc]
+        return {
+            ArgKind.TILE_TYPE: tiles.segment,
+            ArgKind.TILE_START: tiles.start,
+            ArgKind.TILE_END: tiles.end,
+            ArgKind.TILE_PTR: tiles.segment_ptr,
+        }[arg.kind]
+
+    def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+        """Values by node: everything bound and everything stored."""
+        values = dict(bindings)
+        device = self.arrays.graph.device
+        for node, shape, dtype in self.made:
+            values[node] = torch.empty(shape, dtype=dtype, device=device)
+        scratch: dict[Node, Tensor] = {}
+        for step in self.steps:
+            if isinstance(step, _TorchOp):
+                values[step.node] = self._torch(step.node, values)
+                continue
+            args = list(step.fixed)
+            for position, node in step.slots:
+                args[position] = values[node]
+            for position, node, tiles in step.partials:
+                args[position] = self._scratch(scratch, node, tiles)
+            step.run(*args, **step.options)
+        return values
+
+    def fetch(
+        self, values: Mapping[Node, Tensor], wanted: Sequence[Node]
+    ) -> list[Tensor]:
+        """Wanted values as [rows, *shape]; joining or splitting heads is a view."""
+        found = []
+        for node in wanted:
+            memory = node
+            while memory not in values and memory.op is Op.RESHAPE:
+                memory = memory.inputs[0]
+            found.append(values[memory].view(-1, *node.shape))
+        return found
+
+    def _scratch(self, known: dict[Node, Tensor], node: Node, tiles: int) -> Tensor:
+        if node not in known:
+            device = self.arrays.graph.device
+            shape = (tiles, node.type.width)
+            known[node] = torch.empty(shape, dtype=torch.float32, device=device)
+        return known[node]
+
+    def _torch(self, node: Node, values: Mapping[Node, Tensor]) -> Tensor:
+        dtype = self.dtypes.of(node)
+        args = [
+            self.reference.evaluate(i, [])
+            if i.op in (Op.CONST, Op.GRAPH)
+            else values[i].to(torch.float32)
+            for i in node.inputs
+        ]
+        return self.reference.evaluate(node, args).to(dtype).contiguous()
+
+
+class ValueTypes:
+    """Which dtype each stored value has."""
+
+    def __init__(
+        self, feature: torch.dtype, fixed: Mapping[Node, torch.dtype] | None = None
+    ) -> None:
+        self.feature = feature
+        self.fixed = dict(fixed or {})
+
+    def of(self, node: Node) -> torch.dtype:
+        if node in self.fixed:
+            return self.fixed[node]
+        if node.domain in ROW_DOMAINS and node.type.width > NARROW:
+            return self.feature
+        return torch.float32

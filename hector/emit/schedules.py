@@ -1,0 +1,129 @@
+"""Default schedules, and the candidates that tuning tries.
+
+Schedules are data: nothing in the templates depends on which one is used, so results
+are equal up to rounding whatever is chosen here.
+"""
+
+from collections.abc import Iterator
+
+from hector.arrays import GraphArrays
+from hector.emit.source import pow2
+from hector.ir.kernels import (
+    Gemm,
+    GemmSchedule,
+    Kernel,
+    Outer,
+    OuterSchedule,
+    Schedule,
+    SegmentMapping,
+    Traversal,
+    TraversalSchedule,
+)
+from hector.ir.types import TARGET, TYPE_DOMAINS
+
+TARGET_PROGRAMS = 1024
+"""Programs of a split sum: enough to fill a large GPU several times."""
+MAX_TILE = 4096
+"""Elements of the widest tile that a traversal keeps in registers."""
+
+
+def default_schedule(kernel: Kernel, arrays: GraphArrays) -> Schedule | None:
+    """A good first choice from sizes alone."""
+    if isinstance(kernel, Gemm):
+        return _gemm(kernel)
+    if isinstance(kernel, Outer):
+        chunk = _chunk(arrays.rows(kernel.domain))
+        return OuterSchedule(chunk_rows=chunk)
+    if isinstance(kernel, Traversal):
+        return _traversal(kernel, arrays)
+    return None
+
+
+def _gemm(k: Gemm) -> GemmSchedule:
+    cols = k.weight.shape[1] if k.transpose else k.weight.shape[2]
+    warps = 4 if cols > 16 else 2
+    return GemmSchedule(num_warps=warps)
+
+
+def _chunk(rows: int) -> int:
+    return min(max(pow2(-(-rows // TARGET_PROGRAMS)), 128), 8192)
+
+
+def _width(k: Traversal) -> int:
+    """Elements of the widest row in registers."""
+    widest = 1
+    for node in (*k.members, *k.loads, *(i for m in k.members for i in m.inputs)):
+        if len(node.shape) == 2:
+            widest = max(widest, pow2(node.shape[0]) * pow2(node.shape[1]))
+    return widest
+
+
+def _fit(block: int, width: int) -> int:
+    return max(1, min(block, MAX_TILE // width))
+
+
+def _traversal(k: Traversal, arrays: GraphArrays) -> TraversalSchedule:
+    width = _width(k)
+    if k.loop.group is None:
+        block = _fit(max(2048 // width, 1), width)
+        return TraversalSchedule(block=min(block, 256), num_warps=4)
+    target = TARGET[k.loop.domain, k.loop.group]
+    rows = arrays.rows(k.loop.domain)
+    if target in TYPE_DOMAINS:
+        chunk = _chunk(rows)
+        block = min(_fit(max(2048 // width, 1), width), 64)
+        return TraversalSchedule(block=block, chunk_rows=chunk, num_warps=4)
+    groups = max(arrays.rows(target), 1)
+    mean = max(rows // groups, 1)
+    block = min(max(pow2(mean), 4), 32)
+    tile = block * width
+    warps = 1 if tile <= 1024 else 2 if tile <= 2048 else 4
+    return TraversalSchedule(block=_fit(block, width), num_warps=warps)
+
+
+def candidates(kernel: Kernel, first: Schedule) -> Iterator[Schedule]:
+    """Schedules worth timing for a kernel, the default first."""
+    yield first
+    if isinstance(first, GemmSchedule):
+        for rows in (32, 64, 128):
+            for warps in (2, 4, 8):
+                yield GemmSchedule(block_rows=rows, num_warps=warps)
+    elif isinstance(first, OuterSchedule):
+        for rows in (16, 32, 64):
+            for scale in (1, 2):
+                chunk = min(first.chunk_rows * scale, 8192)
+                for warps in (4, 8):
+                    yield OuterSchedule(
+                        chunk_rows=chunk, block_rows=rows, num_warps=warps
+                    )
+    elif isinstance(first, TraversalSchedule) and isinstance(kernel, Traversal):
+        yield from _traversal_candidates(kernel, first)
+
+
+def _traversal_candidates(
+    k: Traversal, first: TraversalSchedule
+) -> Iterator[TraversalSchedule]:
+    width = _width(k)
+    grouped = k.loop.group is not None
+    types = grouped and TARGET[k.loop.domain, k.loop.group] in TYPE_DOMAINS  # type: ignore[index]
+    if not grouped or types:
+        for scale in (1, 2, 4):
+            block = _fit(max(1024 * scale // width, 1), width)
+            for warps in (2, 4, 8):
+                yield TraversalSchedule(
+                    block=min(block, 256), chunk_rows=first.chunk_rows, num_warps=warps
+                )
+        return
+    for block in (4, 8, 16, 32):
+        for warps in (1, 2, 4):
+            for heavy in (False, True):
+                yield TraversalSchedule(
+                    block=_fit(block, width), num_warps=warps, heavy_first=heavy
+                )
+    for elements in (256, 512, 1024):
+        yield TraversalSchedule(
+            mapping=SegmentMapping.LANE,
+            block=max(1, elements // width) if width > 4 else 128,
+            heavy_first=True,
+            num_warps=max(1, elements // 256) if width > 4 else 4,
+        )

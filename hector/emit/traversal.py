@@ -1,0 +1,504 @@
+"""The traversal template: row operations and sums over a loop nest (Algorithm 3.2).
+
+[Note: phases] A sum over a group that a row of the same group reads (the maximum of a
+softmax) must be complete first, so the inner loop runs once a phase: phase 0 makes the
+sums that read none, phase 1 those that read phase 0, and so on. A statement is emitted at
+the outermost level where its operands are known: what depends on the group alone stands
+before the loop (the seed's hoisting), partial sums stay in registers until a group ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hector.emit.gemm import Emitted
+from hector.emit.source import ArgKind, Source, pow2
+from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
+from hector.ir.node import Node, Op
+from hector.ir.types import COMPOSE, ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
+
+_UNARY: dict[Op, str] = {
+    Op.NEG: "-{0}",
+    Op.EXP: "tl.exp({0})",
+    Op.LOG: "tl.log({0})",
+    Op.SQRT: "tl.sqrt({0})",
+    Op.SIGMOID: "1.0 / (1.0 + tl.exp(-{0}))",
+    Op.TANH: "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0",
+    Op.RELU: "tl.maximum({0}, 0.0)",
+    Op.ELU: "tl.where({0} > 0, {0}, tl.exp(tl.minimum({0}, 0.0)) - 1.0)",
+    Op.GELU: "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))",
+    Op.COS: "tl.cos({0})",
+    Op.SIN: "tl.sin({0})",
+    Op.ERF: "tl.erf({0})",
+    Op.DETACH: "{0}",
+}
+_BINARY: dict[Op, str] = {
+    Op.ADD: "{0} + {1}",
+    Op.SUB: "{0} - {1}",
+    Op.MUL: "{0} * {1}",
+    Op.DIV: "{0} / {1}",
+    Op.MAXIMUM: "tl.maximum({0}, {1})",
+    Op.EQ: "({0} == {1}).to(tl.float32)",
+    Op.GT: "({0} > {1}).to(tl.float32)",
+}
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """A row at hand: whose, in which variable, known how deep in the loop nest."""
+
+    domain: Domain
+    var: str
+    level: int
+    """0: the group, 1: the row inside it."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    text: str
+    level: int
+
+
+@dataclass
+class _Scope:
+    """Lines and known variables of one level of the loop nest."""
+
+    lines: list[str] = field(default_factory=list)
+    values: dict[tuple[Node, str], _Value] = field(default_factory=dict)
+    cursors: dict[tuple[str, Index], _Cursor] = field(default_factory=dict)
+
+
+def emit_traversal(k: Traversal, name: str, schedule: TraversalSchedule) -> Emitted:
+    """The kernel text of a traversal instance."""
+    return _Traversal(k, name, schedule).build()
+
+
+class _Traversal:
+    def __init__(self, k: Traversal, name: str, schedule: TraversalSchedule) -> None:
+        self.k, self.schedule = k, schedule
+        self.src = Source(name)
+        self.inside = set(k.members)
+        self.group = k.loop.group
+        target = TARGET[k.loop.domain, k.loop.group] if k.loop.group else None
+        self.group_domain = target or k.loop.domain
+        self.into_types = self.group_domain in TYPE_DOMAINS
+        self.lanes = self.group is not None and not self.into_types
+        self.lanes = self.lanes and schedule.mapping is SegmentMapping.LANE
+        self.heads = _has_heads(k.members)
+        self.registers: dict[Node, str] = {}
+        self.scopes = [_Scope(), _Scope()]
+        self.vectors: set[str] = set()
+
+    # The nest.
+
+    def build(self) -> Emitted:
+        grid = self._outer_header()
+        if self.group is None:
+            for node in self.k.members:
+                self._settle(node, self.segment)
+            self._flush(0)
+        else:
+            for phase, nodes in enumerate(self._phases()):
+                self._phase(phase, nodes)
+        self.src.lines[:0] = ["    " + v for v in sorted(self.vectors)]
+        return Emitted(
+            source=self.src,
+            doc=f"{self.k.loop}",
+            grid=grid,
+            num_warps=self.schedule.num_warps,
+            num_stages=self.schedule.num_stages,
+        )
+
+    def _outer_header(self) -> tuple[object, ...]:
+        src, loop, block = self.src, self.k.loop, self.schedule.block
+        if self.into_types:
+            return self._tile_header()
+        if self.group is None or self.lanes:
+            count = src.arg(ArgKind.COUNT, self.group_domain, "count")
+            src.emit(f"seg = tl.program_id(0) * {block} + tl.arange(0, {block})")
+            src.emit(f"seg_ok = seg < {count}")
+            self.seg_mask: str | None = "seg_ok"
+            grid = (("rows", self.group_domain, block), 1, 1)
+        else:
+            src.emit("first = tl.program_id(0)")
+            self.seg_mask = None
+            grid = (("rows", self.group_domain, 1), 1, 1)
+        if self.group is not None:
+            self._group_header(loop.domain)
+        self.segment = _Cursor(self.group_domain, "seg", 0)
+        return grid
+
+    def _group_header(self, domain: Domain) -> None:
+        src, key = self.src, (domain, self.group)
+        var = "seg" if self.lanes else "first"
+        masked = ", mask=seg_ok, other=0" if self.lanes else ""
+        if self.schedule.heavy_first:
+            remap = src.arg(ArgKind.REMAP, key, "remap")
+            src.emit(f"{var} = tl.load({remap} + {var}{masked})")
+        ptr = src.arg(ArgKind.SEGMENT_PTR, key, "ptr")
+        src.emit(f"lo = tl.load({ptr} + {var}{masked})")
+        src.emit(f"hi = tl.load({ptr} + {var} + 1{masked})")
+        if not self.lanes:
+            src.emit("seg = first + tl.arange(0, 1)")
+
+    def _tile_header(self) -> tuple[object, ...]:
+        src = self.src
+        key = (self.k.loop.domain, self.group, self.schedule.chunk_rows)
+        self.tile_key = key
+        kind = src.arg(ArgKind.TILE_TYPE, key, "tile_type")
+        lo = src.arg(ArgKind.TILE_START, key, "tile_start")
+        hi = src.arg(ArgKind.TILE_END, key, "tile_end")
+        src.emit("tile = tl.program_id(0)")
+        src.emit(f"lo = tl.load({lo} + tile)")
+        src.emit(f"hi = tl.load({hi} + tile)")
+        src.emit(f"seg = tl.load({kind} + tile) + tl.arange(0, 1)")
+        self.seg_mask = None
+        self.segment = _Cursor(self.group_domain, "seg", 0)
+        return (("tiles", *key), 1, 1)
+
+    def _phase(self, phase: int, nodes: list[Node]) -> None:
+        """One run over the rows of the group; see [Note: phases]."""
+        sums = [n for n in nodes if self._is_sum(n)]
+        rows = [n for n in nodes if n.domain is self.k.loop.domain]
+        groups = [n for n in nodes if n not in sums and n not in rows]
+        if sums or rows:
+            self._loop(sums, rows, phase)
+        for node in groups:
+            self._settle(node, self.segment)
+        self._flush(0)
+
+    def _loop(self, sums: list[Node], rows: list[Node], phase: int) -> None:
+        block = 1 if self.lanes else self.schedule.block
+        self.scopes[1] = _Scope()
+        element = self._element(block)
+        for node in rows:
+            self._settle(node, element)
+        accumulators = {n: f"acc{phase}_{n.serial}" for n in sums}
+        for node, acc in accumulators.items():
+            self._accumulate(node, acc, element)
+        lanes = self.schedule.block
+        for node, acc in accumulators.items():
+            start = "0.0" if node.attr("reduce") == "sum" else 'float("-inf")'
+            shape = ", ".join(map(str, self._tile_shape(node.shape, lanes)))
+            self._line(0, f"{acc} = tl.full([{shape}], {start}, tl.float32)")
+        self._flush(0)
+        header = f"for at in range(lo, hi, {block}):"
+        if self.lanes:
+            self.src.emit("longest = tl.max(hi - lo, axis=0)")
+            header = "for at in range(0, longest):"
+        with self.src.block(header):
+            self._flush(1)
+        for node, acc in accumulators.items():
+            self._finish(node, acc)
+
+    def _element(self, block: int) -> _Cursor:
+        if self.lanes:
+            self._line(1, "pos = lo + at")
+        else:
+            self._line(1, f"pos = at + tl.arange(0, {block})")
+        self._line(1, "ok = pos < hi")
+        key = (self.k.loop.domain, self.group)
+        if self.into_types or key == (Domain.EDGE, Index.DST_PAIR):
+            # These items lie in the order of their groups.
+            return _Cursor(self.k.loop.domain, "pos", 1)
+        items = self.src.arg(ArgKind.SEGMENT_ITEMS, key, "items")
+        self._line(1, f"item = tl.load({items} + pos, mask=ok, other=0)")
+        return _Cursor(self.k.loop.domain, "item", 1)
+
+    def _accumulate(self, node: Node, acc: str, element: _Cursor) -> None:
+        value = self.value(node.inputs[0], element)
+        ok = self._spread_mask("ok")
+        if node.attr("reduce") == "sum":
+            self._line(1, f"{acc} += tl.where({ok}, {value.text}, 0.0)")
+        else:
+            shown = f'tl.where({ok}, {value.text}, float("-inf"))'
+            self._line(1, f"{acc} = tl.maximum({acc}, {shown})")
+
+    def _finish(self, node: Node, acc: str) -> None:
+        total = node.attr("reduce") == "sum"
+        text = acc
+        if not self.lanes:
+            how = "sum" if total else "max"
+            text = f"tl.{how}({acc}, axis=0, keep_dims=True)"
+        name = self.src.let("group", text)
+        if not total:
+            name = self.src.let(
+                "group", f'tl.where({name} > float("-inf"), {name}, 0.0)'
+            )
+        self.registers[node] = name
+        if node in self.k.stores:
+            self._store(node, _Value(name, 0), self.segment)
+            self._flush(0)
+
+    # Phases.
+
+    def _phases(self) -> list[list[Node]]:
+        at: dict[Node, int] = {}
+        for node in self.k.members:
+            below = self._below(node, at)
+            is_group = node.domain is not self.k.loop.domain and not self._is_sum(node)
+            at[node] = max(
+                (below[d] - (1 if is_group else 0) for d in below), default=0
+            )
+            at[node] = max(at[node], 0)
+        count = 1 + max(at.values(), default=0)
+        return [[n for n in self.k.members if at[n] == p] for p in range(count)]
+
+    def _below(self, node: Node, at: dict[Node, int]) -> dict[Node, int]:
+        """{member operand: first phase in which a row may read it}."""
+        found: dict[Node, int] = {}
+        stack, seen = list(node.inputs), set()
+        while stack:
+            x = stack.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            if x in at:
+                on_rows = x.domain is self.k.loop.domain and not self._is_sum(x)
+                found[x] = at[x] + (0 if on_rows else 1)
+            elif x not in self.k.loads:
+                stack.extend(x.inputs)
+        return found
+
+    def _is_sum(self, node: Node) -> bool:
+        return node.op is Op.AGG and node.index is self.group
+
+    # Statements.
+
+    def _settle(self, node: Node, cursor: _Cursor) -> None:
+        """Computes a member and stores it if somebody reads it."""
+        value = self.value(node, cursor)
+        if cursor.level == 0 and self.group is not None:
+            self.registers[node] = value.text
+        if node in self.k.stores:
+            self._store(node, value, cursor)
+
+    def value(self, node: Node, cursor: _Cursor) -> _Value:
+        """The tile of `node` at the row of `cursor`, emitted where it belongs."""
+        if node in self.registers and cursor.var == "seg":
+            return _Value(self.registers[node], 0)
+        for scope in self.scopes[: cursor.level + 1]:
+            if (node, cursor.var) in scope.values:
+                return scope.values[node, cursor.var]
+        found = self._compute(node, cursor)
+        self.scopes[found.level].values[node, cursor.var] = found
+        return found
+
+    def _compute(self, node: Node, cursor: _Cursor) -> _Value:
+        if node.op is Op.CONST:
+            return _Value(repr(float(node.attr("value") or 0.0)), 0)
+        if node.op is Op.READ and node not in self.k.loads:
+            return self.value(node.inputs[0], self._follow(cursor, node.index))
+        if self._in_memory(node):
+            return self._load(node, cursor, node.shape, 0)
+        if node.op is Op.EXPAND:
+            return self.value(node.inputs[0], cursor)
+        if node.op is Op.RESHAPE:
+            return self._load(node.inputs[0], cursor, node.shape, 0)
+        if node.op is Op.SLICE:
+            start = int(node.attr("start") or 0)
+            return self._load(node.inputs[0], cursor, node.shape, start)
+        parts = [self.value(i, cursor) for i in node.inputs]
+        return self._let(node, parts)
+
+    def _in_memory(self, node: Node) -> bool:
+        if node.op in (Op.INPUT, Op.GRAPH):
+            return True
+        return node in self.k.loads and node not in self.inside
+
+    def _let(self, node: Node, parts: list[_Value]) -> _Value:
+        level = max(p.level for p in parts)
+        texts = [p.text for p in parts]
+        if node.op in _UNARY:
+            text = _UNARY[node.op].format(*texts)
+        elif node.op in _BINARY:
+            text = _BINARY[node.op].format(*texts)
+        else:
+            text = _WITHIN_ROW[node.op](self, node, texts)
+        return self._variable(text, level)
+
+    def _variable(self, text: str, level: int, stem: str = "v") -> _Value:
+        name = self.src.fresh(stem)
+        self._line(level, f"{name} = {text}")
+        return _Value(name, level)
+
+    def leaky(self, node: Node, texts: list[str]) -> str:
+        slope = float(node.attr("slope") or 0.0)
+        return f"tl.where({texts[0]} > 0, {texts[0]}, {texts[0]} * {slope!r})"
+
+    def sum_width(self, node: Node, texts: list[str]) -> str:
+        width = node.inputs[0].shape[1]
+        text = texts[0]
+        if pow2(width) != width:
+            text = f"tl.where({self._column(width)} < {width}, {text}, 0.0)"
+        return f"tl.sum({text}, axis={2 if self.heads else 1}, keep_dims=True)"
+
+    def sum_heads(self, node: Node, texts: list[str]) -> str:
+        count = node.inputs[0].shape[0]
+        text = texts[0]
+        if pow2(count) != count:
+            text = f"tl.where({self._head(count)} < {count}, {text}, 0.0)"
+        return f"tl.sum({text}, axis=1, keep_dims=True)"
+
+    # Rows.
+
+    def _follow(self, cursor: _Cursor, index: Index) -> _Cursor:
+        if index is Index.ALL:
+            return _Cursor(Domain.GLOBAL, "0", 0)
+        if cursor.level == 1 and cursor.domain is self.k.loop.domain:
+            if index is self.group:
+                return self.segment
+            for onward in Index:
+                both = COMPOSE.get((cursor.domain, self.group or index, onward))
+                if both is index:
+                    return self._follow(self.segment, onward)
+        key = (cursor.var, index)
+        scope = self.scopes[cursor.level]
+        if key not in scope.cursors:
+            table = self.src.arg(ArgKind.INDEX, (cursor.domain, index), "index")
+            mask = self._mask(cursor.level)
+            extra = f", mask={mask}, other=0" if mask else ""
+            text = f"tl.load({table} + {cursor.var}{extra})"
+            found = self._variable(text, cursor.level, "at")
+            target = TARGET[cursor.domain, index]
+            scope.cursors[key] = _Cursor(target, found.text, cursor.level)
+        return scope.cursors[key]
+
+    def _load(
+        self, node: Node, cursor: _Cursor, shape: tuple[int, ...], start: int
+    ) -> _Value:
+        ptr = self.src.arg(ArgKind.VALUE, node, "x")
+        place = self._place(node.type.width, cursor, shape, start)
+        mask = self._load_mask(cursor, shape)
+        extra = f", mask={mask}, other=0.0" if mask else ""
+        text = f"tl.load({ptr} + {place}{extra}).to(tl.float32)"
+        level = 0 if cursor.domain is Domain.GLOBAL else cursor.level
+        return self._variable(text, level)
+
+    def _store(self, node: Node, value: _Value, cursor: _Cursor) -> None:
+        if node.op is Op.CONCAT:
+            start = 0
+            for half in node.inputs:
+                part = self.value(half, cursor)
+                self._store_at(node, part, cursor, half.shape, start)
+                start += half.shape[1]
+            return
+        self._store_at(node, value, cursor, node.shape, 0)
+
+    def _store_at(
+        self,
+        node: Node,
+        value: _Value,
+        cursor: _Cursor,
+        shape: tuple[int, ...],
+        start: int,
+    ) -> None:
+        if self.into_types and cursor.level == 0:
+            ptr = self.src.arg(ArgKind.PARTIAL, node, "partial")
+            cursor = _Cursor(cursor.domain, "(tile + tl.arange(0, 1))", 0)
+        else:
+            ptr = self.src.arg(ArgKind.VALUE, node, "out")
+        place = self._place(node.type.width, cursor, shape, start)
+        mask = self._load_mask(cursor, shape)
+        extra = f", mask={mask}" if mask else ""
+        count = self.schedule.block if cursor.level or self._many else 1
+        full = ", ".join(map(str, self._tile_shape(shape, count)))
+        spread = f"tl.broadcast_to({value.text}, [{full}])"
+        if value.text[0].isdigit() or value.text[0] == "-":
+            spread = f"tl.full([{full}], {value.text}, tl.float32)"
+        self._line(cursor.level, f"tl.store({ptr} + {place}, {spread}{extra})")
+
+    @property
+    def _many(self) -> bool:
+        """Whether a program takes several groups (or ungrouped rows)."""
+        return self.group is None or self.lanes
+
+    def _place(
+        self, total: int, cursor: _Cursor, shape: tuple[int, ...], start: int
+    ) -> str:
+        """Offsets of a [rows, heads, width] tile."""
+        terms = []
+        if cursor.domain is not Domain.GLOBAL:
+            row = cursor.var if total == 1 else f"{cursor.var}.to(tl.int64) * {total}"
+            terms.append(f"({row}){self._axes(0)}")
+        if shape[0] > 1:
+            terms.append(f"{self._head(shape[0])} * {total // shape[0]}")
+        terms.append(self._column(shape[1]) if shape[1] > 1 else self._zero())
+        return " + ".join([*terms, *([str(start)] if start else [])])
+
+    def _zero(self) -> str:
+        name = "zero"
+        self.vectors.add(
+            f"{name} = tl.zeros([{', '.join('1' * self._rank)}], tl.int32)"
+        )
+        return name
+
+    def _load_mask(self, cursor: _Cursor, shape: tuple[int, ...]) -> str:
+        parts = []
+        rows = self._mask(cursor.level)
+        if rows and cursor.domain is not Domain.GLOBAL:
+            parts.append(self._spread_mask(rows))
+        if pow2(shape[1]) != shape[1]:
+            parts.append(f"({self._column(shape[1])} < {shape[1]})")
+        if pow2(shape[0]) != shape[0]:
+            parts.append(f"({self._head(shape[0])} < {shape[0]})")
+        return " & ".join(parts)
+
+    def _mask(self, level: int) -> str | None:
+        return "ok" if level else self.seg_mask
+
+    def _spread_mask(self, mask: str) -> str:
+        return f"{mask}{self._axes(0)}"
+
+    # Tiles.
+
+    @property
+    def _rank(self) -> int:
+        return 3 if self.heads else 2
+
+    def _axes(self, axis: int) -> str:
+        parts = [":" if i == axis else "None" for i in range(self._rank)]
+        return f"[{', '.join(parts)}]"
+
+    def _tile_shape(self, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        heads = (pow2(shape[0]),) if self.heads else ()
+        return (rows, *heads, pow2(shape[1]))
+
+    def _column(self, width: int) -> str:
+        name = f"col{width}"
+        axes = self._axes(self._rank - 1)
+        self.vectors.add(f"{name} = tl.arange(0, {pow2(width)}){axes}")
+        return name
+
+    def _head(self, count: int) -> str:
+        name = f"head{count}"
+        self.vectors.add(f"{name} = tl.arange(0, {pow2(count)}){self._axes(1)}")
+        return name
+
+    def _line(self, level: int, text: str) -> None:
+        self.scopes[level].lines.append(text)
+
+    def _flush(self, level: int) -> None:
+        for line in self.scopes[level].lines:
+            self.src.emit(line)
+        self.scopes[level].lines.clear()
+
+
+_WITHIN_ROW: dict[Op, Callable[[_Traversal, Node, list[str]], str]] = {
+    Op.LEAKY_RELU: _Traversal.leaky,
+    Op.SUM_WIDTH: _Traversal.sum_width,
+    Op.SUM_HEADS: _Traversal.sum_heads,
+}
+
+
+def _has_heads(members: tuple[Node, ...]) -> bool:
+    stack, seen = list(members), set()
+    while stack:
+        x = stack.pop()
+        if x in seen or len(x.shape) != 2:
+            continue
+        seen.add(x)
+        if x.domain in ROW_DOMAINS or x in members:
+            if x.shape[0] > 1:
+                return True
+            stack.extend(x.inputs)
+    return False

@@ -1,0 +1,243 @@
+"""The intra-operator IR: what each generated kernel does, and how (seed, 3.3.3).
+
+Four kinds of instance cover a lowered program: `Gemm` (Y[S] = X[G] x W[T] with a gather
+and a per-row scalar), `Outer` (its weight gradient), `Traversal` (node and edge
+loops) and `ParameterOp` (contractions between parameters, left to PyTorch's BMM as in
+the seed). What is fixed here is semantics and data access; speed is a `Schedule`,
+separate data (Table 3.6).
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hector.ir.node import Node
+from hector.ir.types import Domain, Index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A GEMM operand, row i: scale[..] * value[gather(i)]; see `hector.passes.lower`."""
+
+    value: Node
+    gather: Index | None = None
+    """None: row i itself."""
+    scale: Node | None = None
+    """A per-row scalar on the result's rows (or their gathered ones)."""
+    scale_gather: Index | None = None
+
+    def __str__(self) -> str:
+        rows = f"%{self.value.serial}[{self.gather.value if self.gather else 'i'}]"
+        if self.scale is None:
+            return rows
+        where = self.scale_gather.value if self.scale_gather else "i"
+        return f"%{self.scale.serial}[{where}] * {rows}"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.value,) if self.scale is None else (self.value, self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """out[i] = rows(i) @ weight[type(i)], head by head."""
+
+    out: Node
+    rows: Rows
+    weight: Node
+    type_index: Index
+    transpose: bool
+    bias: Node | None = None
+    """A vector a type, added to each row."""
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return (self.out,)
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        more = () if self.bias is None else (self.bias,)
+        return (*self.rows.nodes, self.weight, *more)
+
+    def __str__(self) -> str:
+        t = ".T" if self.transpose else ""
+        kind = self.type_index.value
+        bias = "" if self.bias is None else f" + %{self.bias.serial}[{kind}]"
+        return (
+            f"gemm      %{self.out.serial}[i] = ({self.rows}) @ "
+            f"%{self.weight.serial}[{kind}]{t}{bias} : {self.out.type}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """out[t] = sum over rows i of type t of left(i) (outer) right(i)."""
+
+    out: Node
+    left: Rows
+    right: Rows
+    domain: Domain
+    """Domain of the rows that are summed over."""
+    type_index: Index
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return (self.out,)
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return (*self.left.nodes, *self.right.nodes)
+
+    def __str__(self) -> str:
+        return (
+            f"outer     %{self.out.serial}[{self.type_index.value}] += ({self.left}).T @ "
+            f"({self.right}) : {self.out.type}, i in {self.domain.value}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What a traversal walks: rows of `domain`, grouped by `group` if given.
+
+    With a group the outer loop runs over the groups (nodes, pairs or types) and the
+    inner one over the rows of each; without, there is one loop.
+    """
+
+    domain: Domain
+    group: Index | None = None
+
+    def __str__(self) -> str:
+        if self.group is None:
+            return f"for i in {self.domain.value}"
+        return f"for g in {self.group.value}: for i in {self.domain.value}(g)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traversal:
+    """A fused region of row operations and reductions over one loop nest."""
+
+    loop: Loop
+    members: tuple[Node, ...]
+    """Values computed here, operands first; the rest is recomputed in registers."""
+    stores: tuple[Node, ...]
+    """The members that others read: only these get memory."""
+    loads: tuple[Node, ...]
+    """Values read from memory."""
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return self.stores
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return self.loads
+
+    def __str__(self) -> str:
+        body = "".join(f"\n            {m!r}" for m in self.members)
+        stores = ", ".join(f"%{n.serial}" for n in self.stores)
+        return f"traversal {self.loop}: store {stores}{body}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterOp:
+    """An operation on parameters alone; rows of nodes or edges are never involved."""
+
+    out: Node
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return (self.out,)
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return self.out.inputs
+
+    def __str__(self) -> str:
+        return f"parameter {self.out!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """A row operation that no template covers: run by PyTorch, counted, reported."""
+
+    out: Node
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return (self.out,)
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return self.out.inputs
+
+    def __str__(self) -> str:
+        return f"fallback  {self.out!r}"
+
+
+Kernel = Gemm | Outer | Traversal | ParameterOp | Fallback
+
+
+class SegmentMapping(Enum):
+    """Who walks a group's rows in a traversal (Table 3.6: parallel strategies)."""
+
+    PROGRAM = "program"
+    """One program a group, its lanes over the rows: for large groups."""
+    LANE = "lane"
+    """One lane a group, so one program takes several: for small groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSchedule:
+    """How a GEMM instance runs; every field is a tuning axis."""
+
+    block_rows: int = 64
+    block_cols: int = 64
+    block_inner: int = 64
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSchedule:
+    """How a weight gradient runs."""
+
+    chunk_rows: int = 1024
+    """Rows that one program sums; partial results are then added in a fixed order."""
+    block_rows: int = 32
+    block_left: int = 64
+    block_right: int = 64
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraversalSchedule:
+    """How a traversal runs."""
+
+    mapping: SegmentMapping = SegmentMapping.PROGRAM
+    block: int = 16
+    """PROGRAM: rows of a group taken at once. LANE and ungrouped: rows a program."""
+    heavy_first: bool = False
+    """Row remapping: start with the largest groups."""
+    chunk_rows: int = 1024
+    """For sums into types: rows one program takes."""
+    num_warps: int = 2
+    num_stages: int = 2
+
+
+Schedule = GemmSchedule | OuterSchedule | TraversalSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A lowered program: kernels in launch order."""
+
+    kernels: tuple[Kernel, ...]
+    outputs: tuple[Node, ...]
+    given: tuple[Node, ...] = field(default=())
+    """Values that must be bound before the plan runs."""
+
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        return tuple(k for k in self.kernels if isinstance(k, Fallback))
+
+    def __str__(self) -> str:
+        return "\n".join(str(k) for k in self.kernels)

@@ -1,0 +1,310 @@
+"""Runs compiled programs: plans bound to a graph, one autograd function a program.
+
+[Note: hot path] A call looks up the executable of (graph, dtypes, needed gradients), and
+then only allocates and launches: no host synchronisation, no shape that depends on
+data, so a call can be captured in a CUDA graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hector.arrays import GraphArrays
+from hector.cost import DeviceModel, plan_seconds
+from hector.emit.reference import Reference
+from hector.graph import HeteroGraph
+from hector.ir.builder import Builder
+from hector.ir.kernels import Plan, Schedule
+from hector.ir.node import Node, Op, Program
+from hector.ir.types import ROW_DOMAINS
+from hector.passes import finish
+from hector.passes.pipeline import (
+    ALL_SETTINGS,
+    Optimizations,
+    inference_plan,
+    optimize_program,
+    training_plan,
+)
+from hector.passes.rewrite import rewrite
+
+
+class Backend(Enum):
+    """Who runs a plan."""
+
+    AUTO = "auto"
+    """Generated kernels where they exist for the device and dtype, else PyTorch."""
+    TRITON = "triton"
+    REFERENCE = "reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a program is compiled."""
+
+    optimizations: Optimizations | None = None
+    """None: the cost model chooses for each graph and shape."""
+    backend: Backend = Backend.AUTO
+    tune: bool = False
+    """Time candidate schedules on the first call and keep the best on disk."""
+    device_model: DeviceModel = field(default_factory=DeviceModel)
+
+
+@dataclass
+class Report:
+    """What one executable is: for users who ask, never in the hot path."""
+
+    backend: Backend
+    optimizations: Optimizations
+    forward: Plan
+    backward: Plan | None
+    generated_lines: int
+    fallbacks: int
+
+
+def graph_arrays(graph: HeteroGraph) -> GraphArrays:
+    """The graph's index arrays, kept with the graph."""
+    found = graph.__dict__.get("_hector_arrays")
+    if found is None:
+        found = GraphArrays(graph)
+        graph.__dict__["_hector_arrays"] = found
+    return found
+
+
+class _Runner:
+    """A plan on one back end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        arrays: GraphArrays,
+        feature: torch.dtype,
+        fixed: Mapping[Node, torch.dtype],
+        options: Options,
+    ) -> None:
+        self.plan = plan
+        self._reference: Reference | None = None
+        self.source = ""
+        if uses_triton(options.backend, arrays, feature):
+            from hector.emit.device import DevicePlan, ValueTypes
+            from hector.emit.tune import schedules_for
+
+            types = ValueTypes(feature, fixed)
+            chosen: Sequence[Schedule | None] = schedules_for(
+                plan, arrays, types, options.tune
+            )
+            self._device = DevicePlan(plan, arrays, types, chosen)
+            self.source = self._device.source
+        else:
+            self._reference = Reference(arrays, feature)
+
+    def run(
+        self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
+    ) -> list[Tensor]:
+        """Values of `wanted`, each [rows, *shape]."""
+        if self._reference is not None:
+            values = self._reference.run(wanted, bindings)
+            return [values[n] for n in wanted]
+        return self._device.fetch(self._device.run(bindings), wanted)
+
+
+def uses_triton(backend: Backend, arrays: GraphArrays, dtype: torch.dtype) -> bool:
+    """Whether generated kernels run; ValueError if they were asked for and cannot."""
+    known = dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if backend is Backend.TRITON and not known:
+        raise ValueError(
+            f"expected float32, bfloat16 or float16 for backend triton, got {dtype}; "
+            f"set backend to auto or reference"
+        )
+    if backend is Backend.AUTO:
+        return known and arrays.graph.device.type == "cuda"
+    return backend is Backend.TRITON
+
+
+class Executable:
+    """A program bound to a graph, dtypes and a set of wanted gradients."""
+
+    def __init__(self, compiled: "Compiled", key: "_Key", arrays: GraphArrays) -> None:
+        self.inputs = compiled.inputs
+        self.arrays = arrays
+        options = compiled.options
+        settings = compiled.settings_for(arrays, bool(key.wanted))
+        program = compiled.optimized(settings)
+        dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
+        floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
+        feature = floats[0] if floats else key.dtypes[0]
+        self.feature = feature
+        backward: Plan | None = None
+        if key.wanted:
+            wanted = tuple(self.inputs[i] for i in key.wanted)
+            plans = training_plan(compiled.builder, program, wanted)
+            forward, backward = plans.forward, plans.backward
+            self.outputs = plans.outputs
+            self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
+            self.output_grads = plans.output_grads
+            self.gradients = [plans.gradients.get(n) for n in self.inputs]
+            fixed = {stored_value(g): dtypes[n] for n, g in plans.gradients.items()}
+            self._backward = _Runner(backward, arrays, feature, fixed, options)
+        else:
+            forward = inference_plan(compiled.builder, program)
+            self.outputs = compiled.finished_outputs(program)
+            self.saved = ()
+        self._forward = _Runner(
+            forward, arrays, feature, _outputs(self, feature), options
+        )
+        self.report = self._describe(settings, forward, backward, options)
+
+    def _describe(
+        self, settings: Optimizations, forward: Plan, backward: Plan | None, o: Options
+    ) -> Report:
+        plans = [p for p in (forward, backward) if p is not None]
+        triton = uses_triton(o.backend, self.arrays, self.feature)
+        lines = self._forward.source.count("\n")
+        if backward is not None:
+            lines += self._backward.source.count("\n")
+        return Report(
+            backend=Backend.TRITON if triton else Backend.REFERENCE,
+            optimizations=settings,
+            forward=forward,
+            backward=backward,
+            generated_lines=lines,
+            fallbacks=sum(len(p.fallbacks()) for p in plans),
+        )
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs, and what backward needs."""
+        bindings = self._bind(self.inputs, tensors)
+        made = tuple(n for n in self.saved if n not in bindings)
+        results = self._forward.run(bindings, (*self.outputs, *made))
+        kept = dict(zip(made, results[len(self.outputs) :], strict=True))
+        saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
+        return results[: len(self.outputs)], saved
+
+    def backward(
+        self, grads: Sequence[Tensor], saved: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Gradients of the inputs, None where none is wanted."""
+        bindings = self._bind(self.output_grads, grads)
+        bindings.update(zip(self.saved, saved, strict=True))
+        wanted = [g for g in self.gradients if g is not None]
+        results = iter(self._backward.run(bindings, wanted))
+        return [None if g is None else next(results) for g in self.gradients]
+
+    def _bind(
+        self, nodes: Sequence[Node], tensors: Sequence[Tensor]
+    ) -> dict[Node, Tensor]:
+        return {
+            n: t.contiguous().view(-1, *n.shape)
+            for n, t in zip(nodes, tensors, strict=True)
+        }
+
+
+def stored_value(node: Node) -> Node:
+    """The node whose memory `node` is."""
+    while node.op is Op.RESHAPE:
+        node = node.inputs[0]
+    return node
+
+
+def _outputs(e: Executable, feature: torch.dtype) -> dict[Node, torch.dtype]:
+    return {stored_value(n): feature for n in e.outputs}
+
+
+@dataclass(frozen=True)
+class _Key:
+    dtypes: tuple[torch.dtype, ...]
+    wanted: tuple[int, ...]
+
+
+class _Run(torch.autograd.Function):
+    """One compiled program as one node of the autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, exe: Executable, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs, saved = exe.forward(tensors)
+        ctx.exe = exe
+        ctx.shapes = [t.shape for t in tensors]
+        ctx.save_for_backward(*saved)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.exe.backward(grads, ctx.saved_tensors)
+        shaped = [
+            None if g is None else g.view(s)
+            for g, s in zip(found, ctx.shapes, strict=True)
+        ]
+        return (None, *shaped)
+
+
+class Compiled:
+    """A program and its executables."""
+
+    def __init__(self, builder: Builder, program: Program, options: Options) -> None:
+        self.builder, self.program, self.options = builder, program, options
+        self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
+        self._optimized: dict[Optimizations, Program] = {}
+
+    def __call__(
+        self, graph: HeteroGraph, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Outputs [rows, *shape] for inputs in the order of `self.inputs`."""
+        exe = self.executable(graph, tensors)
+        if hasattr(exe, "_backward"):
+            result: tuple[Tensor, ...] = _Run.apply(exe, *tensors)
+            return result
+        return tuple(exe.forward(tensors)[0])
+
+    def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
+        """The executable for these tensors, made on first use; see
+        [Note: hot path]."""
+        wanted: tuple[int, ...] = ()
+        if torch.is_grad_enabled():
+            wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
+        key = _Key(tuple(t.dtype for t in tensors), wanted)
+        cache = graph.__dict__.setdefault("_hector_executables", {})
+        exe = cache.get((self, key))
+        if exe is None:
+            exe = Executable(self, key, graph_arrays(graph))
+            cache[self, key] = exe
+        found: Executable = exe
+        return found
+
+    def optimized(self, settings: Optimizations) -> Program:
+        if settings not in self._optimized:
+            self._optimized[settings] = optimize_program(
+                self.builder, self.program, settings
+            )
+        return self._optimized[settings]
+
+    def finished_outputs(self, program: Program) -> tuple[Node, ...]:
+        """The outputs after the last rewrites."""
+        return rewrite(self.builder, program, finish.RULES).nodes
+
+    def settings_for(self, arrays: GraphArrays, training: bool) -> Optimizations:
+        """The chosen optimizations, or the ones that the cost model finds fastest."""
+        if self.options.optimizations is not None:
+            return self.options.optimizations
+        costs = self.predicted_seconds(arrays, training)
+        return min(costs, key=lambda s: costs[s])
+
+    def predicted_seconds(
+        self, arrays: GraphArrays, training: bool
+    ) -> dict[Optimizations, float]:
+        """The cost model's view of every setting."""
+        model = self.options.device_model
+        costs = {}
+        for settings in ALL_SETTINGS:
+            program = self.optimized(settings)
+            if training:
+                plans = training_plan(self.builder, program, self.inputs)
+                parts = (plans.forward, plans.backward)
+            else:
+                parts = (inference_plan(self.builder, program),)
+            costs[settings] = sum(plan_seconds(p, arrays, model) for p in parts)
+        return costs

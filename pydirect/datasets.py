@@ -1,0 +1,184 @@
+"""Node classification data sets: from files, and generated."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pydirect.memory import empty_table
+from pydirect.sampling import Graph, GraphStatistics, generate_graph
+
+_FILL_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDataset:
+    """A graph whose nodes are to be classified."""
+
+    name: str
+    graph: Graph
+    features: torch.Tensor
+    """Floating point, shape (num_nodes, num_features), host memory."""
+
+    labels: torch.Tensor
+    """int64, shape (num_nodes,)."""
+
+    num_classes: int
+    train_nodes: torch.Tensor
+    """int64, shape (num_train,)."""
+
+    valid_nodes: torch.Tensor
+    test_nodes: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows, nodes = self.features.shape[0], self.graph.num_nodes
+        if rows != nodes or len(self.labels) != nodes:
+            raise ValueError(
+                f"{self.name}: expects a feature row and a label for each of {nodes} "
+                f"nodes, got {rows} rows and {len(self.labels)} labels"
+            )
+
+    @property
+    def num_features(self) -> int:
+        return int(self.features.shape[1])
+
+
+def planetoid(directory: str | Path, name: str = "cora") -> NodeDataset:
+    """Cora or Citeseer with the public split, from one ``name.npz``.
+
+    Args:
+        directory: where ``name.npz`` lies, with arrays edge_index (both directions), y,
+            train, val, test, and the binary features as x_indptr, x_indices, x_dim.
+        name: file name without its suffix.
+
+    Raises:
+        ValueError: no such file, or no features in it.
+    """
+    path = Path(directory) / f"{name}.npz"
+    if not path.is_file():
+        raise ValueError(
+            f"planetoid expects {path}: set trainer.dataset.directory to where "
+            f"{name}.npz lies"
+        )
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files}
+    if "x_indptr" not in arrays:
+        raise ValueError(f"planetoid expects features in {path}, got {list(arrays)}")
+    labels = torch.from_numpy(arrays["y"].astype(np.int64))
+    features = empty_table((len(labels), int(arrays["x_dim"])), torch.float32).zero_()
+    counts = torch.from_numpy(np.diff(arrays["x_indptr"]).astype(np.int64))
+    rows = torch.repeat_interleave(torch.arange(len(labels)), counts)
+    columns = torch.from_numpy(arrays["x_indices"].astype(np.int64))
+    features[rows, columns] = 1.0
+    # Rows of bag-of-words features are normalised, as everywhere for Planetoid.
+    features /= features.sum(1, keepdim=True).clamp(min=1)
+    edges = torch.from_numpy(arrays["edge_index"].astype(np.int64))
+    parts = {k: torch.from_numpy(arrays[k].astype(np.int64)) for k in _PARTS}
+    return NodeDataset(
+        name=name,
+        graph=Graph.from_edges(edges, len(labels)),
+        features=features,
+        labels=labels,
+        num_classes=int(labels.max()) + 1,
+        train_nodes=parts["train"],
+        valid_nodes=parts["val"],
+        test_nodes=parts["test"],
+    )
+
+
+_PARTS = ("train", "val", "test")
+
+
+def generated(
+    statistics: GraphStatistics,
+    *,
+    name: str = "generated",
+    seed: int = 0,
+    device: str = "cpu",
+    noise: float = 3.0,
+) -> NodeDataset:
+    """A generated graph with features that tell something about the class.
+
+    A feature row is the centre of its class plus Gaussian noise: neighbours help,
+    because they share the class more often than not.
+
+    Args:
+        statistics: sizes; the defaults are those of ogbn-products.
+        seed: everything depends on it.
+        device: where to draw; "cuda" makes large sets in seconds.
+        noise: standard deviation of the noise; the centres have 1.
+    """
+    graph, labels = generate_graph(statistics, seed=seed, device=device)
+    features = empty_table((graph.num_nodes, statistics.num_features), torch.float32)
+    fill_features(features, labels, seed=seed, device=device, noise=noise)
+    order = torch.randperm(
+        graph.num_nodes, generator=torch.Generator().manual_seed(seed + 1)
+    )
+    num_train = max(1, round(statistics.train_share * graph.num_nodes))
+    num_valid = max(1, num_train // 5)
+    return NodeDataset(
+        name=name,
+        graph=graph,
+        features=features,
+        labels=labels,
+        num_classes=statistics.num_classes,
+        train_nodes=order[:num_train],
+        valid_nodes=order[num_train : num_train + num_valid],
+        test_nodes=order[num_train + num_valid : num_train + 2 * num_valid],
+    )
+
+
+def fill_features(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    seed: int,
+    device: str,
+    noise: float,
+) -> None:
+    """Write class centre + noise into every row, a block of rows at a time."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    num_classes = int(labels.max()) + 1
+    centres = torch.randn(
+        num_classes, features.shape[1], generator=generator, device=device
+    )
+    for start in range(0, len(labels), _FILL_ROWS):
+        part = labels[start : start + _FILL_ROWS].to(device)
+        rows = torch.randn(
+            len(part), features.shape[1], generator=generator, device=device
+        )
+        rows.mul_(noise).add_(centres[part])
+        features[start : start + len(part)].copy_(rows)
+
+
+def load(
+    name: str,
+    *,
+    directory: str | None = None,
+    statistics: GraphStatistics | None = None,
+    seed: int = 0,
+    device: str = "auto",
+) -> NodeDataset:
+    """The data set that a config names.
+
+    Args:
+        name: "generated", or a file of `planetoid` ("cora", "citeseer").
+        directory: where planetoid files lie.
+        statistics: of the generated graph; None: those of ogbn-products.
+        seed: of the generated graph.
+        device: where to generate; "auto" takes the GPU if there is one.
+
+    Raises:
+        ValueError: a planetoid name without a directory.
+    """
+    if name != "generated":
+        if directory is None:
+            raise ValueError(
+                f"dataset {name!r} expects trainer.dataset.directory, where {name}.npz "
+                'lies; "generated" needs none'
+            )
+        return planetoid(directory, name)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return generated(statistics or GraphStatistics(), seed=seed, device=device)

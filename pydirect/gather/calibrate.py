@@ -1,0 +1,201 @@
+"""Measure the rates behind the chooser, on the table that is being gathered from.
+
+Rates depend on the size of the table (see [Note: Translation] in model), so they are
+measured on the first table of a size class, in under a second, and cached on disk for
+this device, driver, size class and number of threads.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from pydirect.gather.model import Rates, Workload, touched_pages
+from pydirect.gather.on_gpu import Engine
+from pydirect.gather.request import Path, Request
+from pydirect.kernels.nvrtc import cache_directory, write_atomically
+from pydirect.memory import empty_pinned, reach
+
+_VERSION = 2
+_SMALLEST_BYTES = 64 << 20
+_LINE_BYTES = 128
+_LONG_BYTES = 4096
+_PAGE_CANDIDATES = tuple(1 << log2 for log2 in range(12, 23))
+
+
+def size_class(table_bytes: int) -> int:
+    """Tables whose sizes round to the same power of two share their rates."""
+    return max(0, round(math.log2(max(1, table_bytes) / _SMALLEST_BYTES)))
+
+
+def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
+    """The rates for ``table`` (uint8, 2-D, pinned) on the engine's device."""
+    file = _cache_file(engine.device, table)
+    try:
+        return Rates(**json.loads(file.read_text()))
+    except (OSError, TypeError, ValueError):
+        # Missing, from another version, or damaged: measure again.
+        rates = measure(engine, table)
+    text = json.dumps(dataclasses.asdict(rates), indent=1)
+    write_atomically(file, text.encode())
+    return rates
+
+
+def _cache_file(device: torch.device, table: torch.Tensor) -> FilePath:
+    properties = torch.cuda.get_device_properties(device)
+    facts = {
+        "version": _VERSION,
+        "device": properties.name,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "reach": reach(table).value,
+        "size_class": size_class(table.nbytes),
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_directory() / f"rates-{digest[:24]}.json"
+
+
+def measure(engine: Engine, table: torch.Tensor) -> Rates:
+    """Measure all rates; takes 0.2 to 1 s and waits for the device."""
+    flat = table.reshape(-1)
+    if flat.numel() < _SMALLEST_BYTES:
+        flat = empty_pinned((_SMALLEST_BYTES,), torch.uint8)
+    lines, long_rows = _rows(flat, _LINE_BYTES), _rows(flat, _LONG_BYTES)
+
+    def ms(rows: torch.Tensor, num: int, path: Path) -> float:
+        return _gather_ms(engine, rows, num, path)
+
+    num_long = (128 << 20) // _LONG_BYTES
+    link_gbps = num_long * _LONG_BYTES / ms(long_rows, num_long, Path.SORTED) / 1e6
+    direct_ms = ms(lines, 64, Path.DIRECT)
+    sorted_ms = ms(lines, 64, Path.SORTED)
+    random_ns = (ms(lines, 200_000, Path.DIRECT) - direct_ms) * 5
+    near = lines[: _SMALLEST_BYTES // _LINE_BYTES]
+    near_ms = ms(near, 1_000_000, Path.SORTED) - sorted_ms
+    sort_ns = max(0.0, near_ms - 1e6 * _LINE_BYTES / link_gbps / 1e6)
+    page_bytes, page_ns = fit_pages(
+        {
+            n: ms(lines, n, Path.SORTED) - sorted_ms
+            for n in (50_000, 200_000, 1_000_000)
+        },
+        table_bytes=lines.nbytes,
+        sort_ns=sort_ns,
+    )
+    cpu_ms = ms(lines, 64, Path.CPU)
+    dma_gbps = _dma_gbps(engine.device, flat)
+    run_ms = _run_ms(engine, near)
+    line_ns = (ms(lines, 200_000, Path.CPU) - cpu_ms) * 5
+    long_ns = (ms(long_rows, 16_384, Path.CPU) - cpu_ms) * 1e6 / 16_384
+    cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
+    return Rates(
+        link_gbps=link_gbps,
+        dma_gbps=dma_gbps,
+        direct_ms=direct_ms,
+        sorted_ms=sorted_ms,
+        random_ns=max(0.0, random_ns),
+        sort_ns=sort_ns,
+        page_ns=page_ns,
+        page_bytes=page_bytes,
+        cpu_ms=cpu_ms,
+        cpu_row_ns=max(0.0, line_ns - _LINE_BYTES * cpu_byte_ns),
+        cpu_byte_ns=cpu_byte_ns,
+        dma_call_us=_dma_call_us(engine.device, flat),
+        dma_index_ns=max(
+            0.0, (run_ms - cpu_ms) * 1e6 / near.shape[0] - _LINE_BYTES / dma_gbps
+        ),
+    )
+
+
+def fit_pages(
+    sorted_ms: dict[int, float], *, table_bytes: int, sort_ns: float
+) -> tuple[int, float]:
+    """The page size and the cost of a page that explain sorted gathers of lines best.
+
+    Args:
+        sorted_ms: milliseconds by number of rows, launch costs taken off.
+        table_bytes: size of the table the rows were drawn from.
+        sort_ns: cost of ordering, an index.
+
+    Returns:
+        Bytes a translation covers, and nanoseconds for it.
+    """
+    works = {
+        n: Workload(num_indices=n, row_bytes=_LINE_BYTES, table_bytes=table_bytes)
+        for n in sorted_ms
+    }
+
+    def fit(page_bytes: int) -> tuple[float, float]:
+        costs = [
+            max(0.0, took * 1e6 - n * sort_ns) / touched_pages(n, works[n], page_bytes)
+            for n, took in sorted_ms.items()
+        ]
+        page_ns = statistics.mean(costs)
+        spread = statistics.pstdev(costs) / page_ns if page_ns else 0.0
+        return spread, page_ns
+
+    best = min(_PAGE_CANDIDATES, key=lambda page_bytes: fit(page_bytes)[0])
+    return best, fit(best)[1]
+
+
+def _rows(flat: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    num = flat.numel() // row_bytes
+    return flat[: num * row_bytes].view(num, row_bytes)
+
+
+def _gather_ms(engine: Engine, rows: torch.Tensor, num: int, path: Path) -> float:
+    out = torch.empty(num, rows.shape[1], dtype=torch.uint8, device=engine.device)
+
+    def once() -> Callable[[], Any]:
+        index = torch.randint(0, rows.shape[0], (num,), device=engine.device)
+        request = Request(table=rows, index=index, out=out)
+        return lambda: engine.gather(request, path)
+
+    return _median_ms(engine.device, once)
+
+
+def _run_ms(engine: Engine, rows: torch.Tensor) -> float:
+    """One run over all of ``rows``: what looking for runs costs."""
+    index = torch.arange(rows.shape[0], device=engine.device)
+    out = torch.empty(rows.shape, dtype=torch.uint8, device=engine.device)
+    request = Request(table=rows, index=index, out=out)
+    return _median_ms(engine.device, lambda: lambda: engine.gather(request, Path.DMA))
+
+
+def _median_ms(device: torch.device, prepare: Callable[[], Callable[[], Any]]) -> float:
+    """Wall-clock milliseconds of what ``prepare`` returns, device included; the first
+    of four runs warms up."""
+    times = []
+    for _ in range(4):
+        work = prepare()
+        torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times[1:])
+
+
+def _dma_gbps(device: torch.device, flat: torch.Tensor) -> float:
+    size = min(flat.numel(), 256 << 20)
+    target = torch.empty(size, dtype=torch.uint8, device=device)
+    copy = target.copy_
+    took = _median_ms(device, lambda: lambda: copy(flat[:size], non_blocking=True))
+    return size / took / 1e6
+
+
+def _dma_call_us(device: torch.device, flat: torch.Tensor) -> float:
+    target = torch.empty(_LONG_BYTES, dtype=torch.uint8, device=device)
+
+    def calls() -> None:
+        for _ in range(100):
+            target.copy_(flat[:_LONG_BYTES], non_blocking=True)
+
+    return _median_ms(device, lambda: calls) * 1e3 / 100

@@ -1,0 +1,140 @@
+"""How long a gather takes on each path: what the chooser compares.
+
+[Note: Translation] The link moves about 55 GB/s (PCIe 5), but on tables beyond what the
+GPU's translation caches cover, every row in random order costs one translation of its
+address, and translations have a rate of their own, whatever the size of the row. In
+address order one translation serves all the rows of its page. So a zero-copy gather
+takes the longer of the two, bytes over link rate or translations over translation rate,
+and sorting pays where it saves more translations than it costs.
+"""
+
+import math
+from dataclasses import dataclass
+
+from pydirect.gather.request import Path
+
+_SECTOR_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One gather, as far as its time depends on it."""
+
+    num_indices: int
+    row_bytes: int
+    table_bytes: int
+    distinct_share: float = 1.0
+    """Distinct indices over indices, as last surveyed; 1 when unknown."""
+
+    run_rows: float = 1.0
+    """Mean length of runs of consecutive rows, as last surveyed; 1 when unknown."""
+
+    aligned: bool = True
+    """Whether every row starts on a 32-byte sector."""
+
+    @property
+    def useful_bytes(self) -> int:
+        return self.num_indices * self.row_bytes
+
+    @property
+    def moved_bytes_a_row(self) -> int:
+        """Bytes the link carries for a row: whole sectors."""
+        sectors = math.ceil(self.row_bytes / _SECTOR_BYTES)
+        return _SECTOR_BYTES * (sectors + (0 if self.aligned else 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What calibration measured for one device, table size and number of threads."""
+
+    link_gbps: float
+    """Zero-copy reads of long rows, GB/s."""
+
+    dma_gbps: float
+    """Pinned host-to-device copy, GB/s."""
+
+    direct_ms: float
+    """Smallest direct gather."""
+
+    sorted_ms: float
+    """Smallest sorted gather."""
+
+    random_ns: float
+    """A row of one sector line in random order."""
+
+    sort_ns: float
+    """Ordering, an index."""
+
+    page_ns: float
+    """A page in address order."""
+
+    page_bytes: int
+    """What one translation covers in address order."""
+
+    cpu_ms: float
+    """Smallest CPU gather: bringing the index to the CPU, and one copy."""
+
+    cpu_row_ns: float
+    """CPU gather, a row, all threads."""
+
+    cpu_byte_ns: float
+    """CPU gather, a byte, all threads."""
+
+    dma_call_us: float
+    """One more copy call."""
+
+    dma_index_ns: float
+    """Looking for runs on the CPU, an index."""
+
+
+def predict_ms(rates: Rates, work: Workload, path: Path) -> float:
+    """Milliseconds of ``work`` on ``path``."""
+    return {
+        Path.DIRECT: _direct_ms,
+        Path.SORTED: _sorted_ms,
+        Path.CPU: _cpu_ms,
+        Path.DMA: _dma_ms,
+    }[path](rates, work)
+
+
+def _direct_ms(rates: Rates, work: Workload) -> float:
+    link_ns = work.num_indices * work.moved_bytes_a_row / rates.link_gbps
+    # Rows longer than a page are translated once a page.
+    pages = max(1.0, work.row_bytes / rates.page_bytes)
+    translation_ns = work.num_indices / work.run_rows * rates.random_ns * pages
+    return rates.direct_ms + max(link_ns, translation_ns) / 1e6
+
+
+def _sorted_ms(rates: Rates, work: Workload) -> float:
+    rows = work.num_indices * work.distinct_share
+    link_ns = rows * work.moved_bytes_a_row / rates.link_gbps
+    translation_ns = touched_pages(rows, work, rates.page_bytes) * rates.page_ns
+    sort_ns = work.num_indices * rates.sort_ns
+    return rates.sorted_ms + (sort_ns + max(link_ns, translation_ns)) / 1e6
+
+
+def touched_pages(rows: float, work: Workload, page_bytes: int) -> float:
+    """Pages that hold at least one of ``rows`` rows drawn at random."""
+    pages = max(1.0, work.table_bytes / page_bytes)
+    touched = pages * -math.expm1(-rows / pages)
+    return touched + rows * work.row_bytes / page_bytes
+
+
+def _cpu_ms(rates: Rates, work: Workload) -> float:
+    gather_ns = work.num_indices * (
+        rates.cpu_row_ns + work.row_bytes * rates.cpu_byte_ns
+    )
+    copy_ns = work.useful_bytes / rates.dma_gbps
+    return rates.cpu_ms + max(gather_ns, copy_ns) / 1e6
+
+
+def _dma_ms(rates: Rates, work: Workload) -> float:
+    look_ns = work.num_indices * rates.dma_index_ns
+    calls_ns = work.num_indices / work.run_rows * rates.dma_call_us * 1e3
+    copy_ns = max(calls_ns, work.useful_bytes / rates.dma_gbps)
+    return rates.cpu_ms + (look_ns + copy_ns) / 1e6
+
+
+def choose_path(rates: Rates, work: Workload) -> Path:
+    """The path with the least predicted time."""
+    return min(Path, key=lambda path: predict_ms(rates, work, path))

@@ -1,0 +1,347 @@
+"""Mini-batches on the device while the one before trains.
+
+Three stages overlap, as in chapter 3 of S. W. Min's dissertation but inside one
+process: threads sample, one thread fetches (features, edges, labels) on a side stream
+into buffers that take turns, and the caller trains on its own stream. The features are
+fetched by a `Fetch`: `DirectFetch` lets the GPU gather from host memory, `StagedFetch`
+is what PyG does (CPU gather, pin, copy).
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from pydirect.gather import index_select
+from pydirect.sampling import Graph, NeighborSampler, SampledBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How batches are made."""
+
+    batch_size: int = 1024
+    """Seeds a batch."""
+
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    """Neighbours a node, hop by hop."""
+
+    num_samplers: int = 4
+    """Sampling threads."""
+
+    num_buffers: int = 2
+    """Batches on the device at once; 1 turns overlap with training off."""
+
+    max_sms: int | None = None
+    """Streaming multiprocessors that gathering may use; None: the gather decides."""
+
+    shuffle: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_samplers", "num_buffers"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}: expects at least 1, got {getattr(self, name)}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniBatch:
+    """One batch on the training device. The memory of ``x`` is reused once the next
+    batch is asked for."""
+
+    x: torch.Tensor
+    """Features, shape (num_nodes, num_features)."""
+
+    y: torch.Tensor
+    """Labels of the seeds, shape (num_seeds,)."""
+
+    edge_index: torch.Tensor
+    """int64, shape (2, num_edges)."""
+
+    num_seeds: int
+    num_nodes_per_hop: tuple[int, ...]
+    num_edges_per_hop: tuple[int, ...]
+
+
+class Fetch(Protocol):
+    """Brings rows of a host table to the training device."""
+
+    def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """``table[node_ids]`` on the device, on the current stream.
+
+        Args:
+            node_ids: int64, shape (num_nodes,), CPU.
+            slot: which of the buffers that take turns may be used.
+        """
+        ...
+
+
+class StagedFetch:
+    """PyG's way: the CPU gathers with all its threads, pins, and copies."""
+
+    def __init__(self, table: torch.Tensor, device: torch.device) -> None:
+        """``table``: CPU, shape (num_nodes, num_features)."""
+        self._table = table
+        self._device = device
+
+    def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """See `Fetch.rows`. Every batch is a new tensor, as in PyG."""
+        return _send(self._table.index_select(0, node_ids), self._device)
+
+
+class DirectFetch:
+    """The GPU gathers from host memory, into buffers that take turns."""
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        device: torch.device,
+        num_slots: int,
+        max_sms: int | None = None,
+    ) -> None:
+        """``table``: pinned CPU tensor, shape (num_nodes, num_features); plain memory
+        does where ``device`` is the CPU."""
+        self._table = table
+        self._device = device
+        self._max_sms = max_sms
+        self._buffers: list[torch.Tensor | None] = [None] * num_slots
+
+    def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """See `Fetch.rows`."""
+        return index_select(
+            self._table,
+            _send(node_ids, self._device),
+            out=self._buffer(slot, len(node_ids)),
+            max_sms=self._max_sms,
+        )
+
+    def _buffer(self, slot: int, num_rows: int) -> torch.Tensor:
+        buffer = self._buffers[slot]
+        if buffer is None or buffer.shape[0] < num_rows:
+            # A tenth more than needed, so that the buffer grows a few times only.
+            shape = (num_rows + num_rows // 10, *self._table.shape[1:])
+            buffer = torch.empty(shape, dtype=self._table.dtype, device=self._device)
+            self._buffers[slot] = buffer
+        return buffer[:num_rows]
+
+
+class MiniBatchLoader:
+    """Iterates over the batches of an epoch; iterate again for the next epoch."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        labels: torch.Tensor,
+        seeds: torch.Tensor,
+        fetch: Fetch,
+        config: LoaderConfig,
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            graph: whose neighbourhoods are sampled.
+            labels: shape (num_nodes,), CPU.
+            seeds: int64, shape (num_seeds,): the nodes to make batches of.
+            fetch: how features reach ``device``.
+            config: see `LoaderConfig`.
+            device: where training runs.
+        """
+        self._graph = graph
+        self._labels = labels
+        self._seeds = seeds
+        self._fetch = fetch
+        self._config = config
+        self._device = device
+        self._epoch = 0
+        self._scratch = threading.local()
+        self._num_threads = torch.get_num_threads()
+        self._side = _new_stream(device) if device.type == "cuda" else None
+
+    def __len__(self) -> int:
+        return -(-len(self._seeds) // self._config.batch_size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration makes; it decides the order and samples."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch = value
+
+    def sampled(self) -> Iterator[SampledBatch]:
+        """The sampled batches of one epoch, in order, on the CPU."""
+        plan = self._plan()
+        waiting: deque[Future[SampledBatch]] = deque()
+        with ThreadPoolExecutor(self._config.num_samplers) as pool:
+            try:
+                for number, seeds in enumerate(plan):
+                    waiting.append(pool.submit(self._sample, seeds, number))
+                    if len(waiting) > 2 * self._config.num_samplers:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+                self._epoch += 1
+                self.use_all_threads()
+
+    def use_all_threads(self) -> None:
+        """Let operators of this thread use the threads they had before sampling.
+
+        See `_sample`: a thread's setting is also the default of threads to come.
+        """
+        torch.set_num_threads(self._num_threads)
+
+    def fetch(self, sampled: SampledBatch, slot: int = 0) -> MiniBatch:
+        """One batch on the device, on the current stream."""
+        seeds = sampled.node_ids[: sampled.num_seeds]
+        return MiniBatch(
+            x=self._fetch.rows(sampled.node_ids, slot),
+            y=_send(self._labels[seeds], self._device),
+            edge_index=_send(sampled.edge_index, self._device),
+            num_seeds=sampled.num_seeds,
+            num_nodes_per_hop=sampled.num_nodes_per_hop,
+            num_edges_per_hop=sampled.num_edges_per_hop,
+        )
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        """Batches in order; a batch's memory is reused once the next one is asked for.
+
+        Leaving the loop early stops the threads.
+        """
+        if self._config.num_buffers == 1:
+            for sampled in self.sampled():
+                yield self.fetch(sampled)
+            return
+        pipeline = _Pipeline(self, self._config.num_buffers, self._side)
+        try:
+            yield from pipeline.batches()
+        finally:
+            pipeline.stop()
+
+    def _plan(self) -> tuple[torch.Tensor, ...]:
+        seeds = self._seeds
+        if self._config.shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(self._config.seed * 1_000_003 + self._epoch)
+            seeds = seeds[torch.randperm(len(seeds), generator=generator)]
+        return tuple(torch.split(seeds, self._config.batch_size))
+
+    def _sample(self, seeds: torch.Tensor, number: int) -> SampledBatch:
+        if not hasattr(self._scratch, "sampler"):
+            # Threads are the parallelism here: one core each.
+            torch.set_num_threads(1)
+            self._scratch.sampler = NeighborSampler(self._graph, self._config.fanouts)
+        sampler: NeighborSampler = self._scratch.sampler
+        epoch = self._config.seed * 1_000_003 + self._epoch
+        return sampler.sample(seeds, (epoch << 24) + number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Slot:
+    """A buffer that is free once ``released`` has passed."""
+
+    number: int
+    released: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    batch: MiniBatch
+    slot: int
+    fetched: Any
+
+
+class _Pipeline:
+    """The fetching thread of one epoch and its two queues."""
+
+    def __init__(
+        self, loader: MiniBatchLoader, num_slots: int, side: Any | None
+    ) -> None:
+        self._loader = loader
+        self._side = side
+        self._free: queue.Queue[_Slot | None] = queue.Queue()
+        self._ready: queue.Queue[_Ready | BaseException | None] = queue.Queue()
+        self._stopping = threading.Event()
+        for number in range(num_slots):
+            self._free.put(_Slot(number=number, released=None))
+        self._thread = threading.Thread(target=self._work, name="pydirect-fetch")
+        self._thread.start()
+
+    def batches(self) -> Iterator[MiniBatch]:
+        """Batches as they get ready, ordered before the caller's stream."""
+        while True:
+            ready = self._ready.get()
+            if ready is None:
+                return
+            if isinstance(ready, BaseException):
+                raise ready
+            if ready.fetched is not None:
+                _hand_over(ready.batch, ready.fetched)
+            yield ready.batch
+            released = None
+            if self._side is not None:
+                released = torch.cuda.current_stream().record_event()
+            self._free.put(_Slot(number=ready.slot, released=released))
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it; the queues are dropped."""
+        self._stopping.set()
+        self._free.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        sampled = self._loader.sampled()
+        on_side = torch.cuda.stream(self._side) if self._side else nullcontext()
+        try:
+            with on_side:
+                self._loader.use_all_threads()
+                for batch in sampled:
+                    slot = self._free.get()
+                    if slot is None or self._stopping.is_set():
+                        return
+                    self._ready.put(self._fetch(batch, slot))
+            self._ready.put(None)
+        except BaseException as error:  # handed to the caller, who raises it
+            self._ready.put(error)
+        finally:
+            sampled.close()  # type: ignore[attr-defined]
+
+    def _fetch(self, sampled: SampledBatch, slot: _Slot) -> _Ready:
+        if self._side is None:
+            batch = self._loader.fetch(sampled, slot.number)
+            return _Ready(batch=batch, slot=slot.number, fetched=None)
+        if slot.released is not None:
+            self._side.wait_event(slot.released)
+        batch = self._loader.fetch(sampled, slot.number)
+        fetched = self._side.record_event()
+        return _Ready(batch=batch, slot=slot.number, fetched=fetched)
+
+
+def _new_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _hand_over(batch: MiniBatch, fetched: Any) -> None:
+    """Order a batch made on the side stream before the caller's stream."""
+    stream = torch.cuda.current_stream(batch.x.device)
+    stream.wait_event(fetched)
+    for tensor in (batch.x, batch.y, batch.edge_index):
+        tensor.record_stream(stream)
+
+
+def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """To the device through pinned memory, without waiting."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

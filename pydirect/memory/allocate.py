@@ -1,0 +1,44 @@
+"""Host tensors by purpose, from the pools of the process."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pydirect.memory.arena import HUGE_PAGE_BYTES, Backing
+from pydirect.memory.managed import managed_capacity_bytes
+from pydirect.memory.pool import default_pool
+
+# Below this the small pages of pinned memory fit the GPU's translation caches.
+_TABLE_BYTES = 64 << 20
+
+
+def empty_pinned(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    numa_nodes: tuple[int, ...] = (),
+) -> torch.Tensor:
+    """An uninitialised host tensor for copies to and from GPUs; see `HostPool`."""
+    return default_pool().empty(shape, dtype, numa_nodes=numa_nodes)
+
+
+def empty_table(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """An uninitialised host tensor for GPUs to read in place, at random.
+
+    From `Backing.MANAGED`, which GPUs map in large pages, when the tensor is large
+    enough for that to matter and `managed_capacity_bytes` is not exceeded; pinned
+    memory (`empty_pinned`) otherwise. `reach` says which it is. Managed memory is not
+    for processes forked later; use `empty_pinned` for those.
+
+    Raises:
+        HostMemoryError: a limit of the machine forbids it.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pool = default_pool(Backing.MANAGED)
+    room = managed_capacity_bytes() - pool.stats().in_use_bytes
+    if _TABLE_BYTES <= num_bytes <= room - HUGE_PAGE_BYTES:
+        return pool.empty(shape, dtype)
+    return empty_pinned(shape, dtype)

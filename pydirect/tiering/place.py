@@ -1,0 +1,100 @@
+"""Where each row of a reordered table lies: in each GPU, spread over GPUs, or the host.
+
+Rows are numbered by heat (`reorder_by`). The hottest are copied to every GPU, the next
+are dealt out to the GPUs one by one, which balances memory and links, and the rest stay
+in host memory. The address is arithmetic on the row number (Listing 4.1 of the
+dissertation, with its order of evaluation put right).
+"""
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+
+class Tier(enum.IntEnum):
+    """Nearest first."""
+
+    REPLICATED = 0
+    SPREAD = 1
+    HOST = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """Boundaries of the tiers, as row numbers."""
+
+    num_rows: int
+    replicated_rows: int
+    """Rows 0 to this one, exclusive, are in every GPU."""
+
+    spread_rows: int
+    """So many rows after them are spread over the GPUs."""
+
+    num_gpus: int
+
+    def __post_init__(self) -> None:
+        kept = self.replicated_rows + self.spread_rows
+        if min(self.replicated_rows, self.spread_rows) < 0 or kept > self.num_rows:
+            raise ValueError(
+                f"TierPlan expects tiers inside {self.num_rows} rows, got "
+                f"{self.replicated_rows} replicated and {self.spread_rows} spread"
+            )
+        if self.num_gpus < 1:
+            raise ValueError(f"num_gpus: expects at least 1, got {self.num_gpus}")
+
+    def locate(
+        self, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tier, GPU and row inside that tier's table of each row.
+
+        Args:
+            rows: integer, any shape.
+
+        Returns:
+            Three int64 tensors of the same shape. The GPU is 0 for replicated rows
+            (every GPU has them) and host rows.
+        """
+        offset = rows.long() - self.replicated_rows
+        spread = (offset >= 0) & (offset < self.spread_rows)
+        host = offset >= self.spread_rows
+        tier = torch.where(host, int(Tier.HOST), torch.where(spread, 1, 0))
+        gpu = torch.where(spread, offset % self.num_gpus, 0)
+        inside = torch.where(
+            spread, offset.div(self.num_gpus, rounding_mode="floor"), rows.long()
+        )
+        return tier, gpu, torch.where(host, offset - self.spread_rows, inside)
+
+    def rows_on(self, gpu: int) -> torch.Tensor:
+        """The rows of the spread tier that GPU ``gpu`` holds, in their order there."""
+        first = self.replicated_rows + gpu
+        end = self.replicated_rows + self.spread_rows
+        return torch.arange(first, max(first, end), self.num_gpus)
+
+
+def plan_tiers(
+    num_rows: int,
+    row_bytes: int,
+    *,
+    replicated_bytes: int,
+    spread_bytes: int = 0,
+    num_gpus: int = 1,
+) -> TierPlan:
+    """Boundaries from byte budgets of one GPU.
+
+    Args:
+        num_rows: of the table.
+        row_bytes: of one row.
+        replicated_bytes: what each GPU gives to rows that all have.
+        spread_bytes: what each GPU gives to its share of spread rows; GPUs without a
+            fast link between them should give none.
+        num_gpus: that share the spread tier.
+    """
+    replicated = min(num_rows, replicated_bytes // row_bytes)
+    spread = min(num_rows - replicated, spread_bytes // row_bytes * num_gpus)
+    return TierPlan(
+        num_rows=num_rows,
+        replicated_rows=replicated,
+        spread_rows=spread,
+        num_gpus=num_gpus,
+    )

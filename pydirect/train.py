@@ -1,0 +1,270 @@
+"""Node classification with sampled neighbourhoods: the trainer behind the recipes.
+
+Built by Hydra from ``configs/gnn/*.yaml`` (``_target_``), or by hand. The features stay
+in host memory; `FetchMode` says how they reach the GPU.
+"""
+
+import enum
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from pydirect.datasets import NodeDataset
+from pydirect.loader import (
+    DirectFetch,
+    Fetch,
+    LoaderConfig,
+    MiniBatch,
+    MiniBatchLoader,
+    StagedFetch,
+)
+
+_CHECKPOINT = "checkpoint.pt"
+_METRICS = "metrics.jsonl"
+
+
+class FetchMode(enum.Enum):
+    """How feature rows reach the training device."""
+
+    DIRECT = "direct"  # the GPU gathers from host memory
+    STAGED = "staged"  # PyG's way: CPU gather, pin, copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run has reached."""
+
+    losses: tuple[float, ...]
+    """Mean training loss, epoch by epoch (of this run: a resumed one has fewer)."""
+
+    valid_accuracy: float
+    test_accuracy: float
+    epoch_seconds: float
+    """Mean wall time of a training epoch."""
+
+    peak_device_bytes: int
+    """Peak of PyTorch's CUDA allocator; 0 without a GPU."""
+
+
+@dataclass(kw_only=True)
+class NodeClassificationTrainer:
+    """Trains a PyG model on a `NodeDataset`."""
+
+    dataset: NodeDataset
+    model: Callable[..., torch.nn.Module]
+    """Called with in_channels and out_channels; a PyG model with as many layers as the
+    loader has fanouts (for instance ``torch_geometric.nn.GraphSAGE``)."""
+
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+    """Called with the parameters."""
+
+    fetch: FetchMode | str = FetchMode.DIRECT
+    epochs: int = 10
+    seed: int = 0
+    device: str = "auto"
+    """"auto" takes the GPU if there is one."""
+
+    run_directory: str | None = None
+    """Where metrics.jsonl and checkpoint.pt go; None writes nothing."""
+
+    resume: bool = False
+    """Continue from checkpoint.pt in ``run_directory``, if there is one."""
+
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        self.fetch = FetchMode(self.fetch)
+        if self.resume and self.run_directory is None:
+            raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
+        torch.manual_seed(self.seed)
+        self.target = pick_device(self.device)
+        self.network = self.model(
+            in_channels=self.dataset.num_features,
+            out_channels=self.dataset.num_classes,
+        ).to(self.target)
+        self.solver = self.optimizer(self.network.parameters())
+        self.batches = self._loader(self.dataset.train_nodes, shuffle=True)
+        self._first_epoch = self._load() if self.resume else 0
+
+    def run(self) -> dict[str, Any]:
+        """Train, measure, and return the result as plain values."""
+        result = self.fit()
+        if self.progress:
+            print(
+                f"{self.dataset.name}: test accuracy {result.test_accuracy:.4f}, "
+                f"{result.epoch_seconds:.2f} s an epoch"
+            )
+        return {name: getattr(result, name) for name in result.__dataclass_fields__}
+
+    def fit(self) -> TrainResult:
+        """Train the epochs that are left, then measure accuracy."""
+        if self.target.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.target)
+        losses, seconds = [], []
+        with _Metrics(self.run_directory, append=self._first_epoch > 0) as log:
+            for epoch in range(self._first_epoch, self.epochs):
+                begun = time.perf_counter()
+                losses.append(self.train_epoch(epoch))
+                seconds.append(time.perf_counter() - begun)
+                accuracy = self.accuracy(self.dataset.valid_nodes)
+                log(epoch=epoch, loss=losses[-1], valid=accuracy, seconds=seconds[-1])
+                self._save(epoch)
+            valid = self.accuracy(self.dataset.valid_nodes)
+            test = self.accuracy(self.dataset.test_nodes)
+            log(valid=valid, test=test)
+        peak = 0
+        if self.target.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.target)
+        return TrainResult(
+            losses=tuple(losses),
+            valid_accuracy=valid,
+            test_accuracy=test,
+            epoch_seconds=sum(seconds) / max(1, len(seconds)),
+            peak_device_bytes=peak,
+        )
+
+    def train_epoch(self, epoch: int) -> float:
+        """One pass over the training nodes; returns the mean loss a node."""
+        self.network.train()
+        self.batches.epoch = epoch
+        # Dropout repeats after a resume: the epoch decides, not what ran before.
+        torch.manual_seed(self.seed * 1_000_003 + epoch)
+        total = torch.zeros((), device=self.target)
+        bar = _bar(self.batches, f"epoch {epoch}", self.progress)
+        for batch in bar:
+            total += self.step(batch).detach() * batch.num_seeds
+        return float(total) / len(self.dataset.train_nodes)
+
+    def step(self, batch: MiniBatch) -> torch.Tensor:
+        """Forward, backward and update; returns the loss, shape ()."""
+        self.solver.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(self.scores(batch), batch.y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.solver.step()
+        return loss
+
+    def scores(self, batch: MiniBatch) -> torch.Tensor:
+        """Class scores of the seeds, shape (num_seeds, num_classes).
+
+        Each layer computes only what later layers read (PyG's trimming by hops).
+        """
+        out: torch.Tensor = self.network(
+            batch.x,
+            batch.edge_index,
+            num_sampled_nodes_per_hop=list(batch.num_nodes_per_hop),
+            num_sampled_edges_per_hop=list(batch.num_edges_per_hop),
+        )
+        return out[: batch.num_seeds]
+
+    @torch.no_grad()
+    def accuracy(self, nodes: torch.Tensor) -> float:
+        """Share of ``nodes`` classified rightly, on sampled neighbourhoods."""
+        self.network.eval()
+        right = torch.zeros((), dtype=torch.int64, device=self.target)
+        for batch in self._loader(nodes, shuffle=False):
+            right += (self.scores(batch).argmax(1) == batch.y).sum()
+        return int(right) / max(1, len(nodes))
+
+    def new_fetch(self) -> Fetch:
+        """The features' way to the device, with buffers of its own."""
+        if self.fetch is FetchMode.STAGED:
+            return StagedFetch(self.dataset.features, self.target)
+        return DirectFetch(
+            self.dataset.features,
+            self.target,
+            num_slots=self.loader.num_buffers,
+            max_sms=self.loader.max_sms,
+        )
+
+    def _loader(self, nodes: torch.Tensor, *, shuffle: bool) -> MiniBatchLoader:
+        given = self.loader
+        config = LoaderConfig(
+            batch_size=given.batch_size,
+            fanouts=tuple(given.fanouts),
+            num_samplers=given.num_samplers,
+            num_buffers=given.num_buffers,
+            max_sms=given.max_sms,
+            shuffle=shuffle and given.shuffle,
+            seed=given.seed,
+        )
+        return MiniBatchLoader(
+            self.dataset.graph,
+            self.dataset.labels,
+            nodes,
+            self.new_fetch(),
+            config,
+            self.target,
+        )
+
+    def _save(self, epoch: int) -> None:
+        if self.run_directory is None:
+            return
+        state = {
+            "epoch": epoch,
+            "model": self.network.state_dict(),
+            "optimizer": self.solver.state_dict(),
+        }
+        path = Path(self.run_directory) / _CHECKPOINT
+        # Renamed into place: a crash leaves the last whole checkpoint.
+        torch.save(state, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+    def _load(self) -> int:
+        """Restore the checkpoint if there is one; returns the epoch to start with."""
+        path = Path(str(self.run_directory)) / _CHECKPOINT
+        if not path.is_file():
+            return 0
+        state = torch.load(path, map_location=self.target, weights_only=True)
+        self.network.load_state_dict(state["model"])
+        self.solver.load_state_dict(state["optimizer"])
+        return int(state["epoch"]) + 1
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto": the current GPU, or the CPU where there is none."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+class _Metrics:
+    """JSON lines, or nowhere; as a context manager it gives ``log(**values)``."""
+
+    def __init__(self, directory: str | None, *, append: bool) -> None:
+        self._directory = directory
+        self._mode = "a" if append else "w"
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Callable[..., None]:
+        if self._directory is not None:
+            Path(self._directory).mkdir(parents=True, exist_ok=True)
+            path = Path(self._directory) / _METRICS
+            self._file = open(path, self._mode, encoding="utf-8")
+        return self._log
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _log(self, **values: float) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+
+
+def _bar(loader: MiniBatchLoader, description: str, shown: bool) -> Iterator[MiniBatch]:
+    if not shown:
+        yield from loader
+        return
+    from rich.progress import track
+
+    yield from track(loader, description=description, total=len(loader))

@@ -1,0 +1,304 @@
+"""GPU memory to SSD on every path, against a raw loop; and the malloc hook in training.
+
+    PYTHONPATH=. python recipes/bench/gds.py --directory /mnt/nvme0 --budget-s 300
+
+First the hook (subprocesses, `hook_train.py`), then the paths in alternate rounds, then
+the automatic choice. Every finished cell is on disk at once.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_record import Record
+from raw_io import RawFile, aligned_buffers, gb_per_s, scratch
+
+from ssdtrain.storage import PosixStorage, shim
+from ssdtrain.storage.choice import STAGED, StagedPath, choose_path
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.kvikio_shim import (
+    GdsMode,
+    KvikioFile,
+    availability,
+    kvikio_version,
+    set_threads,
+)
+
+MIB = 1024 * 1024
+HERE = Path(__file__).parent
+ALLOCATORS = {
+    "caching": "expandable_segments:False",
+    "async": "backend:cudaMallocAsync",
+    "expandable": "expandable_segments:True",
+}
+SECONDS_A_PROCESS = 15
+SIDES = (("without", False), ("with", True))
+
+
+def train(hook: Path | None, allocator: str, record: Path | None) -> dict[str, Any]:
+    """One training process; its JSON. A recorded one is short: a line a call."""
+    environment = {
+        **os.environ,
+        "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator],
+        "PYTORCH_ALLOC_CONF": ALLOCATORS[allocator],
+        "SSDTRAIN_HOOK_MIN_BYTES": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    if hook is not None:
+        environment = shim.preload(environment, hook)
+    if record is not None:
+        environment["SSDTRAIN_HOOK_RECORD"] = str(record)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "hook_train.py"), "40" if record is None else "3"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode != 0:
+        return {"error": done.stderr[-1500:]}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def hook_cell(hook: Path, allocator: str, num_pairs: int, out: Path) -> dict[str, Any]:
+    """Alternate processes with and without the hook; same losses, same step time?"""
+    recording = out / f"hook_calls_{allocator}.txt"
+    recorded = train(hook, allocator, recording)
+    if recorded.get("recorded_lines"):
+        # What came behind the reading of the counters is not in them.
+        lines = recording.read_text().splitlines()[: recorded["recorded_lines"]]
+        recording.write_text("\n".join(lines) + "\n")
+        recording.with_suffix(".json").write_text(json.dumps(recorded["counters"]))
+    runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for turn in range(num_pairs):
+        for hooked in (False, True) if turn % 2 == 0 else (True, False):
+            runs[hooked].append(train(hook if hooked else None, allocator, None))
+    cell: dict[str, Any] = {"what": "hook", "allocator": allocator}
+    everything = [recorded, *runs[False], *runs[True]]
+    failed = [r["error"] for r in everything if "error" in r]
+    if failed:
+        return {**cell, "error": failed[0]}
+    last, losses = runs[True][-1], runs[False][0]["losses"]
+    pairs = zip(runs[True], runs[False], strict=True)
+    return {
+        **cell,
+        "losses_equal": all(
+            r["losses"] == losses[: len(r["losses"])] for r in everything
+        ),
+        "num_losses": len(losses),
+        "step_ratio": round(
+            statistics.median(a["step_ms"] / b["step_ms"] for a, b in pairs), 4
+        ),
+        "step_ms": {name: [r["step_ms"] for r in runs[on]] for name, on in SIDES},
+        **{k: last[k] for k in ("segments", "counters", "coverage", "allocated_bytes")},
+    }
+
+
+def probe_modes(directory: Path) -> dict[str, Any]:
+    """What kvikio says, and how it opens files, in its own words."""
+    found = availability()
+    facts: dict[str, Any] = {
+        "modes": [mode.value for mode in found.modes],
+        "refusals": {r.mode.value: r.reason for r in found.refusals},
+        "nvidia_fs": Path("/proc/driver/nvidia-fs").exists(),
+    }
+    if not found.modes:
+        return facts
+    facts["kvikio"] = ".".join(map(str, kvikio_version()))
+    named = directory / "named"
+    named.write_bytes(bytes(MIB))
+    posix = PosixStorage([directory])
+    for mode in found.modes:
+        paths = (("name", str(named)), ("fd", f"/proc/self/fd/{posix.fileno(0)}"))
+        for kind, path in paths:
+            try:
+                KvikioFile(path, mode).close()
+                facts[f"{mode.value} opens by {kind}"] = True
+            except OSError as error:
+                facts[f"{mode.value} opens by {kind}"] = str(error)
+    posix.close()
+    named.unlink()
+    return facts
+
+
+class Paths:
+    """All paths from GPU buffers to the disk, over the same number of records."""
+
+    def __init__(self, place: Path, record_mib: int, depth: int) -> None:
+        self.record_bytes = record_mib * MIB
+        self.num_records = 2 * depth
+        self.depth = depth
+        self._close: list[Callable[[], None]] = []
+        self.calls: dict[str, tuple[Any, Any]] = {}
+        self.failures: dict[str, str] = {}
+        raw = RawFile(place, self.num_records, self.record_bytes)
+        self._close.append(raw.close)
+        self.host = aligned_buffers(depth, self.record_bytes)
+        self.device = [buffer.cuda() for buffer in self.host]
+        self.calls["raw"] = (raw.write, raw.read)
+        for num in (1, 2):
+            self._add(STAGED if num == 1 else "stripe of 2", self._staged(place, num))
+        set_threads(8)
+        for mode in availability().modes:
+            try:
+                storage = GdsStorage(PosixStorage([place]), mode)
+            except OSError as error:
+                self.failures[mode.value] = str(error)
+                continue
+            self._add(mode.value, (storage, storage))
+
+    def _staged(self, place: Path, num: int) -> tuple[PosixStorage, StagedPath]:
+        places = [place / f"member{i}" for i in range(num)] if num > 1 else [place]
+        for member in places:
+            member.mkdir(exist_ok=True)
+        storage = PosixStorage(places)
+        return storage, StagedPath(storage, self.record_bytes)
+
+    def _add(self, name: str, made: tuple[Any, Any]) -> None:
+        storage, path = made
+        slots = [storage.allocate(self.record_bytes) for _ in range(self.num_records)]
+        self._close.append(storage.close)
+        self.calls[name] = (
+            lambda block, buffer: path.write(slots[block], buffer),
+            lambda block, buffer: path.read(slots[block], buffer),
+        )
+
+    def round(self, name: str) -> tuple[float, float]:
+        """GB/s of a write and a read of all records."""
+        write, read = self.calls[name]
+        buffers = self.host if name == "raw" else self.device
+        return (
+            gb_per_s(write, self.num_records, buffers),
+            gb_per_s(read, self.num_records, buffers),
+        )
+
+    def close(self) -> None:
+        """Close all storages."""
+        for close in self._close:
+            close()
+
+
+def path_cells(
+    paths: Paths, num_rounds: int, left_s: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Alternate rounds over all paths; each path's ratio to the raw loop beside it."""
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths.calls}
+    for turn in range(1 + num_rounds):
+        if left_s() < 30:
+            break
+        names = list(seen) if turn % 2 == 0 else list(seen)[::-1]
+        for name in names:
+            try:
+                rates = paths.round(name)
+            except Exception as error:
+                paths.failures[name] = "".join(traceback.format_exception_only(error))
+                del seen[name]
+                continue
+            if turn:
+                seen[name].append(rates)
+    cells = [{"what": "path", "path": n, "error": e} for n, e in paths.failures.items()]
+    for name, rounds in seen.items():
+        cell: dict[str, Any] = {"what": "path", "path": name, "rounds": len(rounds)}
+        for at, what in enumerate(("write", "read")):
+            ours = [r[at] for r in rounds]
+            raw = [r[at] for r in seen["raw"]][: len(ours)]
+            cell[f"{what}_gb_per_s"] = round(statistics.median(ours), 3)
+            ratio = statistics.median(a / b for a, b in zip(ours, raw, strict=True))
+            cell[f"{what}_ratio"] = round(ratio, 3)
+        cells.append(cell)
+    return cells
+
+
+def stream_cell(place: Path) -> dict[str, Any]:
+    """Bytes written and read back in stream order, in every mode that has streams."""
+    cell: dict[str, Any] = {"what": "stream-ordered"}
+    for mode in availability().modes:
+        if mode is GdsMode.KVIKIO_POSIX:
+            continue
+        storage = GdsStorage(PosixStorage([place]), mode)
+        stream = torch.cuda.Stream()
+        slot = storage.allocate(64 * MIB)
+        back = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        try:
+            cell[f"{mode.value} registered"] = storage.register(back)
+            with torch.cuda.stream(stream):
+                sent = torch.randint_like(back, 0, 256)
+                out = storage.write_async(slot, sent, stream.cuda_stream)
+                into = storage.read_async(slot, back, stream.cuda_stream)
+            out.check()
+            into.check()
+            cell[mode.value] = bool(torch.equal(sent, back))
+        except OSError as error:
+            cell[mode.value] = str(error)
+        storage.close()
+    return cell
+
+
+def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the automatic choice takes, and how far that is from the best path."""
+    posix = PosixStorage([place])
+    choice = choose_path(posix, torch.device("cuda"))
+    trip = {
+        c["path"]: 1 / (1 / c["write_gb_per_s"] + 1 / c["read_gb_per_s"])
+        for c in cells
+        if c["what"] == "path" and "error" not in c and c["path"] != "raw"
+    }
+    single = {name: rate for name, rate in trip.items() if name != "stripe of 2"}
+    cell = {
+        "what": "automatic choice",
+        "path": choice.path,
+        "why": choice.explain(),
+        "of_best": round(single.get(choice.path, 0) / max(single.values()), 3),
+        "probe": [r._asdict() for r in choice.rates],
+    }
+    choice.storage.close()
+    return cell
+
+
+def main() -> None:
+    """All cells, within the budget."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("."))
+    parser.add_argument("--budget-s", type=float, default=300)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--hook", type=Path, default=None, help="built already")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "gds.json")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    record = Record(options.out, options.budget_s)
+    place = scratch(options.directory)
+    record.note("modes", probe_modes(place))
+    paths = Paths(place, record_mib=64, depth=4)
+    for cell in path_cells(paths, options.rounds, record.left_s):
+        record.add(cell)
+    paths.close()
+    makers: list[Callable[[], dict[str, Any]]] = [
+        lambda: stream_cell(place),
+        lambda: choice_cell(place, list(record.cells())),
+    ]
+    for make in makers:
+        try:
+            record.add(make())
+        except Exception:
+            record.add({"error": traceback.format_exc()[-1500:]})
+    hook = options.hook or shim.build(place / "malloc_hook.so")
+    plan = {"caching": options.pairs, "async": 2, "expandable": 1}
+    for allocator, pairs in plan.items():
+        if record.left_s() > SECONDS_A_PROCESS * (1 + 2 * pairs):
+            record.add(hook_cell(hook, allocator, pairs, options.out.parent))
+    record.note("threads", threading.active_count())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Recipes in the cache: saved tensors that are made again instead of stored.
+
+All handles of a base tensor share one `Rebuilt`: the first use in backward runs the
+recipe, and the copy is dropped when each handle has had its use. An input counts as
+one handle of its record more, and running the recipe as that handle's use; so the
+input's place in the order of the lane, and in the prefetch, is where it is needed.
+"""
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import Key, Probe, View, identify, is_plain
+from ssdtrain.cache.lanes import Lanes
+from ssdtrain.cache.ledger import RECIPE, Ledger
+from ssdtrain.cache.record import (
+    Handle,
+    Kept,
+    Lane,
+    ParameterView,
+    Rebuilt,
+    RebuiltView,
+    Record,
+    RecordView,
+    Retired,
+)
+from ssdtrain.counters import Fallback
+from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
+from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
+from ssdtrain.remat.finder import Finder
+from ssdtrain.remat.producer import notes_of
+from ssdtrain.transfer.offloader import Offloader
+
+# A parameter whose data may be gone in backward is copied if it is this small.
+COPIED_PARAMETER_BYTES = 256 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class Cache(Protocol):
+    """What recipes need of the cache they belong to."""
+
+    ledger: Ledger
+    lanes: Lanes
+    offloader: Offloader
+    retired: deque[Retired]
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """Take over a tensor."""
+
+    def unpack(self, handle: Handle) -> Tensor:
+        """Bring a tensor back."""
+
+
+class Note(NamedTuple):
+    """Put on a node: an output of it was saved, and is this view of that."""
+
+    owner: "weakref.ref[Record] | weakref.ref[Rebuilt]"
+    view: View
+    probe: Probe
+
+    def handle(self) -> Handle | None:
+        """A new handle, while the owner lives."""
+        owner = self.owner()
+        if owner is None:
+            return None
+        if isinstance(owner, Record):
+            return Handle(RecordView(owner, self.view, self.probe))
+        return Handle(RebuiltView(owner, self.view, self.probe))
+
+
+class Recipes(Protocol):
+    """What the cache asks when it packs a record. Off is an object: `NoRecipes`."""
+
+    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """A handle that rebuilds the tensor, or None: store it."""
+
+    def note(self, tensor: Tensor, handle: Handle) -> None:
+        """This handle was given for this tensor."""
+
+    def use(self, source: RebuiltView) -> Tensor:
+        """The tensor, rebuilt. Called in backward."""
+
+
+class NoRecipes:
+    """Rebuilds nothing and leaves no trace."""
+
+    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """Store it."""
+        return None
+
+    def note(self, tensor: Tensor, handle: Handle) -> None:
+        """Remember nothing."""
+
+    def use(self, source: RebuiltView) -> Tensor:
+        """Never called: `offer` gave no such handle."""
+        raise RuntimeError(f"{source.rebuilt.name}: a recipe without recipes")
+
+
+class Rebuilder:
+    """Recipes of one cache."""
+
+    def __init__(self, cache: Cache, finder: Finder) -> None:
+        self._cache = cache
+        self._finder = finder
+        self._admission = Admission()
+        self._alive: weakref.WeakValueDictionary[Key, Rebuilt] = (
+            weakref.WeakValueDictionary()
+        )
+        self._trusted: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._failed: set[str] = set()
+
+    def trust(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The data of these stays in place from forward to backward.
+
+        ZeRO-3 marks the parameters that it gathers with `ds_id`; FSDP2's gathered
+        parameters are other objects than the model's own, and so never among these.
+        """
+        for parameter in parameters:
+            if type(parameter) is nn.Parameter and not hasattr(parameter, "ds_id"):
+                self._trusted[id(parameter)] = weakref.ref(parameter)
+
+    # -- pack ---------------------------------------------------------------------
+
+    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """A handle that rebuilds the tensor, or None: store it."""
+        rebuilt = self._alive.get(key) or self._open(tensor, key)
+        if rebuilt is None:
+            return None
+        rebuilt.num_handles += 1
+        return Handle(RebuiltView(rebuilt, view, Probe.of(tensor)))
+
+    def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
+        base = tensor if tensor._base is None else tensor._base
+        lane = self._cache.lanes.current
+        whole = key.start_byte == 0 and key.end_byte == base.nbytes
+        if not whole or not is_plain(base) or not is_dense(base):
+            return None
+        if base.is_conj() or base.is_neg() or _in_tail(lane, base.nbytes):
+            return None
+        expression = self._find(base)
+        if expression is None or not self._is_admitted(expression, base, lane):
+            return None
+        rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
+        self._alive[key] = rebuilt
+        stored_bytes = 0
+        for held in expression.held():
+            _count_handle(held.holder)
+            stored_bytes += held.stored_bytes
+        counters = self._cache.ledger.counters
+        counters.add("num_records")
+        for name in ("bytes_saved", "bytes_recomputed", RECIPE + expression.recipe):
+            counters.add(name, rebuilt.num_bytes - stored_bytes)
+        return rebuilt
+
+    def _find(self, base: Tensor) -> Expression | None:
+        try:
+            return self._finder.find(base, self)
+        except Exception as error:
+            self._report("recipe", base, error)
+            self.refuse()
+            return None
+
+    def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
+        place = None
+        if expression.has_transients:
+            place = lane.name, lane.num_unguarded
+            lane.num_unguarded += 1
+        layout = Layout.of(base).shape_class
+        signature = expression.signature, layout, base.device, place
+        verdict = self._admission.verdict(signature)
+        if verdict is Verdict.UNKNOWN:
+            verdict = self._admission.decide(signature, self._check(expression, base))
+        if verdict is Verdict.REFUSED:
+            self.refuse()
+        return verdict is Verdict.ADMITTED
+
+    def _check(self, expression: Expression, base: Tensor) -> bool:
+        try:
+            return same_bytes(self._preview(expression), base.detach())
+        except Exception as error:
+            self._report("check", base, error)
+            return False
+
+    def _preview(self, expression: Expression) -> Tensor:
+        tensors = [self._peek(held.holder) for held in expression.held()]
+        return evaluate(expression, tensors)
+
+    def _peek(self, handle: Handle) -> Tensor:
+        """The tensor as it is now; no use is counted and no record changes."""
+        source = handle.source
+        if isinstance(source, Kept | ParameterView):
+            return source.rebuild()
+        if isinstance(source, RebuiltView):
+            data = raw(self._preview(source.rebuilt.expression))
+            return source.view.rebuild(data)
+        return source.view.rebuild(self._peek_at_record(source.record))
+
+    def _peek_at_record(self, record: Record) -> Tensor:
+        device = self._cache.offloader.device
+        if record.data is not None:
+            if record.load is not None:
+                record.load.wait(device)
+            return record.data
+        if record.parcel is None:
+            raise RuntimeError(f"{record.name}: neither here nor away")
+        # It has left already. A copy is brought back, once for each class.
+        data = torch.empty(
+            record.num_bytes, dtype=torch.uint8, device=device.torch_device
+        )
+        self._cache.offloader.load(record.parcel, data).wait(device)
+        return data
+
+    def _report(self, what: str, base: Tensor, error: Exception) -> None:
+        """Warn once for each kind of producer; the tensor is then stored as bytes."""
+        name = "dropout" if base.grad_fn is None else base.grad_fn.name()
+        if name not in self._failed:
+            self._failed.add(name)
+            # Its text: the error itself would keep the frames' tensors alive.
+            logger.warning("the %s of %s failed: %s", what, name, repr(error))
+
+    def note(self, tensor: Tensor, handle: Handle) -> None:
+        """Remember on the node of the base that this output was saved."""
+        base = tensor if tensor._base is None else tensor._base
+        source = handle.source
+        if base.grad_fn is None or base._version or not is_plain(base):
+            return
+        outputs = notes_of(base.grad_fn).outputs
+        if isinstance(source, RecordView):
+            record = source.record
+            offset = base.storage_offset() * base.itemsize - record.key.start_byte
+            view = identify(base)[1]._replace(offset_bytes=int(offset))
+            outputs[base.output_nr] = Note(weakref.ref(record), view, source.probe)
+        elif isinstance(source, RebuiltView):
+            view = identify(base)[1]
+            outputs[base.output_nr] = Note(
+                weakref.ref(source.rebuilt), view, source.probe
+            )
+
+    # -- the keeper of remat ------------------------------------------------------
+
+    def held(self, packed: Any) -> Held | None:
+        """The tensor behind a handle or a note, unless it was changed."""
+        handle = packed.handle() if isinstance(packed, Note) else packed
+        if not isinstance(handle, Handle):
+            return None
+        source = handle.source
+        if isinstance(source, Kept):
+            tensor = source.tensor
+            if tensor._version != source.version or not is_plain(tensor):
+                return None
+            return Held(holder=handle, layout=Layout.of(tensor))
+        if isinstance(source, ParameterView):
+            if source.shape is not None or source.parameter._version != source.version:
+                return None
+            return self.parameter(source.parameter)
+        owner = source.record if isinstance(source, RecordView) else source.rebuilt
+        ours = owner.retired is self._cache.retired
+        view, probe = source.view, source.probe
+        if probe.counter._version != probe.version:
+            self.refuse()
+            return None
+        if not ours or view.is_conj or view.is_neg:
+            return None
+        depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
+        layout = Layout(view.dtype, tuple(view.shape), view.stride)
+        return Held(holder=handle, layout=layout, depth=depth)
+
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+        self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+
+    def parameter(self, parameter: nn.Parameter) -> Held | None:
+        """A parameter that stays in place; a small one that may not is copied."""
+        if not is_plain(parameter):
+            return None
+        trusted = self._trusted.get(id(parameter))
+        if trusted is not None and trusted() is parameter:
+            view = ParameterView(parameter, parameter._version, None, (), 0)
+            handle = Handle(view)
+        elif parameter.nbytes <= COPIED_PARAMETER_BYTES:
+            copy = parameter.detach().clone()
+            handle = Handle(Kept(copy, copy._version))
+        else:
+            return None
+        layout = Layout.of(parameter)
+        return Held(holder=handle, layout=layout, parameter=parameter)
+
+    def narrowed(self, tensor: Tensor) -> Held | None:
+        """Store a new tensor; it goes where its placement says."""
+        handle = self._cache.pack(tensor)
+        return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
+
+    # -- unpack -------------------------------------------------------------------
+
+    def use(self, source: RebuiltView) -> Tensor:
+        """The tensor, rebuilt unless another handle's use has just done it.
+
+        Raises:
+            InPlaceError: it, or an input of its recipe, was changed after it was saved.
+        """
+        rebuilt = source.rebuilt
+        source.probe.check(rebuilt.name)
+        if rebuilt.data is None:
+            rebuilt.data = raw(self._rebuild(rebuilt))
+            self._cache.ledger.live(rebuilt.num_bytes)
+        tensor = source.view.rebuild(rebuilt.data)
+        rebuilt.num_uses += 1
+        if rebuilt.num_uses >= rebuilt.num_handles:
+            rebuilt.num_uses = 0
+            rebuilt.data = None
+            self._cache.ledger.live(-rebuilt.num_bytes)
+        return tensor
+
+    def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
+        expression = rebuilt.expression
+        tensors = [self._cache.unpack(held.holder) for held in expression.held()]
+        with self._cache.ledger.clock.measure(expression.recipe):
+            tensor = evaluate(expression, tensors)
+        if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
+            raise RuntimeError(
+                f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "
+                f"{rebuilt.layout}; a recipe must depend on its inputs and constants "
+                "alone. Set recompute='off', or mend the recipe."
+            )
+        return tensor
+
+
+def _in_tail(lane: Lane, num_bytes: int) -> bool:
+    """Whether backward begins with this tensor.
+
+    It is then needed at the peak, rebuilt or not: a recipe would cost its time and
+    save nothing.
+    """
+    profile = lane.profile
+    all_bytes = profile.total_bytes + profile.recipe_bytes
+    left = all_bytes - lane.total_bytes - lane.recipe_bytes - num_bytes
+    return profile.backward_follows and 0 <= left < profile.largest_bytes
+
+
+def _count_handle(handle: Handle) -> None:
+    source = handle.source
+    if isinstance(source, RecordView):
+        source.record.num_handles += 1
+    elif isinstance(source, RebuiltView):
+        source.rebuilt.num_handles += 1

@@ -1,0 +1,1 @@
+"""Recipes that rebuild a saved tensor from another saved tensor."""

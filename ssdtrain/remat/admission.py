@@ -1,0 +1,72 @@
+"""A recipe is used only where it was seen to give the same bytes.
+
+[Note: admission]
+Kernels differ by device, dtype, layout and size (vector width, tail, reduction
+order), so a recipe is checked once for each class of those, at pack time, when the
+real tensor is at hand: one comparison and, on a GPU, one wait for the device. The
+constants of the node are part of the class. Later tensors of an admitted class are
+not compared; of a refused one they are stored as bytes, and counted.
+(tests/ssdtrain/remat/test_admission.py)
+"""
+
+from collections.abc import Hashable
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from ssdtrain.remat.expression import Layout
+
+# Sequence lengths that change at every step must not make this grow without end.
+MAX_CLASSES = 4096
+
+
+class Verdict(Enum):
+    """What is known about a class."""
+
+    UNKNOWN = auto()
+    """Never checked."""
+    ADMITTED = auto()
+    """Was bitwise equal."""
+    REFUSED = auto()
+    """Was not, or failed."""
+
+
+class Admission:
+    """Verdicts by class."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[Hashable, Verdict] = {}
+
+    def verdict(self, signature: Hashable) -> Verdict:
+        """What is known; UNKNOWN asks for `decide`."""
+        return self._verdicts.get(signature, Verdict.UNKNOWN)
+
+    def decide(self, signature: Hashable, equal: bool) -> Verdict:
+        """Remember the result of a check."""
+        if len(self._verdicts) >= MAX_CLASSES:
+            self._verdicts.clear()
+        verdict = Verdict.ADMITTED if equal else Verdict.REFUSED
+        self._verdicts[signature] = verdict
+        return verdict
+
+
+def same_bytes(rebuilt: Tensor, real: Tensor) -> bool:
+    """Same layout and same bytes; NaN equals NaN of the same bits."""
+    if Layout.of(rebuilt) != Layout.of(real) or rebuilt.storage_offset():
+        return False
+    return torch.equal(raw(rebuilt), raw(real))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill its storage from the first byte, without gaps."""
+    if tensor.storage_offset() or tensor.numel() == 0:
+        return False
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return steps + 1 == tensor.numel()
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The bytes of a dense tensor, 1-D uint8, sharing its storage."""
+    alias = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), 0, (tensor.nbytes,), (1,))

@@ -1,0 +1,151 @@
+"""A saved tensor as a function of other saved tensors."""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+# Longest chain of recipes from one saved tensor down to stored bytes. NewGELU of a
+# dropped-out, cast activation needs 9; more costs more time than bytes are worth.
+MAX_CHAIN = 12
+# Most nodes that are looked at for one tensor: a tree of sums has many more than a
+# chain, and would cost more than it saves.
+MAX_NODES = 24
+
+
+class Layout(NamedTuple):
+    """What a tensor looks like, without its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Layout":
+        """The layout of a strided tensor."""
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+    @property
+    def shape_class(self) -> Hashable:
+        """Layouts of one class run the same kernels (vector width, loop, reduction)."""
+        size = self.num_bytes
+        last = self.shape[-1:], self.stride[-1:]
+        dense = self.stride == _contiguous(self.shape)
+        return self.dtype, len(self.shape), last, dense, size.bit_length(), size % 64
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    stride, strides = 1, []
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """A tensor that somebody else keeps; its holder can bring it back."""
+
+    holder: Any
+    """Opaque here. The expression's life is the holder's life."""
+    layout: Layout
+    depth: int = 0
+    """Recipes between this tensor and stored bytes."""
+    parameter: nn.Parameter | None = None
+    """Set when the tensor is a parameter."""
+    stored_bytes: int = 0
+    """Bytes that are stored for the expression's sake alone."""
+
+    @property
+    def signature(self) -> Hashable:
+        """What admission may depend on."""
+        return self.layout.shape_class
+
+
+class State(NamedTuple):
+    """The state a random generator had before it drew."""
+
+    generator: torch.Generator
+    state: Tensor
+
+    @property
+    def signature(self) -> Hashable:
+        """All states are of one class."""
+        return "random"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expression:
+    """`function(*operands, **constants)`, a tensor."""
+
+    recipe: str
+    function: Callable[..., Tensor]
+    operands: tuple["Operand", ...]
+    constants: tuple[tuple[str, Hashable], ...]
+
+    @property
+    def depth(self) -> int:
+        """Length of the longest chain below, this one included."""
+        depths = (getattr(operand, "depth", 0) for operand in self.operands)
+        return 1 + max(depths, default=0)
+
+    @property
+    def has_transients(self) -> bool:
+        """Whether a tensor on the way was never saved by anybody.
+
+        [Note: transients]
+        Nothing guards such a tensor: if the model changed it in place under no_grad
+        between the two operators, no version tells. Therefore such an expression is
+        admitted for every place in the lane separately, not for its class.
+        """
+        return any(isinstance(operand, Expression) for operand in self.operands)
+
+    @property
+    def signature(self) -> Hashable:
+        """Two expressions with one signature are admitted together."""
+        parts = tuple(
+            operand if isinstance(operand, int | float) else operand.signature
+            for operand in self.operands
+        )
+        return self.recipe, self.function, self.constants, parts
+
+    def held(self) -> Iterator[Held]:
+        """Every tensor it is made of, in the order `compute` takes them."""
+        for operand in self.operands:
+            if isinstance(operand, Held):
+                yield operand
+            elif isinstance(operand, Expression):
+                yield from operand.held()
+
+    def compute(self, tensors: Iterator[Tensor]) -> Tensor:
+        """The value, given the tensors of `held()`."""
+        values: list[Any] = []
+        for operand in self.operands:
+            if isinstance(operand, Held):
+                values.append(next(tensors))
+            elif isinstance(operand, Expression):
+                values.append(operand.compute(tensors))
+            else:
+                values.append(operand)
+        return self.function(*values, **dict(self.constants))
+
+
+Operand = Held | Expression | State | int | float
+
+
+def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
+    """Run an expression as the forward ran its operators: no graph, no autocast.
+
+    Autocast is off because its casts are nodes of their own in the graph, and so
+    recipes of their own.
+    """
+    device = tensors[0].device.type if tensors else "cpu"
+    with torch.no_grad(), torch.autocast(device, enabled=False):
+        return expression.compute(iter(tensors))

@@ -1,0 +1,88 @@
+"""Finds the recipe of a tensor at the moment it is saved."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.remat.constants import (
+    UNFUSED_GELU_ADDEND,
+    ModuleConstants,
+    is_unfused_gelu,
+)
+from ssdtrain.remat.dropout import DROPOUT, Draws
+from ssdtrain.remat.elementwise import ELEMENTWISE
+from ssdtrain.remat.expression import Expression
+from ssdtrain.remat.layout import LAYOUT
+from ssdtrain.remat.norms import NORMS
+from ssdtrain.remat.producer import Keeper, Producer, Sources
+from ssdtrain.remat.registry import DEFAULT, Registry
+
+Set = Callable[[Any, str, Any], None]
+"""Replaces an attribute of an instance, and can undo it."""
+
+
+def built_in() -> Registry:
+    """The recipes that come with ssdtrain."""
+    registry = ELEMENTWISE
+    for more in (NORMS, LAYOUT, DROPOUT):
+        registry = registry.merged(more)
+    return registry
+
+
+class Finder:
+    """Recipes of one session."""
+
+    def __init__(self, registry: Registry | None = None) -> None:
+        self._registry = registry or built_in().merged(DEFAULT)
+        self._constants = ModuleConstants()
+        self._draws = Draws()
+
+    def attach(self, root: nn.Module, replace: Set) -> None:
+        """Learn the model's constants, and listen to its dropouts."""
+        modules = list(root.modules())
+        self._constants.collect(modules)
+        for module in modules:
+            if type(module) is nn.Dropout and "forward" not in vars(module):
+                replace(module, "forward", self._around_dropout(module))
+            elif is_unfused_gelu(module) and "forward" not in vars(module):
+                replace(module, "forward", self._around_gelu(module))
+
+    def find(self, tensor: Tensor, keeper: Keeper) -> Expression | None:
+        """How to make this base tensor again; None without a recipe."""
+        if tensor.grad_fn is None:
+            return self._draws.expression(tensor)
+        if tensor._version != 0:
+            # The node made version 0; something has changed it since.
+            return None
+        recipe = self._registry.find(tensor.grad_fn.name())
+        if recipe is None:
+            return None
+        sources = Sources(keeper, self._constants, self._registry.find)
+        return recipe(Producer(tensor.grad_fn, tensor.output_nr, sources, tensor, 0))
+
+    def _around_dropout(self, module: nn.Dropout) -> Callable[[Tensor], Tensor]:
+        inner = module.forward
+
+        @functools.wraps(inner)
+        def forward(input: Tensor) -> Tensor:
+            if torch.compiler.is_compiling():
+                return inner(input)
+            with self._draws.around(module, input):
+                return inner(input)
+
+        return forward
+
+    def _around_gelu(self, module: nn.Module) -> Callable[..., Any]:
+        inner = module.forward
+
+        @functools.wraps(inner)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return inner(*args, **kwargs)
+            with self._constants.adding(UNFUSED_GELU_ADDEND):
+                return inner(*args, **kwargs)
+
+        return forward

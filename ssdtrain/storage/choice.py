@@ -1,0 +1,250 @@
+"""GPU memory to SSD, staged or through kvikio? Measured, then chosen."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.kvikio_shim import (
+    Availability,
+    GdsMode,
+    Refusal,
+    availability,
+    kvikio_installed,
+    set_threads,
+)
+from ssdtrain.storage.posix import PosixStorage
+
+STAGED = "staging + posix"
+RECORD_BYTES = 32 * 1024 * 1024
+NUM_RECORDS = 8
+NUM_ROUNDS = 2
+GAIN_TO_GO_DIRECT = 1.03
+"""Staging frees device memory at the speed of the host link, the direct path only at
+that of the SSD: it must be faster by more than a measurement errs."""
+
+
+class DevicePath(Protocol):
+    """A way for CUDA buffers to a storage and back; both calls block."""
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """See `Storage.write`."""
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """See `Storage.read`."""
+
+
+class StagedPath:
+    """Through one pinned buffer a thread: what the offloader does, on its own.
+
+    Args:
+        storage: takes host buffers.
+        buffer_bytes: the largest transfer.
+    """
+
+    def __init__(self, storage: Storage, buffer_bytes: int) -> None:
+        self._storage = storage
+        self._buffer_bytes = buffer_bytes
+        self._local = threading.local()
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Copy to the host, wait, write."""
+        staging, stream = self._of_this_thread(buffer)
+        with torch.cuda.stream(stream):
+            staging.copy_(buffer, non_blocking=True)
+        stream.synchronize()
+        self._storage.write(slot, staging)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Read, copy to the device, wait."""
+        staging, stream = self._of_this_thread(buffer)
+        self._storage.read(slot, staging)
+        with torch.cuda.stream(stream):
+            buffer.copy_(staging, non_blocking=True)
+        stream.synchronize()
+
+    def _of_this_thread(
+        self, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.cuda.Stream]:
+        if not hasattr(self._local, "staging"):
+            self._local.staging = torch.empty(
+                self._buffer_bytes, dtype=torch.uint8, pin_memory=True
+            )
+            self._local.stream = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+        return self._local.staging[: buffer.numel()], self._local.stream
+
+
+class Rates(NamedTuple):
+    """Measured bandwidth of one path, 1e9 bytes a second."""
+
+    path: str
+    write_gb_per_s: float
+    read_gb_per_s: float
+
+    @property
+    def round_trip_gb_per_s(self) -> float:
+        """Every record is written once and read once: bytes over both times."""
+        return 1 / (1 / self.write_gb_per_s + 1 / self.read_gb_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The path that was taken, and why."""
+
+    storage: Storage
+    """`PosixStorage` (staging) or `GdsStorage` over it."""
+    rates: tuple[Rates, ...]
+    """All paths that were measured, the best first; empty if there was one only."""
+    refusals: tuple[Refusal, ...]
+    """Modes that are not to be had here, each with its reason."""
+
+    @property
+    def unusable(self) -> bool:
+        """kvikio is installed, which asks for a direct path, and nothing came of it."""
+        return not self.rates and kvikio_installed()
+
+    @property
+    def path(self) -> str:
+        """Name of the path taken."""
+        taken = self.storage
+        return taken.mode.value if isinstance(taken, GdsStorage) else STAGED
+
+    def explain(self) -> str:
+        """For the report: what was taken, against what, and what is missing."""
+        measured = [
+            f"{r.path} {r.write_gb_per_s:.2f} GB/s write, {r.read_gb_per_s:.2f} read"
+            for r in self.rates
+        ]
+        missing = [f"no {r.mode.value}: {r.reason}" for r in self.refusals]
+        fastest = bool(self.rates) and self.rates[0].path == self.path
+        why = "measured fastest" if fastest else "no other is faster by enough"
+        why = why if self.rates else "the only path here"
+        return "; ".join([f"{self.path} ({why})", *measured, *missing])
+
+
+def choose_path(
+    posix: PosixStorage,
+    device: torch.device,
+    *,
+    depth: int = 4,
+    look: Callable[[], Availability] = availability,
+) -> Choice:
+    """Measure every path from `device` to these files and take the fastest.
+
+    Writes and reads `NUM_RECORDS` records a path and round, a few seconds in all;
+    nothing where kvikio cannot run.
+
+    Args:
+        posix: the files; the returned storage owns them.
+        device: CUDA.
+        depth: threads that will do I/O.
+        look: what kvikio can do here.
+    """
+    found = look()
+    if not found.modes:
+        return Choice(storage=posix, rates=(), refusals=found.refusals)
+    set_threads(max(depth, 8))
+    paths: dict[str, DevicePath] = {STAGED: StagedPath(posix, RECORD_BYTES)}
+    direct: dict[str, GdsStorage] = {}
+    refusals = list(found.refusals)
+    for mode in found.modes:
+        try:
+            direct[mode.value] = GdsStorage(posix, mode)
+        except OSError as error:
+            refusals.append(Refusal(mode, str(error)))
+    slots = [posix.allocate(RECORD_BYTES) for _ in range(NUM_RECORDS)]
+    try:
+        buffers = device_buffers(device, depth)
+        rates = measure_paths({**paths, **direct}, slots, buffers, refusals)
+    finally:
+        for slot in slots:
+            posix.free(slot)
+    best = _best(rates)
+    for name, storage in direct.items():
+        if name != best:
+            storage.release()
+    return Choice(
+        storage=direct.get(best, posix),
+        rates=tuple(rates),
+        refusals=tuple(refusals),
+    )
+
+
+def _best(rates: Sequence[Rates]) -> str:
+    staged = next(r for r in rates if r.path == STAGED)
+    gain = rates[0].round_trip_gb_per_s / staged.round_trip_gb_per_s
+    return rates[0].path if gain >= GAIN_TO_GO_DIRECT else STAGED
+
+
+def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
+    """Random bytes in GPU memory, there when this returns."""
+    buffers = [
+        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
+        for _ in range(num)
+    ]
+    torch.cuda.synchronize(device)
+    return buffers
+
+
+def measure_paths(
+    paths: dict[str, DevicePath],
+    slots: Sequence[Slot],
+    buffers: Sequence[torch.Tensor],
+    refusals: list[Refusal],
+) -> list[Rates]:
+    """Rates of all paths in alternate rounds, the best first.
+
+    A path that fails is left out and named in `refusals`.
+    """
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
+    for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
+        for name in list(seen):
+            path = paths[name]
+            try:
+                rates = (
+                    transfer_rate(path.write, slots, buffers),
+                    transfer_rate(path.read, slots, buffers),
+                )
+            except OSError as error:
+                if name == STAGED:
+                    raise
+                refusals.append(Refusal(GdsMode(name), str(error)))
+                del seen[name]
+                continue
+            if turn:
+                seen[name].append(rates)
+    measured = [
+        Rates(
+            name,
+            statistics.median(write for write, _ in rounds),
+            statistics.median(read for _, read in rounds),
+        )
+        for name, rounds in seen.items()
+    ]
+    return sorted(measured, key=lambda r: r.round_trip_gb_per_s, reverse=True)
+
+
+def transfer_rate(
+    call: Callable[[Slot, torch.Tensor], None],
+    slots: Sequence[Slot],
+    buffers: Sequence[torch.Tensor],
+) -> float:
+    """GB/s of `call` over all slots, one thread for each buffer."""
+    lanes = [slots[i :: len(buffers)] for i in range(len(buffers))]
+
+    def work(number: int) -> int:
+        for slot in lanes[number]:
+            call(slot, buffers[number])
+        return len(lanes[number]) * buffers[number].numel()
+
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        begin = time.monotonic()
+        moved = sum(pool.map(work, range(len(buffers))))
+        return moved / (time.monotonic() - begin) / 1e9

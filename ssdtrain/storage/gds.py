@@ -1,0 +1,289 @@
+"""Slots that GPU memory is written to and read from directly, through kvikio.
+
+The files are those of `PosixStorage`; host buffers take its path, CUDA buffers take
+kvikio's, in one of three modes (see [Note: Three modes] in `kvikio_shim`).
+"""
+
+import errno
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage.base import Slot, StorageStats
+from ssdtrain.storage.blockio import FULL_ERRNOS
+from ssdtrain.storage.cuda_driver import allocation_of
+from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.kvikio_shim import (
+    DeviceBytes,
+    GdsMode,
+    KvikioFile,
+    deregister_memory,
+    register_memory,
+)
+from ssdtrain.storage.posix import PosixStorage
+
+TASK_BYTES = 8 * 1024 * 1024
+"""kvikio splits a transfer into tasks of this size for its threads."""
+
+
+class StreamTransfer:
+    """A transfer that was enqueued on a CUDA stream.
+
+    Keep it until the stream has passed it: cuFile writes the count of moved bytes
+    into it.
+    """
+
+    def __init__(self, future: Any, num_bytes: int, what: str) -> None:
+        self._future = future
+        self._num_bytes = num_bytes
+        self._what = what
+
+    def check(self) -> None:
+        """Wait for the stream and compare the count.
+
+        Raises:
+            OSError: fewer bytes moved than asked for.
+        """
+        try:
+            moved = int(self._future.check_bytes_done())
+        except Exception as error:
+            raise _as_os_error(error, self._what) from error
+        _check_count(moved, self._num_bytes, self._what)
+
+
+class GdsStorage(ForwardingStorage):
+    """A `Storage` that takes CUDA buffers too.
+
+    A CUDA buffer is 1-D uint8 of any length (kvikio takes whole blocks the direct way
+    and the rest through a bounce buffer). `write` and `read` block and know no
+    streams: the bytes must be there (and the buffer unused) when they are called.
+    `write_async` and `read_async` follow a stream; kvikio's POSIX mode has none.
+
+    Args:
+        posix: the files; closed with this storage.
+        mode: one of `kvikio_shim.availability().modes`.
+        task_bytes: share of a transfer that one of kvikio's threads takes.
+
+    Raises:
+        OSError: kvikio cannot open the files in this mode.
+    """
+
+    def __init__(
+        self, posix: PosixStorage, mode: GdsMode, task_bytes: int = TASK_BYTES
+    ) -> None:
+        super().__init__(posix)
+        self.mode = mode
+        self._posix = posix
+        self._task_bytes = task_bytes
+        self._lock = threading.Lock()
+        self._written_bytes = 0
+        self._read_bytes = 0
+        self._registered: dict[int, DeviceBytes] = {}  # base address -> allocation
+        self._files: list[KvikioFile] = []
+        try:
+            for file, directory in enumerate(posix.directories):
+                self._files.append(_open(posix.fileno(file), directory, mode))
+        except BaseException:
+            self._close_files()
+            raise
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether `write_async` and `read_async` work in this mode."""
+        return self.mode is not GdsMode.KVIKIO_POSIX
+
+    def describe(self) -> str:
+        """The mode and the directories."""
+        return f"{self.mode.value}: {', '.join(self._posix.directories)}"
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Write the whole buffer, host or CUDA; see `Storage.write`."""
+        if not buffer.is_cuda:
+            self._posix.write(slot, buffer)
+            return
+        data, what = self._checked(slot, buffer), self._name("write to", slot)
+        file, size = self._files[slot.file], buffer.numel()
+        try:
+            moved = file.write(data, size, slot.offset, self._task_bytes)
+        except Exception as error:
+            raise _as_os_error(error, what) from error
+        _check_count(moved, size, what)
+        self._count(written=size)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Fill the whole buffer, host or CUDA; see `Storage.read`."""
+        if not buffer.is_cuda:
+            self._posix.read(slot, buffer)
+            return
+        data, what = self._checked(slot, buffer), self._name("read from", slot)
+        file, size = self._files[slot.file], buffer.numel()
+        try:
+            moved = file.read(data, size, slot.offset, self._task_bytes)
+        except Exception as error:
+            raise _as_os_error(error, what) from error
+        _check_count(moved, size, what)
+        self._count(read=size)
+
+    def write_async(
+        self, slot: Slot, buffer: torch.Tensor, stream: int
+    ) -> StreamTransfer:
+        """Enqueue a write of a CUDA buffer on a raw CUDA stream.
+
+        Raises:
+            OSError: cuFile refuses (for one, an old version without streams).
+        """
+        data, what = self._checked(slot, buffer), self._name("write to", slot)
+        file, size = self._files[slot.file], buffer.numel()
+        try:
+            future = file.write_async(data, size, slot.offset, stream)
+        except Exception as error:
+            raise _as_os_error(error, what) from error
+        self._count(written=size)
+        return StreamTransfer(future, size, what)
+
+    def read_async(
+        self, slot: Slot, buffer: torch.Tensor, stream: int
+    ) -> StreamTransfer:
+        """Enqueue a read into a CUDA buffer on a raw CUDA stream; likewise."""
+        data, what = self._checked(slot, buffer), self._name("read from", slot)
+        file, size = self._files[slot.file], buffer.numel()
+        try:
+            future = file.read_async(data, size, slot.offset, stream)
+        except Exception as error:
+            raise _as_os_error(error, what) from error
+        self._count(read=size)
+        return StreamTransfer(future, size, what)
+
+    def register(self, buffer: torch.Tensor) -> bool:
+        """Register the device allocation behind a buffer, once.
+
+        cuFile then moves bytes of any tensor inside it without a bounce buffer. Only
+        for allocations that outlive this storage or are deregistered before they are
+        freed (the malloc hook does both for all of the process's memory).
+
+        Returns:
+            Whether it was new. Repeats, and modes without cuFile, cost nothing.
+        """
+        if self.mode is GdsMode.KVIKIO_POSIX:
+            return False
+        base, size = allocation_of(buffer.data_ptr())
+        with self._lock:
+            if base in self._registered:
+                return False
+            data = DeviceBytes(base, size)
+            try:
+                register_memory(data)
+            except Exception as error:
+                raise _as_os_error(error, f"registering {size} bytes") from error
+            self._registered[base] = data
+        return True
+
+    def deregister(self, buffer: torch.Tensor) -> None:
+        """Undo `register`, before the allocation is freed."""
+        base, _ = allocation_of(buffer.data_ptr())
+        with self._lock:
+            data = self._registered.pop(base, None)
+        if data is not None:
+            deregister_memory(data)
+
+    def stats(self) -> StorageStats:
+        """Bytes held and moved so far, on both paths."""
+        held = self._posix.stats()
+        with self._lock:
+            return StorageStats(
+                used_bytes=held.used_bytes,
+                allocated_bytes=held.allocated_bytes,
+                written_bytes=held.written_bytes + self._written_bytes,
+                read_bytes=held.read_bytes + self._read_bytes,
+            )
+
+    def close(self) -> None:
+        """Release kvikio's side, then close the files."""
+        self.release()
+        self._posix.close()
+
+    def release(self) -> None:
+        """Deregister memory and files with kvikio; the files themselves stay open."""
+        with self._lock:
+            registered, self._registered = self._registered, {}
+        for data in registered.values():
+            deregister_memory(data)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        while self._files:
+            self._files.pop().close()
+
+    def _checked(self, slot: Slot, buffer: torch.Tensor) -> DeviceBytes:
+        size = buffer.numel()
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_cuda:
+            raise ValueError(
+                f"expected a 1-D uint8 CUDA tensor, got {buffer.dim()}-D "
+                f"{buffer.dtype} on {buffer.device}"
+            )
+        if not 0 < size <= slot.capacity_bytes:
+            raise ValueError(f"buffer of {size} bytes does not fit {slot}")
+        if not self._files:
+            raise OSError(errno.EBADF, f"storage is closed: {self.describe()}")
+        return DeviceBytes(buffer.data_ptr(), size)
+
+    def _name(self, what: str, slot: Slot) -> str:
+        place = self._posix.directories[slot.file]
+        return f"{what} {place} at offset {slot.offset} ({self.mode.value})"
+
+    def _count(self, *, written: int = 0, read: int = 0) -> None:
+        with self._lock:
+            self._written_bytes += written
+            self._read_bytes += read
+
+
+def _open(fd: int, directory: str, mode: GdsMode) -> KvikioFile:
+    """Open a nameless file a second time, through kvikio.
+
+    /proc's link leads to it. Where cuFile insists on a name that exists, the file
+    gets one for the moment of opening: 128 random bits in a private directory.
+    """
+    try:
+        return KvikioFile(f"/proc/self/fd/{fd}", mode)
+    except OSError:
+        with _named(fd, directory) as path:
+            return KvikioFile(path, mode)
+
+
+@contextmanager
+def _named(fd: int, directory: str) -> Iterator[str]:
+    own = os.path.join(directory, f"ssdtrain-{os.getpid()}-{secrets.token_hex(8)}")
+    path = os.path.join(own, secrets.token_hex(16))
+    os.mkdir(own, 0o700)
+    place = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # With a directory descriptor Python calls linkat, which alone follows /proc's
+        # link to the file; link would make a second link to that link.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=place, follow_symlinks=True)
+        try:
+            yield path
+        finally:
+            os.unlink(path)
+    finally:
+        os.close(place)
+        os.rmdir(own)
+
+
+def _check_count(moved: int, size: int, what: str) -> None:
+    if moved != size:
+        raise OSError(errno.EIO, f"short {what}: {moved} of {size} bytes")
+
+
+def _as_os_error(error: Exception, what: str) -> OSError:
+    """kvikio raises RuntimeError whatever happens; the errno is in its text."""
+    text = str(error).strip()
+    full = [os.strerror(number) for number in FULL_ERRNOS]
+    if any(words in text for words in full):
+        return StorageFullError(errno.ENOSPC, f"{what} failed: {text}")
+    return OSError(errno.EIO, f"{what} failed: {text}")

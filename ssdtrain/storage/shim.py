@@ -1,0 +1,212 @@
+"""The malloc hook from Python: build it, load it, read its counters.
+
+    python -m ssdtrain.storage.shim build          # needs a C compiler, no CUDA
+    LD_PRELOAD=$(python -m ssdtrain.storage.shim path) python train.py
+
+The hook registers CUDA allocations with cuFile (seed 5.3.1; csrc/malloc_hook.c). It
+is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
+`SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB),
+`SSDTRAIN_HOOK_RECORD` names a file for one line a call.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
+FLAGS = tuple(
+    "-std=c11 -shared -fPIC -O2 -fvisibility=hidden -Wall -Wextra -Werror".split()
+)
+LIBRARIES = ("-ldl", "-lpthread")
+
+
+class ShimError(RuntimeError):
+    """The hook cannot be built; the text has the compiler's words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookCounters:
+    """What the hook has seen since the process started; all are counts."""
+
+    malloc_calls: int
+    malloc_async_calls: int
+    free_calls: int
+    free_async_calls: int
+    failed_calls: int
+    """The runtime returned an error."""
+    below_threshold: int
+    """Smaller than `SSDTRAIN_HOOK_MIN_BYTES`."""
+    reentrant: int
+    """Calls made by cuFile itself while it registered a buffer."""
+    registered: int
+    """cuFile took the allocation."""
+    deregistered: int
+    refused: int
+    """cuFile did not; `last_cufile_error` says why."""
+    without_cufile: int
+    """libcufile was not found, or its driver did not open."""
+    live: int
+    """Allocations that are in use now."""
+    live_bytes: int
+    """Their bytes."""
+    live_registered: int
+    last_cufile_error: int
+    """CUfileOpError of the last refusal; 0: there was none."""
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = [
+        (f.name, ctypes.c_int64 if f.name.startswith("last") else ctypes.c_uint64)
+        for f in fields(HookCounters)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """The allocator's segments against the hook's table."""
+
+    num_segments: int
+    """Segments of the caching allocator."""
+    num_known: int
+    """Of these, at addresses and with sizes that the hook has."""
+    num_expandable: int
+    """Unknown because they are expandable: their memory comes from cuMemCreate,
+    which the allocator finds past any preloaded library. Set
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False`."""
+    num_small: int
+    """Unknown because they are below the threshold."""
+
+    @property
+    def num_unexplained(self) -> int:
+        """Unknown for neither reason: made before the hook or by another allocator."""
+        known = self.num_known + self.num_expandable + self.num_small
+        return self.num_segments - known
+
+
+class Shim:
+    """The hook in this process."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.ssdtrain_hook_size_of.restype = ctypes.c_size_t
+        library.ssdtrain_hook_size_of.argtypes = [ctypes.c_void_p]
+
+    @property
+    def enabled(self) -> bool:
+        """False when `SSDTRAIN_HOOK=0` switched it off."""
+        return bool(self._library.ssdtrain_hook_enabled())
+
+    def counters(self) -> HookCounters:
+        """Read all counters at one moment."""
+        raw = _Counters()
+        self._library.ssdtrain_hook_read(ctypes.byref(raw))
+        return HookCounters(
+            **{f.name: getattr(raw, f.name) for f in fields(HookCounters)}
+        )
+
+    def size_of(self, address: int) -> int:
+        """Bytes of the allocation that starts at a device address; 0: unknown."""
+        return int(self._library.ssdtrain_hook_size_of(address))
+
+    def coverage(self, segments: Iterable[Mapping[str, Any]]) -> Coverage:
+        """Compare with `torch.cuda.memory_snapshot()`."""
+        least = min_bytes()
+        num = known = expandable = small = 0
+        for segment in segments:
+            num += 1
+            if self.size_of(segment["address"]) >= segment["total_size"]:
+                known += 1
+            elif segment.get("is_expandable"):
+                expandable += 1
+            elif segment["total_size"] < least:
+                small += 1
+        return Coverage(
+            num_segments=num,
+            num_known=known,
+            num_expandable=expandable,
+            num_small=small,
+        )
+
+
+def loaded() -> Shim | None:
+    """The hook, if it was preloaded into this process."""
+    process = ctypes.CDLL(None)
+    return Shim(process) if hasattr(process, "ssdtrain_hook_read") else None
+
+
+def min_bytes() -> int:
+    """The threshold, as the hook reads it."""
+    return int(os.environ.get("SSDTRAIN_HOOK_MIN_BYTES", 1024 * 1024))
+
+
+def library_path() -> Path:
+    """Where `build` puts the library: a name for each version of the source."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    return cache / "ssdtrain" / f"malloc_hook-{os.uname().machine}-{digest}.so"
+
+
+def preload(
+    environment: Mapping[str, str], library: Path | None = None
+) -> dict[str, str]:
+    """A copy of an environment in which a process starts with the hook.
+
+    Raises:
+        ShimError: the library was not built.
+    """
+    path = library or library_path()
+    if not path.exists():
+        raise ShimError(
+            f"{path} is missing; build it: python -m ssdtrain.storage.shim build"
+        )
+    before = environment.get("LD_PRELOAD")
+    return {**environment, "LD_PRELOAD": f"{path} {before}" if before else str(path)}
+
+
+def build(target: Path | None = None, compiler: str | None = None) -> Path:
+    """Compile the hook; a few hundred milliseconds, no CUDA needed.
+
+    Args:
+        target: the library to write; None: `library_path()`.
+        compiler: None: `$CC`, or cc.
+
+    Raises:
+        ShimError: no compiler, or it failed.
+    """
+    path = target or library_path()
+    name = compiler or os.environ.get("CC") or "cc"
+    found = shutil.which(name)
+    if found is None:
+        raise ShimError(f"no C compiler {name!r}; install one, or set CC")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside and renamed: processes that start together may all build.
+    beside = path.with_suffix(f".{os.getpid()}.so")
+    command = [found, *FLAGS, "-o", str(beside), str(SOURCE), *LIBRARIES]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ShimError(f"{' '.join(command)} failed:\n{done.stderr}")
+    beside.replace(path)
+    return path
+
+
+def main() -> None:
+    """`build` compiles and prints the path, `path` only prints it."""
+    parser = argparse.ArgumentParser(prog="python -m ssdtrain.storage.shim")
+    parser.add_argument("command", choices=["build", "path"])
+    parser.add_argument("--out", type=Path, default=None, help="the library to write")
+    options = parser.parse_args()
+    if options.command == "build":
+        print(build(options.out))
+    else:
+        print(options.out or library_path())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""SSD endurance: bytes written a disk and day, a budget, the lifetime they leave.
+
+[Note: Days in a file]
+Budgets are per day and disk, runs are not: the bytes of all processes of a user are
+added up in one small JSON file in the user's cache directory, under a file lock.
+Each process adds what it wrote since its last visit, every `FLUSH_BYTES` and at
+close; so the file may lag by that much for each process, and the budget with it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.disk import SmartReading, read_smart
+from ssdtrain.storage.forwarding import ForwardingStorage
+
+logger = logging.getLogger(__name__)
+
+FLUSH_BYTES = 1024**3
+KEPT_DAYS = 60
+DAYS_A_YEAR = 365.25
+WARN_BELOW_YEARS = 3.0
+"""The seed projects more than three years for all its systems (5.3.6)."""
+WARN_ABOVE_USED = 0.8
+SEQUENTIAL_GAIN = 2.5
+"""Ratings assume JESD219's random writes, which cost 2.5 flash writes each; records
+are large, aligned and freed together, and cost about one (seed 5.3.6)."""
+
+
+def ledger_path() -> Path:
+    """`wear.json` in the user's cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "ssdtrain" / "wear.json"
+
+
+def today() -> str:
+    """UTC date: one day for all machines of a job."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+class Ledger:
+    """Bytes by disk and day, shared by all processes of the user.
+
+    Args:
+        path: the JSON file; made when first written.
+        day: names the present day.
+    """
+
+    def __init__(
+        self, path: Path | None = None, day: Callable[[], str] = today
+    ) -> None:
+        self._path = path or ledger_path()
+        self._day = day
+
+    def add(self, disk: str, num_bytes: int) -> int:
+        """Add to today's bytes of a disk; returns the day's sum over all processes."""
+        day = self._day()
+        with self._locked():
+            disks = self._load()
+            days = disks.setdefault(disk, {})
+            days[day] = days.get(day, 0) + num_bytes
+            for old in sorted(days)[:-KEPT_DAYS]:
+                del days[old]
+            self._save(disks)
+            return days[day]
+
+    def days(self, disk: str) -> dict[str, int]:
+        """Bytes of each day on which the disk was written, oldest first."""
+        if not self._path.exists():
+            return {}
+        with self._locked():
+            return dict(sorted(self._load().get(disk, {}).items()))
+
+    @property
+    def day(self) -> str:
+        """The present day."""
+        return self._day()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self._path.with_suffix(".lock"), flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _load(self) -> dict[str, dict[str, int]]:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return {}
+        try:
+            return {
+                str(disk): {str(day): int(n) for day, n in days.items()}
+                for disk, days in json.loads(text).items()
+            }
+        except (ValueError, AttributeError) as error:
+            # Endurance is accounting: a damaged file must not stop training.
+            damaged = self._path.with_suffix(".damaged")
+            self._path.replace(damaged)
+            logger.warning(
+                "ssdtrain: %s is no wear ledger (%s); it was moved to %s and counting "
+                "starts again",
+                self._path,
+                error,
+                damaged,
+            )
+            return {}
+
+    def _save(self, disks: dict[str, dict[str, int]]) -> None:
+        beside = self._path.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(disks, indent=1) + "\n")
+        beside.replace(self._path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WearReport:
+    """The state of one disk."""
+
+    disk: str
+    today_bytes: int
+    """Written today by all of the user's runs, as far as they have reported."""
+    bytes_per_day: float
+    """Mean over the days with writes."""
+    budget_bytes: int | None
+    lifetime_years: float | None
+    """Left at that rate; None without an endurance to go by."""
+    training_years: float | None
+    """Left if this run went on for ever at its own rate."""
+    source: str
+    """Where the endurance comes from, or why there is none."""
+    warnings: tuple[str, ...]
+
+
+def lifetime_years(
+    endurance_bytes: float, bytes_per_day: float, *, gain: float = SEQUENTIAL_GAIN
+) -> float:
+    """Years until the endurance is used up (seed 5.3.6: S_endurance t / S_written).
+
+    Args:
+        endurance_bytes: writes that are left by the rating.
+        bytes_per_day: 0 means it lasts for ever.
+        gain: how much gentler these writes are than the rating's.
+    """
+    if bytes_per_day <= 0:
+        return float("inf")
+    return max(0.0, endurance_bytes) * gain / bytes_per_day / DAYS_A_YEAR
+
+
+class MeteredStorage(ForwardingStorage):
+    """Counts what is written to a disk and holds a daily budget.
+
+    Once the budget is used up, `allocate` raises `StorageFullError`: tensors are kept
+    in memory, counted, until the day changes (UTC).
+
+    Args:
+        inner: the storage on that disk.
+        disk: its name (see `disk.disk_of`).
+        ledger: shared with other processes.
+        budget_bytes: a day; None: no limit.
+        rated_bytes: lifetime writes by the data sheet; None: only SMART can tell.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        disk: str,
+        *,
+        ledger: Ledger | None = None,
+        budget_bytes: int | None = None,
+        rated_bytes: int | None = None,
+        smart: Callable[[str], SmartReading] = read_smart,
+    ) -> None:
+        super().__init__(inner)
+        self._disk = disk
+        self._ledger = ledger or Ledger()
+        self._budget_bytes = budget_bytes
+        self._rated_bytes = rated_bytes
+        self._smart = smart
+        self._lock = threading.Lock()
+        self._unreported_bytes = 0
+        self._promised_bytes = 0  # allocated, not written yet
+        self._promises: dict[Slot, int] = {}
+        self._start_s = time.monotonic()
+        self._run_bytes = 0
+        self._day = self._ledger.day
+        self._today_bytes = 0
+        self._ledger_failed = False
+        self._look()
+
+    def allocate(self, num_bytes: int) -> Slot:
+        """Allocate within the budget.
+
+        Raises:
+            StorageFullError: the storage is full, or today's budget is used up.
+        """
+        with self._lock:
+            self._turn_day()
+            spent = self._today_bytes + self._unreported_bytes + self._promised_bytes
+        if self._budget_bytes is not None and spent + num_bytes > self._budget_bytes:
+            raise StorageFullError(
+                errno.EDQUOT,
+                f"write_budget of {self._budget_bytes} bytes a day is used up on "
+                f"{self._disk} ({spent} bytes since midnight UTC); raise write_budget "
+                "or wait for the next day",
+            )
+        slot = self._inner.allocate(num_bytes)
+        with self._lock:
+            self._promises[slot] = slot.capacity_bytes
+            self._promised_bytes += slot.capacity_bytes
+        return slot
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Write and count; what fails is not counted."""
+        self._inner.write(slot, buffer)
+        with self._lock:
+            self._promised_bytes -= self._promises.pop(slot, 0)
+            self._unreported_bytes += buffer.numel()
+            self._run_bytes += buffer.numel()
+            due = self._unreported_bytes >= FLUSH_BYTES
+        if due:
+            self._flush()
+
+    def free(self, slot: Slot) -> None:
+        """Free; a slot that was never written has cost nothing."""
+        with self._lock:
+            self._promised_bytes -= self._promises.pop(slot, 0)
+        self._inner.free(slot)
+
+    def close(self) -> None:
+        """Report to the ledger and close."""
+        self._flush()
+        self._inner.close()
+
+    def report(self) -> WearReport:
+        """The disk's state; asks its SMART log."""
+        self._flush()
+        days = {} if self._ledger_failed else self._ledger.days(self._disk)
+        rate = sum(days.values()) / len(days) if days else 0.0
+        left, source, used = self._endurance(sum(days.values()))
+        run_days = (time.monotonic() - self._start_s) / 86_400
+        years = None if left is None else lifetime_years(left, rate)
+        training = (
+            None if left is None else lifetime_years(left, self._run_bytes / run_days)
+        )
+        return WearReport(
+            disk=self._disk,
+            today_bytes=self._today_bytes,
+            bytes_per_day=rate,
+            budget_bytes=self._budget_bytes,
+            lifetime_years=years,
+            training_years=training,
+            source=source,
+            warnings=tuple(_warnings(self._disk, years, used)),
+        )
+
+    def _endurance(self, written_bytes: int) -> tuple[float | None, str, float | None]:
+        """Bytes left by the rating, where that comes from, and the share used."""
+        reading = self._smart(self._disk)
+        smart = reading.smart
+        if smart is None:
+            if self._rated_bytes is None:
+                return None, f"{reading.reason}; no rating configured", None
+            left = float(self._rated_bytes - written_bytes)
+            return left, "rating, less what this user's runs wrote", None
+        if self._rated_bytes is not None:
+            left = self._rated_bytes * (1 - smart.used_fraction)
+            return left, "rating and SMART", smart.used_fraction
+        if smart.used_fraction <= 0:
+            reason = "SMART shows less than 1 % used; no rating configured"
+            return None, reason, smart.used_fraction
+        rated = smart.written_bytes / smart.used_fraction
+        return rated - smart.written_bytes, "SMART alone", smart.used_fraction
+
+    def _turn_day(self) -> None:
+        if self._ledger.day != self._day:
+            self._day, self._today_bytes = self._ledger.day, 0
+
+    def _look(self) -> None:
+        try:
+            self._today_bytes = self._ledger.days(self._disk).get(self._day, 0)
+        except OSError as error:
+            self._ledger_fails(error)
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._turn_day()
+            moved, self._unreported_bytes = self._unreported_bytes, 0
+            if moved == 0:
+                return
+            try:
+                self._today_bytes = self._ledger.add(self._disk, moved)
+            except OSError as error:
+                # The bytes are written: accounting must not make that a failure.
+                self._today_bytes += moved
+                self._ledger_fails(error)
+
+    def _ledger_fails(self, error: OSError) -> None:
+        if not self._ledger_failed:
+            logger.warning(
+                "ssdtrain: the wear ledger cannot be kept (%s); this run counts for "
+                "itself alone",
+                error,
+            )
+        self._ledger_failed = True
+
+
+def _warnings(disk: str, years: float | None, used: float | None) -> Iterator[str]:
+    if years is not None and years < WARN_BELOW_YEARS:
+        yield (
+            f"{disk} lasts {years:.1f} years at this rate (less than "
+            f"{WARN_BELOW_YEARS:g}); set write_budget, or offload less"
+        )
+    if used is not None and used >= WARN_ABOVE_USED:
+        yield f"{disk} has used {used:.0%} of its rated endurance"

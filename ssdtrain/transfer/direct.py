@@ -1,0 +1,184 @@
+"""Stores and loads without staging: device memory > storage, and back.
+
+For a storage that takes device buffers (`storage.gds.GdsStorage`). What leaves stays
+in device memory until the storage has it, so the release window is as long as the
+SSD needs, and not as the link to the host does: worth it only where the direct path
+is faster than staging (`storage.choice` measures that).
+
+[Note: the host waits]
+These transfers are ended by worker threads, not by a stream. So `copied` is an event
+of the host, and the device makes the caller wait for it where it would otherwise make
+the compute stream wait: at the end of the release window, and at the use of a tensor
+that was not prefetched in time. Then a short or failed read is known before any
+compute is enqueued that could use its bytes.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage.base import Storage
+from ssdtrain.transfer.device import CpuEvent, Device, Event, page_aligned
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, round_up
+
+
+class DirectOffloader(Offloader):
+    """An `Offloader` whose parcels have no buffer, unless their write failed.
+
+    The pool is for those alone: the bytes of a failed write are rescued into it.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pool: PinnedPool,
+        storage: Storage,
+        num_threads: int,
+        meters: Meters,
+    ) -> None:
+        super().__init__(device, pool, storage, Drain.AT_ONCE, num_threads, meters)
+        self._reading: Counter[Parcel] = Counter()
+
+    def store(
+        self, source: torch.Tensor, name: str, patient: Callable[[], bool]
+    ) -> Parcel | None:
+        """Start to write device bytes; see `Offloader.store`."""
+        try:
+            slot = self._need_storage().allocate(source.numel())
+        except OSError as error:
+            self.fall_back(_reason(error), f": {error}")
+            return None
+        copied = CpuEvent()
+        parcel = Parcel(name, source.numel(), ParcelState.WRITING, None, copied, slot)
+        ready = self.device.now()
+        with self._lock:
+            self._writing.add(parcel)
+            parcel.write = self._writers.submit(
+                self._write_direct, parcel, source, ready, copied
+            )
+        return parcel
+
+    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
+        """Start to read the bytes into `target`; see `Offloader.load`."""
+        load = Load(target, [self.device.now()])
+        with self._lock:
+            if parcel.state is ParcelState.STAGED:
+                self._enqueue(parcel, load)
+            elif parcel.state is ParcelState.LOST:
+                parcel.loads.append(load)
+                self._fail_loads(parcel, None)
+            else:
+                self._reading[parcel] += 1
+                self._readers.submit(self._read_direct, parcel, load)
+        return load
+
+    def recall(self, parcel: Parcel) -> bool:
+        """Nothing to do: there is no stage between the storage and the device."""
+        return parcel.state is not ParcelState.GONE
+
+    def discard(self, parcel: Parcel) -> None:
+        """Forget the bytes; a worker that still has them cleans up."""
+        with self._lock:
+            state, parcel.state = parcel.state, ParcelState.GONE
+            if state is not ParcelState.WRITING and not self._reading[parcel]:
+                self._give_buffer(parcel)
+                self._free_slot(parcel)
+
+    def _write_direct(
+        self, parcel: Parcel, source: torch.Tensor, ready: Event, copied: CpuEvent
+    ) -> None:
+        storage, slot = self._need_storage(), parcel.slot
+        start = time.monotonic_ns()
+        try:
+            ready.synchronize()
+            if slot is None:
+                raise RuntimeError("a parcel without a slot")
+            if parcel.state is ParcelState.WRITING:  # else it was discarded meanwhile
+                storage.write(slot, source)
+                self._meters.counters.add("bytes_written", parcel.num_bytes)
+                self._meters.trace.add("write", parcel.name, start, parcel.num_bytes)
+            self._written(parcel)
+        except BaseException as error:
+            self.fall_back(_reason(error), f": {error}")
+            self._rescue(parcel, source, ready)
+        finally:
+            with self._lock:
+                self._writing.discard(parcel)
+            copied.reach()
+
+    def _written(self, parcel: Parcel) -> None:
+        with self._lock:
+            if parcel.state is ParcelState.GONE:
+                self._free_slot(parcel)
+            else:
+                parcel.state = ParcelState.STORED
+
+    def _rescue(self, parcel: Parcel, source: torch.Tensor, ready: Event) -> None:
+        """Bring bytes that the storage did not take to host memory: nothing is lost.
+
+        The source is still whole: it is released behind `copied`, reached after this.
+        """
+        buffer = self.pool.take(parcel.num_bytes, for_load=True)
+        if buffer is None:
+            self.fall_back(Fallback.UNPINNED_LOAD)
+            buffer = Buffer(page_aligned(round_up(parcel.num_bytes)), pooled=False)
+        buffer.settle()
+        staged = buffer.memory[: parcel.num_bytes]
+        event = self.device.copy_out(source, staged, [ready])
+        event.synchronize()
+        with self._lock:
+            self._free_slot(parcel)
+            parcel.buffer, parcel.copied = buffer, event
+            if parcel.state is ParcelState.GONE:
+                self._give_buffer(parcel)
+            else:
+                parcel.state = ParcelState.STAGED
+
+    def _read_direct(self, parcel: Parcel, load: Load) -> None:
+        error: BaseException | None = None
+        start = time.monotonic_ns()
+        try:
+            parcel.copied.synchronize()
+            for event in load.after:
+                event.synchronize()
+            if parcel.state is ParcelState.STORED and parcel.slot is not None:
+                self._need_storage().read(parcel.slot, load.target)
+        except BaseException as caught:
+            error = caught
+        with self._lock:
+            self._reading[parcel] -= 1
+            self._end_read(parcel, load, error)
+            if not self._reading[parcel]:
+                del self._reading[parcel]
+                if parcel.state is ParcelState.GONE:
+                    self._give_buffer(parcel)
+                    self._free_slot(parcel)
+        self._meters.trace.add("read", parcel.name, start, parcel.num_bytes)
+
+    def _end_read(
+        self, parcel: Parcel, load: Load, error: BaseException | None
+    ) -> None:
+        if parcel.state is ParcelState.GONE:
+            # Whoever asked is gone too; a result of any kind ends `Load.settle`.
+            load.enqueued(CpuEvent(done=True))
+        elif error is not None:
+            parcel.state = ParcelState.LOST
+            parcel.loads.append(load)
+            self._fail_loads(parcel, error)
+        elif parcel.state is ParcelState.STAGED:
+            self._enqueue(parcel, load)
+        else:
+            load.enqueued(CpuEvent(done=True))
+            self._meters.counters.add("bytes_read", parcel.num_bytes)
+            self._meters.counters.add("bytes_loaded", parcel.num_bytes)
+
+
+def _reason(error: BaseException) -> Fallback:
+    full = isinstance(error, StorageFullError)
+    return Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED

@@ -1,0 +1,80 @@
+"""The GPU engine with its kernels run on the CPU: orders, repeats, faults."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pydirect.gather import GatherIndexError, Path
+from pydirect.gather.on_gpu import Engine, Tuning
+from pydirect.gather.request import Request
+from pydirect.gather.staging import Staging
+
+CPU = torch.device("cpu")
+
+
+class Marker:
+    """A copy on the CPU is done when it returns."""
+
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def engine(host_module: Any) -> Engine:
+    return Engine(CPU, host_module, Staging(Marker, 256), Tuning(num_sms=3))
+
+
+def request_of(rows: list[int], num_rows: int, row_bytes: int) -> Request:
+    table = (torch.arange(num_rows * row_bytes) * 31 % 253).to(torch.uint8)
+    return Request(
+        table=table.view(num_rows, row_bytes),
+        index=torch.tensor(rows, dtype=torch.int64),
+        out=torch.full((len(rows), row_bytes), 255, dtype=torch.uint8),
+    )
+
+
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    rows=st.lists(st.integers(0, 99), min_size=1, max_size=80),
+    row_bytes=st.sampled_from([4, 16, 100, 1600]),
+    path=st.sampled_from(Path),
+    distinct_share=st.sampled_from([1.0, 0.5]),
+    max_sms=st.sampled_from([None, 1, 500]),
+)
+def test_every_path(
+    engine: Engine,
+    rows: list[int],
+    row_bytes: int,
+    path: Path,
+    distinct_share: float,
+    max_sms: int | None,
+) -> None:
+    request = request_of(rows, 100, row_bytes)
+    engine.gather(request, path, max_sms=max_sms, distinct_share=distinct_share)
+    assert torch.equal(request.out, request.table[request.index])
+    engine.check()
+
+
+@pytest.mark.parametrize("path", list(Path))
+@pytest.mark.parametrize("distinct_share", [1.0, 0.5])
+@pytest.mark.parametrize("bad", [-1, 9, 1 << 40])
+def test_bad_index_is_raised_once(
+    engine: Engine, path: Path, distinct_share: float, bad: int
+) -> None:
+    request = request_of([3, bad, 4], 9, 16)
+    with pytest.raises(GatherIndexError, match=f"index {bad} at position 1 ") as caught:
+        engine.gather(request, path, distinct_share=distinct_share)
+        engine.raise_if_any()
+    assert caught.value.num_rows == 9
+    engine.check()
+    good = request_of([3, 4], 9, 16)
+    engine.gather(good, path)
+    engine.check()
+    assert torch.equal(good.out, good.table[good.index])

@@ -1,0 +1,54 @@
+"""PyG with features in unified memory."""
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+
+def test_data_works_as_before(pyg: ModuleType) -> None:
+    from pydirect.integrations.pyg import unify_data
+
+    x = torch.arange(20.0).reshape(5, 4)
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    data = pyg.data.Data(x=x, edge_index=edges, y=torch.arange(5))
+    assert unify_data(data) is data and data.x.is_unified
+    assert data.x.data_ptr() == x.data_ptr()
+    nodes = torch.tensor([3, 1, 4])
+    part = data.subgraph(nodes)
+    assert not part.x.is_unified and torch.equal(part.x.cpu(), x[nodes])
+    hetero = pyg.data.HeteroData()
+    hetero["paper"].x, hetero["author"].x = x.clone(), x.clone()
+    unify_data(hetero, "x")
+    assert hetero["paper"].x.is_unified and hetero["author"].x.is_unified
+    with pytest.raises(ValueError, match="an attribute 'z'"):
+        unify_data(data, "z")
+
+
+def test_feature_store(pyg: ModuleType) -> None:
+    from pydirect.integrations.pyg import UnifiedFeatureStore
+
+    store = UnifiedFeatureStore()
+    x = torch.arange(12.0).reshape(4, 3)
+    assert store.put_tensor(x, group_name="paper", attr_name="x", index=None)
+    whole = store.get_tensor(group_name="paper", attr_name="x", index=None)
+    assert whole.is_unified and whole.data_ptr() == x.data_ptr()
+    index = torch.tensor([2, 0])
+    rows = store.get_tensor(group_name="paper", attr_name="x", index=index)
+    assert torch.equal(rows.cpu(), x[[2, 0]])
+    store.put_tensor(np.ones((2, 2)), group_name="b", attr_name="x", index=None)
+    assert store["b", "x", None].sum().item() == 4
+    assert store.remove_tensor(group_name="b", attr_name="x", index=None)
+    assert store["paper", "x", None] is whole
+    assert store.get_tensor_size(group_name="paper", attr_name="x") == (4, 3)
+    assert [(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()] == [
+        ("paper", "x")
+    ]
+    put = {"group_name": "paper", "attr_name": "x", "index": torch.tensor([1])}
+    store.put_tensor(torch.zeros(1, 3), **put)
+    assert x[1].tolist() == [0, 0, 0]
+    with pytest.raises(KeyError, match="put the whole"):
+        store.put_tensor(x, group_name="a", attr_name="x", index=torch.tensor([0]))
+    assert store.remove_tensor(group_name="paper", attr_name="x", index=None)
+    assert store.get_all_tensor_attrs() == []

@@ -1,0 +1,183 @@
+"""Memory that exists is pinned in place, and unpinned when its last alias dies."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pydirect import memory
+from pydirect.memory import allocate, arena, managed, pinning, pool, runtime
+
+
+class Driver:
+    """Records what is registered, and refuses what a driver would refuse."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, tuple[int, bool]] = {}
+        self.waits = 0
+
+    def register(self, address: int, num_bytes: int, *, read_only: bool) -> None:
+        if address % 4096 or num_bytes % 4096:
+            raise RuntimeError("not whole pages")
+        for start, (size, _) in self.registered.items():
+            if address < start + size and start < address + num_bytes:
+                raise memory.HostMemoryError("already registered")
+        self.registered[address] = (num_bytes, read_only)
+
+    def unregister(self, address: int) -> None:
+        self.waits += 1
+        del self.registered[address]
+
+    def synchronize_all(self) -> None:
+        self.waits += 1
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A machine that seems to have a GPU."""
+    fake = Driver()
+    for name in ("register", "unregister", "synchronize_all"):
+        monkeypatch.setattr(runtime, name, getattr(fake, name))
+    monkeypatch.setattr(runtime, "cuda_works", lambda: True)
+    monkeypatch.setattr(pinning, "reach_of", lambda address: memory.Reach.NONE)
+    return fake
+
+
+def test_in_place_and_alive(driver: Driver) -> None:
+    source = torch.arange(3000.0).view(1000, 3)
+    pinned = memory.pin(source)
+    assert pinned.data_ptr() == source.data_ptr() and torch.equal(pinned, source)
+    ((start, (size, read_only)),) = driver.registered.items()
+    assert start <= source.data_ptr() < source.data_ptr() + 12000 <= start + size
+    assert not read_only
+    row = pinned[5]
+    del source, pinned
+    gc.collect()
+    assert row.tolist() == [15.0, 16.0, 17.0], "a view keeps bytes and registration"
+    assert driver.registered
+    del row
+    gc.collect()
+    assert not driver.registered
+
+
+def test_numpy_and_memory_mapped_files(driver: Driver, tmp_path: Path) -> None:
+    values = np.arange(4096, dtype=np.int32).reshape(64, 64)
+    values.tofile(tmp_path / "rows.bin")
+    mapped = np.memmap(tmp_path / "rows.bin", np.int32, mode="r", shape=(64, 64))
+    pinned = memory.pin(mapped)
+    del mapped
+    gc.collect()
+    assert torch.equal(pinned, torch.from_numpy(values))
+    assert [read_only for _, read_only in driver.registered.values()] == [True]
+    writable = memory.pin(values)
+    values[0, 0] = 99
+    assert writable[0, 0] == 99
+    assert sorted(flag for _, flag in driver.registered.values()) == [False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.bool])
+def test_dtypes(dtype: torch.dtype) -> None:
+    source = torch.ones(5, 2).to(dtype)
+    assert memory.pin(source).dtype is dtype
+    assert torch.equal(memory.pin(source), source)
+
+
+def test_what_cannot_be_pinned() -> None:
+    with pytest.raises(ValueError, match="contiguous tensor"):
+        memory.pin(torch.zeros(4, 4).t())
+    with pytest.raises(ValueError, match="tensor on meta"):
+        memory.pin(torch.zeros(4, device="meta"))
+    with pytest.raises(ValueError, match="C-contiguous array"):
+        memory.pin(np.zeros((4, 4)).T)
+    with pytest.raises(ValueError, match="dtype that torch has"):
+        memory.pin(np.array(["a"]))
+    with pytest.raises(ValueError, match=r"pinned memory|CUDA device"):
+        memory.device_alias(torch.zeros(4), "cuda:0")
+
+
+def test_to_table_copies(tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.float64).reshape(20, 3)
+    values.tofile(tmp_path / "rows.bin")
+    mapped = np.memmap(tmp_path / "rows.bin", np.float64, mode="r", shape=(20, 3))
+    expected = torch.from_numpy(values)
+    for source in (mapped, values, values.T.copy().T, expected, expected.t()):
+        table = memory.to_table(source)
+        assert table.is_contiguous()
+        assert torch.equal(table, expected if table.shape[0] == 20 else expected.t())
+        assert table.data_ptr() != expected.data_ptr()
+    assert memory.to_table(np.zeros((0, 2), np.int8)).shape == (0, 2)
+    with pytest.raises(ValueError, match="host memory"):
+        memory.to_table(torch.zeros(3, device="meta"))
+
+
+def test_empty_sources() -> None:
+    assert memory.pin(torch.zeros(0, 3)).shape == (0, 3)
+    assert memory.pin(np.zeros((0, 3), np.float32)).dtype is torch.float32
+
+
+def test_pool_waits_before_reuse_and_unpins(driver: Driver) -> None:
+    own = memory.HostPool(arena_bytes=2 << 20)
+    first = own.empty((2 << 20,), torch.uint8)
+    assert len(driver.registered) == 1
+    del first
+    assert driver.waits == 0, "a finalizer does not wait"
+    second = own.empty((2 << 20,), torch.uint8)
+    assert driver.waits == 1 and own.stats().num_waits == 1, "reuse does"
+    del own
+    gc.collect()
+    assert driver.registered, "the tensor outlives the pool"
+    del second
+    gc.collect()
+    assert not driver.registered
+
+
+def test_trim_unpins(driver: Driver) -> None:
+    own = memory.HostPool(arena_bytes=2 << 20)
+    own.empty((10,))
+    assert own.trim() == 2 << 20
+    assert not driver.registered
+
+
+def test_table() -> None:
+    table = memory.HostTable(torch.arange(12.0).view(3, 4))
+    assert (table.num_rows, table.row_bytes) == (3, 16)
+    alias = table.alias("cpu")
+    alias[0, 0] = 5
+    assert table.tensor[0, 0] == 5 and table.alias("cpu") is alias
+    with pytest.raises(ValueError, match="at least one dimension"):
+        memory.HostTable(torch.tensor(1.0))
+
+
+def test_pool_module_is_the_only_default() -> None:
+    assert pool.default_pool() is pool.default_pool()
+
+
+def test_tables_take_large_pages_while_there_is_room(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def managed_arena(num_bytes: int) -> arena.Arena:
+        taken.append(num_bytes)
+        return arena.registered_arena(num_bytes, ())
+
+    own = {backing: memory.HostPool(backing=backing) for backing in memory.Backing}
+    monkeypatch.setattr(pool, "managed_arena", managed_arena)
+    for module in (allocate, managed):
+        monkeypatch.setattr(module, "managed_capacity_bytes", lambda: 200 << 20)
+    monkeypatch.setattr(allocate, "default_pool", own.__getitem__)
+    monkeypatch.setattr(allocate, "empty_pinned", own[memory.Backing.REGISTERED].empty)
+    small = memory.empty_table((1 << 20,), torch.uint8)
+    assert taken == [], "small tables fit the translation caches"
+    first = memory.empty_table((100 << 20,), torch.uint8)
+    assert taken == [100 << 20]
+    second = memory.empty_table((99 << 20,), torch.uint8)
+    assert taken == [100 << 20], "no room: pinned instead"
+    del first
+    third = memory.empty_table((150 << 20,), torch.uint8)
+    assert taken == [100 << 20, 150 << 20], "the unused arena made room"
+    with pytest.raises(memory.HostMemoryError, match=r"Backing\.REGISTERED"):
+        own[memory.Backing.MANAGED].empty((190 << 20,), torch.uint8)
+    assert small.numel() + second.numel() + third.numel() == 250 << 20

@@ -1,0 +1,96 @@
+"""Batches of the loader: right rows, in order, whatever overlaps."""
+
+import threading
+
+import pytest
+import torch
+
+from pydirect.loader import (
+    DirectFetch,
+    Fetch,
+    LoaderConfig,
+    MiniBatchLoader,
+    StagedFetch,
+)
+from pydirect.sampling import Graph, GraphStatistics, generate_graph
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GRAPH, LABELS = generate_graph(
+    GraphStatistics(num_nodes=300, num_edges=2000, num_classes=4), seed=0
+)
+FEATURES = torch.arange(300.0)[:, None] * torch.ones(1, 8)
+
+
+def loader_of(buffers: int, fetch: Fetch | None = None) -> MiniBatchLoader:
+    config = LoaderConfig(
+        batch_size=32, fanouts=(4, 3), num_samplers=3, num_buffers=buffers, seed=7
+    )
+    fetch = fetch or StagedFetch(FEATURES, DEVICE)
+    return MiniBatchLoader(GRAPH, LABELS, torch.arange(250), fetch, config, DEVICE)
+
+
+def test_rows_labels_and_edges_belong_together() -> None:
+    loader = loader_of(2, DirectFetch(FEATURES, DEVICE, num_slots=2))
+    plain = loader_of(1)
+    seen = 0
+    for batch, sampled in zip(loader, plain.sampled(), strict=True):
+        ids = sampled.node_ids
+        assert torch.equal(batch.x.cpu()[:, 0], ids.float())
+        assert torch.equal(batch.edge_index.cpu(), sampled.edge_index)
+        assert torch.equal(batch.y.cpu(), LABELS[ids[: batch.num_seeds]])
+        seen += batch.num_seeds
+    assert seen == 250 and len(loader) == 8
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+def test_overlap_changes_nothing(buffers: int) -> None:
+    want = [b.x.clone() for b in loader_of(1)]
+    fetch = DirectFetch(FEATURES, DEVICE, num_slots=buffers)
+    got = [b.x.clone() for b in loader_of(buffers, fetch)]
+    assert len(got) == len(want)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_epochs_differ_and_repeat() -> None:
+    loader = loader_of(2)
+    first = [b.x[:, 0].clone() for b in loader]
+    second = [b.x[:, 0].clone() for b in loader]
+    assert loader.epoch == 2
+    loader.epoch = 0
+    again = [b.x[:, 0].clone() for b in loader]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(
+        a.shape == b.shape and torch.equal(a, b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_leaving_early_stops_the_threads() -> None:
+    before = threading.active_count()
+    threads = torch.get_num_threads()
+    for _ in loader_of(2):
+        break
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == threads
+
+
+def test_an_error_in_the_fetching_thread_reaches_the_caller() -> None:
+    before = threading.active_count()
+    too_small = StagedFetch(FEATURES[:10], DEVICE)
+    with pytest.raises(IndexError):
+        list(loader_of(2, too_small))
+    assert threading.active_count() == before
+
+
+def test_isolated_nodes_and_no_seeds() -> None:
+    lonely = Graph.from_edges(torch.empty(2, 0, dtype=torch.long), 5)
+    config = LoaderConfig(batch_size=2, fanouts=(3,), num_samplers=1)
+    fetch = StagedFetch(FEATURES, DEVICE)
+    for seeds, batches in ((torch.arange(5), 3), (torch.arange(0), 0)):
+        loader = MiniBatchLoader(lonely, LABELS, seeds, fetch, config, DEVICE)
+        assert len([b for b in loader if b.num_seeds]) == batches
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="num_buffers: expects at least 1"):
+        LoaderConfig(num_buffers=0)

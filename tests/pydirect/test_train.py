@@ -1,0 +1,124 @@
+"""The node classification trainer: learns, repeats, resumes, fetches alike."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from pydirect.datasets import NodeDataset, load
+from pydirect.loader import LoaderConfig
+from pydirect.sampling import GraphStatistics
+from pydirect.train import NodeClassificationTrainer
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "../shared/data/planetoid"
+SMALL = GraphStatistics(
+    num_nodes=1500, num_edges=12_000, num_classes=5, num_features=16, train_share=0.3
+)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def dataset() -> NodeDataset:
+    return load("generated", statistics=SMALL, device="cpu")
+
+
+def trainer_of(
+    pyg: ModuleType, dataset: NodeDataset, **changes: Any
+) -> NodeClassificationTrainer:
+    def model(in_channels: int, out_channels: int) -> torch.nn.Module:
+        sage: torch.nn.Module = pyg.nn.GraphSAGE(
+            in_channels, 32, 2, out_channels, dropout=0.2
+        )
+        return sage
+
+    settings: dict[str, Any] = {
+        "model": model,
+        "loader": LoaderConfig(batch_size=128, fanouts=(5, 5), num_samplers=2),
+        "epochs": 4,
+        "progress": False,
+        "device": "cpu",
+        "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    }
+    return NodeClassificationTrainer(dataset=dataset, **{**settings, **changes})
+
+
+def test_it_learns_and_both_fetches_agree(
+    pyg: ModuleType, dataset: NodeDataset
+) -> None:
+    direct = trainer_of(pyg, dataset, fetch="direct").fit()
+    staged = trainer_of(pyg, dataset, fetch="staged").fit()
+    assert direct.losses == staged.losses
+    assert direct.test_accuracy == staged.test_accuracy
+    assert direct.losses[-1] < 0.5 * direct.losses[0]
+    assert direct.test_accuracy > 0.8
+
+
+def test_resume_continues_as_if_never_stopped(
+    pyg: ModuleType, dataset: NodeDataset, tmp_path: Path
+) -> None:
+    whole = trainer_of(pyg, dataset, epochs=4).fit()
+    directory = str(tmp_path / "run")
+    trainer_of(pyg, dataset, epochs=2, run_directory=directory).fit()
+    resumed = trainer_of(
+        pyg, dataset, epochs=4, run_directory=directory, resume=True
+    ).fit()
+    assert resumed.losses == whole.losses[2:]
+    assert resumed.test_accuracy == whole.test_accuracy
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    epochs = [line["epoch"] for line in lines if "epoch" in line]
+    assert epochs == [0, 1, 2, 3]
+    assert lines[-1]["test"] == whole.test_accuracy
+
+
+def test_settings_are_checked(pyg: ModuleType, dataset: NodeDataset) -> None:
+    with pytest.raises(ValueError, match="expects run_directory"):
+        trainer_of(pyg, dataset, resume=True)
+    with pytest.raises(ValueError, match="not a valid FetchMode"):
+        trainer_of(pyg, dataset, fetch="teleport")
+    with pytest.raises(ValueError, match=r"cora\.npz"):
+        load("cora", directory="/nonexistent")
+    with pytest.raises(ValueError, match=r"trainer\.dataset\.directory"):
+        load("cora")
+
+
+@pytest.mark.parametrize("name", ["graphsage", "gat"])
+def test_the_configs_work_alone(name: str, pyg: ModuleType) -> None:
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    from ssdtrain.train.compose import compose_config
+
+    small = [
+        "trainer.epochs=1",
+        "trainer.device=cpu",
+        "trainer.progress=false",
+        "trainer.dataset.statistics.num_nodes=600",
+        "trainer.dataset.statistics.num_edges=3000",
+    ]
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        config = compose(f"gnn/{name}", overrides=small)
+    root = compose_config("ssdtrain.yaml", [f"gnn={name}", *small])
+    result = instantiate(config.trainer).run()
+    assert result["losses"][0] > 0 and 0 <= result["test_accuracy"] <= 1
+    assert root.trainer._target_ == "pydirect.train.NodeClassificationTrainer"
+
+
+def test_cora_reaches_its_known_accuracy(pyg: ModuleType) -> None:
+    if not (DATA / "cora.npz").is_file():
+        pytest.skip("cora.npz is not beside this checkout")
+    cora = load("cora", directory=str(DATA))
+    assert (cora.graph.num_nodes, cora.graph.num_edges) == (2708, 10556)
+    assert (cora.num_features, cora.num_classes) == (1433, 7)
+    result = trainer_of(
+        pyg,
+        cora,
+        epochs=30,
+        loader=LoaderConfig(batch_size=140, fanouts=(25, 10), num_samplers=2),
+        optimizer=lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=5e-4),
+    ).fit()
+    assert result.test_accuracy > 0.74

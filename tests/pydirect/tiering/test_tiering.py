@@ -1,0 +1,191 @@
+"""Scores, renumbering, addresses and the cache of hot rows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pydirect.sampling import Graph, NeighborSampler
+from pydirect.tiering import (
+    HotRows,
+    Tier,
+    TieredFetch,
+    TierPlan,
+    degree_score,
+    hit_ratio,
+    plan_tiers,
+    reorder_by,
+    reverse_pagerank,
+    weighted_reverse_pagerank,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_graph(num_nodes: int, num_edges: int, seed: int = 0) -> Graph:
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    return Graph.from_edges(edges, num_nodes)
+
+
+def dense_pagerank(graph: Graph, start: torch.Tensor) -> torch.Tensor:
+    """Algorithm 2, dense: flow[j, k] = 1 / in_degree[k] for each j -> k."""
+    n = graph.num_nodes
+    flow = torch.zeros(n, n, dtype=torch.float64)
+    source, target = graph.to_edge_index()
+    flow.index_put_((source, target), torch.ones(len(source)).double(), accumulate=True)
+    flow /= graph.degrees().clamp(min=1)
+    score = start
+    for _ in range(5):
+        score = 0.15 / n + 0.85 * flow @ score
+    return score
+
+
+def test_scores_equal_a_dense_reference() -> None:
+    graph = random_graph(40, 150)
+    train = torch.tensor([3, 7, 9, 30])
+    start = torch.full((40,), 1 / 40, dtype=torch.float64)
+    torch.testing.assert_close(reverse_pagerank(graph), dense_pagerank(graph, start))
+    start[train] *= 10
+    got = weighted_reverse_pagerank(graph, train)
+    torch.testing.assert_close(got, dense_pagerank(graph, start))
+    assert degree_score(graph).sum() == graph.num_edges
+    with pytest.raises(ValueError, match="at least one node"):
+        weighted_reverse_pagerank(graph, train[:0])
+
+
+def community_graph(num_nodes: int, local: float) -> Graph:
+    """256 communities; ``local`` of the edges stay inside; activity is heavy-tailed."""
+    generator = torch.Generator().manual_seed(2)
+    size = num_nodes // 256
+    activity = torch.rand(num_nodes, generator=generator).pow(-1 / 1.5)
+    nodes = torch.arange(num_nodes).repeat_interleave(12)
+    inside = torch.rand(len(nodes), generator=generator) < local
+    anywhere = torch.multinomial(
+        activity, len(nodes), replacement=True, generator=generator
+    )
+    rows = activity.view(256, size)
+    near = torch.multinomial(rows, size * 12, replacement=True, generator=generator)
+    near = (near + torch.arange(256)[:, None] * size).flatten()
+    return Graph.from_edges(
+        torch.stack([torch.where(inside, near, anywhere), nodes]), num_nodes
+    )
+
+
+def accesses_of(graph: Graph, train: torch.Tensor) -> torch.Tensor:
+    sampler = NeighborSampler(graph, [5, 5, 5])
+    counts = torch.zeros(graph.num_nodes)
+    for number, seeds in enumerate(train.split(64)):
+        counts[sampler.sample(seeds, number).node_ids] += 1
+    return counts
+
+
+def test_where_labels_are_local_only_the_weighted_score_knows() -> None:
+    graph = community_graph(256 * 64, local=0.9)
+    train = torch.arange(0, 64 * 25, 10)  # all in a tenth of the communities
+    counts = accesses_of(graph, train)
+    scores = {
+        "degree": degree_score(graph),
+        "rpr": reverse_pagerank(graph),
+        "wrpr": weighted_reverse_pagerank(graph, train),
+    }
+    hits = {name: hit_ratio(counts, score, 0.1) for name, score in scores.items()}
+    best = hit_ratio(counts, counts, 0.1)
+    assert hits["wrpr"] > 1.3 * max(hits["degree"], hits["rpr"])
+    assert hits["wrpr"] <= best <= 1
+
+
+def test_where_labels_are_everywhere_all_scores_tie() -> None:
+    graph = community_graph(256 * 64, local=0.9)
+    train = torch.randperm(256 * 64, generator=torch.Generator().manual_seed(0))[:600]
+    counts = accesses_of(graph, train)
+    hits = [
+        hit_ratio(counts, score, 0.1)
+        for score in (
+            degree_score(graph),
+            reverse_pagerank(graph),
+            weighted_reverse_pagerank(graph, train),
+        )
+    ]
+    assert max(hits) - min(hits) < 0.08
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num_nodes=st.integers(1, 25), num_edges=st.integers(0, 80), seed=st.integers(0, 99)
+)
+def test_renumbering_is_an_isomorphism(
+    num_nodes: int, num_edges: int, seed: int
+) -> None:
+    graph = random_graph(num_nodes, num_edges, seed)
+    generator = torch.Generator().manual_seed(seed)
+    order = reorder_by(torch.rand(num_nodes, generator=generator))
+    moved = order.graph(graph)
+    table = torch.arange(num_nodes)
+    for node in range(num_nodes):
+        new = int(order.nodes(torch.tensor(node)))
+        assert order.rows(table)[new] == node
+        old_list = graph.neighbors[graph.offsets[node] : graph.offsets[node + 1]]
+        new_list = moved.neighbors[moved.offsets[new] : moved.offsets[new + 1]]
+        assert order.old_of_new[new_list.long()].tolist() == old_list.tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    num_rows=st.integers(0, 60),
+    replicated=st.integers(0, 60),
+    spread=st.integers(0, 60),
+    num_gpus=st.integers(1, 5),
+)
+def test_addresses_are_a_bijection(
+    num_rows: int, replicated: int, spread: int, num_gpus: int
+) -> None:
+    plan = plan_tiers(
+        num_rows,
+        4,
+        replicated_bytes=4 * replicated,
+        spread_bytes=4 * spread,
+        num_gpus=num_gpus,
+    )
+    rows = torch.arange(num_rows)
+    tier, gpu, inside = plan.locate(rows)
+    places = list(zip(tier.tolist(), gpu.tolist(), inside.tolist(), strict=True))
+    assert len(set(places)) == num_rows
+    for which in Tier:
+        for device in range(num_gpus):
+            there = inside[(tier == which) & (gpu == device)]
+            assert there.tolist() == list(range(len(there)))  # dense tables
+            if which is Tier.SPREAD:
+                assert torch.equal(
+                    rows[(tier == which) & (gpu == device)], plan.rows_on(device)
+                )
+    assert not num_rows or tier.tolist() == sorted(tier.tolist())
+
+
+def test_plans_are_checked() -> None:
+    with pytest.raises(ValueError, match="inside 4 rows"):
+        TierPlan(num_rows=4, replicated_rows=3, spread_rows=2, num_gpus=1)
+    with pytest.raises(ValueError, match="num_gpus"):
+        TierPlan(num_rows=4, replicated_rows=0, spread_rows=0, num_gpus=0)
+
+
+@pytest.mark.parametrize("near", [0, 3, 20])
+def test_hot_rows_equal_the_table(near: int) -> None:
+    table = torch.arange(60.0).reshape(20, 3)
+    hot = HotRows(table, torch.arange(20.0), near * 12, DEVICE)
+    assert hot.num_near == near
+    index = torch.tensor([0, 19, 5, 19, 18, 0, 17])
+    got = hot.index_select(index.to(DEVICE))
+    assert torch.equal(got.cpu(), table[index])
+    want_near = {0: 0, 3: 4, 20: 7}[near]
+    assert (hot.counters.near_rows, hot.counters.host_rows) == (
+        want_near,
+        7 - want_near,
+    )
+    out = torch.empty(7, 3, device=DEVICE)
+    assert hot.index_select(index.to(DEVICE), out=out) is out
+    fetched = TieredFetch(hot, DEVICE).rows(index, 0)
+    assert torch.equal(fetched.cpu(), table[index])
+    assert hot.counters.hit_ratio == want_near / 7
+    with pytest.raises(ValueError, match="each of 20 rows, got 3"):
+        HotRows(table, torch.ones(3), 100, DEVICE)

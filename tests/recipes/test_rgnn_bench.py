@@ -1,0 +1,176 @@
+"""The relational layer benchmark: resuming, failures, and what the tables say."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from recipes.bench import rgnn, rgnn_table
+from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, plan
+from recipes.bench.rgnn_measure import OutOfTimeError, category, deadline, measure
+
+ARGS = (
+    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
+    "--contenders sorted-loop sorted-grouped --budget-s 60"
+).split()
+
+
+def record(
+    contender: str, ms: float | None, run: int = 0, **key: Any
+) -> dict[str, Any]:
+    cell = {"graph": "g", "model": "rgcn", "task": "training", "dtype": "float32"}
+    full = {**cell, "width": 64, "profile": False, **key, "contender": contender}
+    timed = {"status": "ok", "ms": ms} if ms else {"status": "oom", "reason": "x"}
+    return {"key": full, "run": run, **timed}
+
+
+def results_of(*records: dict[str, Any]) -> rgnn_table.Results:
+    graph = {"entity_compaction_ratio": 0.25, "average_degree": 4.0}
+    runs = [{"device": "a", "uuid": "1"}, {"device": "a", "uuid": "2"}]
+    graphs = {"g": graph, "h": graph}
+    return rgnn_table.Results(
+        {"runs": runs, "graphs": graphs, "records": list(records)}
+    )
+
+
+def test_a_cut_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.json"
+    assert rgnn.main([*ARGS, "--out", str(out), "--budget-s", "0"]) == 0
+    assert "0 records, 6 left" in capsys.readouterr().out
+    rgnn.main([*ARGS, "--out", str(out)])
+    data = json.loads(out.read_text())
+    assert len(data["records"]) == 6
+    assert {r["status"] for r in data["records"]} == {"ok"}
+    assert data["graphs"]["mag"]["num_edge_types"] == 4
+    times = [r["ms"] for r in data["records"]]
+    rgnn.main([*ARGS, "--out", str(tmp_path / "s.json"), "--from", str(out)])
+    again = json.loads((tmp_path / "s.json").read_text())
+    assert [r["ms"] for r in again["records"]] == times
+    assert len(again["runs"]) == 3
+
+
+def test_failures_are_recorded_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "r.json"
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no kernel")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rgnn, "build", broken)
+        rgnn.main([*ARGS, "--out", str(out)])
+    found = json.loads(out.read_text())["records"]
+    assert {(r["status"], r["reason"]) for r in found} == {
+        ("failed", "RuntimeError: no kernel")
+    }
+    rgnn.main([*ARGS, "--out", str(out)])
+    assert {r["status"] for r in json.loads(out.read_text())["records"]} == {"ok"}
+
+
+def test_out_of_memory_is_a_result() -> None:
+    def step() -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 9 GiB. GPU 0 has")
+
+    found = measure(step, lambda: None, torch.device("cpu"))
+    assert (found["status"], found["reason"]) == ("oom", "Tried to allocate 9 GiB")
+
+
+def test_deadline_rings_and_is_taken_down() -> None:
+    with pytest.raises(OutOfTimeError), deadline(0.05):
+        while True:
+            time.sleep(0.01)
+    with deadline(0.05):
+        pass
+    time.sleep(0.08)
+
+
+def test_plan_covers_the_issue() -> None:
+    works = plan([Phase.MAIN], ["fb15k", "mag"])
+    cells = {w.cell for w in works}
+    assert len(cells) == 2 * 3 * 2 * 2
+    grouped = {w.cell.dtype for w in works if w.contender is Contender.SORTED_GROUPED}
+    assert grouped == {"bfloat16"}
+    keys = [json.dumps(w.key()) for w in plan(list(Phase), ["fb15k"])]
+    assert len(keys) == len(set(keys))
+    assert works[0].cell.key()["task"] == Task.INFERENCE.value
+    assert Cell(**vars(works[0].cell)) == works[0].cell
+
+
+def test_speedup_is_over_the_best_other_of_the_same_machine() -> None:
+    results = results_of(
+        record("hector", 2.0),
+        record("pyg", 9.0),
+        record("sorted-loop", 6.0),
+        record("pyg-compiled", 1.0, run=1),
+        record("pyg-fast", None),
+        record("hector-none", 1.0),
+    )
+    key = {"graph": "g", "model": "rgcn", "task": "training", "dtype": "float32"}
+    found = rgnn_table.compare(results, **key)
+    assert (found.speedup, found.num_oom) == (3.0, 1)
+    row = rgnn_table.summary(results).splitlines()[2]
+    assert row == (
+        "| rgcn training float32 | 3.00 | 2.76 | 3.00 (g) | 3.00 (g) | 1 | 0 | 1 |"
+    )
+
+
+def test_summary_counts_our_own_failures() -> None:
+    results = results_of(
+        record("hector", 2.0),
+        record("pyg", 8.0),
+        record("hector", None, graph="h"),
+        record("pyg", 8.0, graph="h"),
+    )
+    row = rgnn_table.summary(results).splitlines()[2]
+    assert "| 4.00 | 2.76 | 4.00 (g) | 4.00 (g) | 1 | 1 | 0 |" in row
+    assert "| oom | 8.000 | pyg | - |" in rgnn_table.details(results)
+
+
+def test_ablation_choice_widths_and_memory() -> None:
+    hgt = {"model": "hgt"}
+    plain = {**record("hector-none", 4.0, **hgt), "peak_bytes": 5 << 20}
+    compact = {**record("hector-compaction", 2.0, **hgt), "peak_bytes": 3 << 20}
+    plain["resident_bytes"] = compact["resident_bytes"] = 1 << 20
+    wide = record("hector-none", 6.0, **hgt, width=128)
+    results = results_of(plain, compact, wide, record("hector", 2.5, **hgt))
+    row = rgnn_table.ablation(results).splitlines()[2]
+    assert row == "| g hgt training float32 | 4.000 | 2.00 | - | - | 1.60 |"
+    assert "0 of 1 cells (0 %). Missed: g hgt training float32 1.25x" in (
+        rgnn_table.choice(results)
+    )
+    row = rgnn_table.widths(results).splitlines()[2]
+    assert row == "| g hgt training float32 | - | 4.000 | 6.000 | - | 1.50 |"
+    row = rgnn_table.memory(results).splitlines()[2]
+    assert row == "| g | 0.25 | 4.0 | - | - | 4 | 0.50 |"
+    assert math.isclose(rgnn_table.geometric_mean([2.0, 8.0]), 4.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("nvjet_hsh_128x64", "matmul"),
+        ("hector_traversal_edge_softmax_0", "traversal"),
+        ("void at::native::indexSelectLargeIndex<float>", "indexing and copying"),
+        ("Memcpy DtoD (Device -> Device)", "indexing and copying"),
+        ("vectorized_elementwise_kernel", "other compute"),
+    ],
+)
+def test_kernels_are_sorted_into_parts(kernel: str, part: str) -> None:
+    assert category(kernel) == part
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "r.json"
+    results = results_of(record("hector", 2.0), record("pyg", 9.0))
+    data = {"runs": results.runs, "graphs": results.graphs}
+    path.write_text(json.dumps({**data, "records": list(results.by_key.values())}))
+    rgnn_table.main([str(path), "--plots", str(tmp_path)])
+    assert (tmp_path / "rgnn_speedup.svg").stat().st_size > 1000

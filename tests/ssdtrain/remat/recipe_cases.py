@@ -1,0 +1,133 @@
+"""Small models, one for each recipe, and a run that compares bytes."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import NewGELUActivation
+
+import ssdtrain
+from ssdtrain.counters import Fallback, StepReport
+
+ROWS, WIDTH = 6, 16
+REFUSED = Fallback.RECIPE_REFUSED.value
+
+
+class Net(nn.Module):
+    """Linear, the operators under test, linear. Shapes: (ROWS, WIDTH) to a scalar."""
+
+    def __init__(self, body: Callable[["Net", Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-3)
+        self.rms = nn.RMSNorm(WIDTH, eps=1e-3)
+        self.drop = nn.Dropout(0.4)
+        self.act = NewGELUActivation()
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self._body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._body(self, self.first(x))
+        return self.last(y.reshape(-1, WIDTH)).float().square().sum()
+
+
+def gated(net: Net, a: Tensor) -> Tensor:
+    return F.silu(a) * net.last(a)
+
+
+def cube(net: Net, a: Tensor) -> Tensor:
+    return torch.pow(a, 3.0) * a
+
+
+def sigmoids(net: Net, a: Tensor) -> Tensor:
+    return a.square() * torch.sigmoid(a)
+
+
+def sums(net: Net, a: Tensor) -> Tensor:
+    total = a.square() + a.tanh()
+    return total * total
+
+
+def copied(net: Net, a: Tensor) -> Tensor:
+    b = F.gelu(a)
+    return b.view(ROWS, 2, WIDTH // 2).transpose(0, 1).contiguous()
+
+
+def dropped(net: Net, a: Tensor) -> Tensor:
+    return net.drop(F.gelu(a))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recipe and a model that needs it."""
+
+    recipe: str
+    body: Callable[[Net, Tensor], Tensor]
+    autocast: bool = False
+    dtype: torch.dtype = torch.float32
+
+
+CASES = {
+    "gelu": Case("GeluBackward0", lambda net, a: F.gelu(a)),
+    "gelu tanh": Case("GeluBackward0", lambda n, a: F.gelu(a, approximate="tanh")),
+    "silu": Case("SiluBackward0", lambda net, a: F.silu(a)),
+    "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a), 1))),
+    "gated product": Case("MulBackward0", gated),
+    "power": Case("PowBackward0", cube),
+    "sigmoid": Case("SigmoidBackward0", sigmoids),
+    "sum": Case("AddBackward0", sums),
+    "unfused gelu: tanh": Case("TanhBackward0", lambda net, a: net.act(a)),
+    "unfused gelu: one more": Case("AddBackward0", lambda net, a: net.act(a)),
+    "unfused gelu": Case("MulBackward0", lambda net, a: net.act(a)),
+    "layer norm": Case("NativeLayerNormBackward0", lambda net, a: net.norm(a)),
+    "rms norm": Case("MulBackward0", lambda net, a: net.rms(a)),
+    "copy": Case("CloneBackward0", copied),
+    "dropout mask": Case("dropout mask", lambda net, a: net.drop(a)),
+    "dropout output": Case("MulBackward0", dropped),
+    "cast weight": Case("ToCopyBackward0", lambda net, a: a, autocast=True),
+    "cast norm": Case("ToCopyBackward0", lambda net, a: net.norm(a), autocast=True),
+    "widened": Case(
+        "ToCopyBackward0",
+        lambda net, a: a.float().square().bfloat16(),
+        False,
+        torch.bfloat16,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    gradients: list[Tensor]
+    reports: list[StepReport]
+
+    def equals(self, other: "Result") -> bool:
+        return all(
+            torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(self.gradients, other.gradients, strict=True)
+        )
+
+
+def run(case: Case, num_steps: int = 1, **settings: Any) -> Result:
+    """Forward and backward with these settings; none: without ssdtrain."""
+    net = Net(case.body).to(case.dtype)
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, WIDTH, dtype=case.dtype)
+    session = ssdtrain.offload(net, target="host", **settings) if settings else None
+    gradients, reports = [], []
+    for _ in range(num_steps):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16) if case.autocast else nullcontext():
+            loss = net(x)
+        loss.backward()
+        gradients += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    if session is not None:
+        reports = list(session.steps)
+        session.close()
+    return Result(gradients, reports)

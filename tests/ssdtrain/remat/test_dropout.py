@@ -1,0 +1,106 @@
+"""Masks drawn again: [Note: dropout masks]."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.remat.dropout import MASK
+
+WIDTH = 8
+
+
+class Net(nn.Module):
+    """A dropout, however the body applies it."""
+
+    def __init__(self, body: Callable[["Net", Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, self.first(x)).square().sum()
+
+
+def train(net: Net, settings: dict[str, Any] | None) -> tuple[list[Tensor], Any]:
+    """Gradients of two forwards before their backwards, and the random numbers."""
+    net.zero_grad()
+    torch.manual_seed(7)
+    session = None
+    if settings is not None:
+        session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
+    losses = [net(torch.randn(4, WIDTH)) for _ in range(2)]
+    for loss in losses:
+        loss.backward()
+    found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    found.append(torch.rand(3))
+    recipes = None
+    if session is not None:
+        recipes = session.steps[0].recipes
+        session.close()
+    return found, recipes
+
+
+def applied(net: Net, a: Tensor) -> Tensor:
+    return net.last(net.drop(a))
+
+
+def applied_twice(net: Net, a: Tensor) -> Tensor:
+    return net.drop(net.last(net.drop(a)))
+
+
+def of_a_slice(net: Net, a: Tensor) -> Tensor:
+    return net.drop(a[:, ::2]).t() @ net.drop(a.t().contiguous().t())
+
+
+USED = {"once": applied, "twice": applied_twice, "strided": of_a_slice}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_masks_are_drawn_again(name: str) -> None:
+    net = Net(USED[name])
+    theirs, _ = train(net, None)
+    for settings in ({"plan": "keep-all"}, {"plan": "offload-all", "window_bytes": 1}):
+        ours, recipes = train(net, settings)
+        assert recipes[MASK] > 0
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def functional(net: Net, a: Tensor) -> Tensor:
+    return net.last(F.dropout(a, 0.3))
+
+
+def inverted(net: Net, a: Tensor) -> Tensor:
+    """A mask that no dropout module drew."""
+    return net.last(a * (torch.rand_like(a) > 0.5))
+
+
+@pytest.mark.parametrize("body", [functional, inverted])
+def test_other_masks_are_stored(body: Any) -> None:
+    net = Net(body)
+    theirs, _ = train(net, None)
+    ours, recipes = train(net, {"plan": "keep-all"})
+    assert MASK not in recipes
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("change", ["eval", "rate 0", "rate 1", "inplace"])
+def test_inert_dropouts(change: str) -> None:
+    net = Net(applied)
+    if change == "eval":
+        net.eval()
+    elif change == "inplace":
+        net.drop.inplace = True
+    else:
+        net.drop.p = float(change[-1])
+    theirs, _ = train(net, None)
+    ours, recipes = train(net, {"plan": "keep-all"})
+    assert MASK not in recipes
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

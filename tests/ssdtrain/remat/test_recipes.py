@@ -1,0 +1,166 @@
+"""Every recipe: it is used, it is bitwise, and its mutants are caught."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssdtrain import api
+from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.remat.dropout import MASK, Draws
+from ssdtrain.remat.expression import Expression, State
+from ssdtrain.remat.finder import Finder, built_in
+from ssdtrain.remat.producer import Producer
+from ssdtrain.remat.registry import Registry
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recipe_cases import CASES, REFUSED, Case, run
+
+Function = Callable[..., Tensor]
+ALONE = {"plan": "keep-all", "min_bytes": 0}
+OFFLOADING = {"plan": "offload-all", "min_bytes": 0, "window_bytes": 1}
+
+
+@pytest.mark.parametrize("settings", [ALONE, OFFLOADING], ids=["alone", "offloading"])
+@pytest.mark.parametrize("name", CASES)
+def test_rebuilds_the_same_bytes(name: str, settings: dict[str, Any]) -> None:
+    case = CASES[name]
+    ours, theirs = run(case, **settings), run(case)
+    (report,) = ours.reports
+    assert report.recipes[case.recipe] > 0
+    assert report.recipe_ms[case.recipe] > 0
+    assert not report.fallbacks
+    assert ours.equals(theirs)
+
+
+def wrong_input(function: Function) -> Function:
+    def mutant(*operands: Any, **constants: Any) -> Tensor:
+        first, *rest = operands
+        if isinstance(first, State):
+            # Somebody has drawn in between.
+            first = State(first.generator, torch.Generator().manual_seed(9).get_state())
+        else:
+            first = first.flip(0)
+        return function(first, *rest, **constants)
+
+    return mutant
+
+
+def wrong_dtype(function: Function) -> Function:
+    def mutant(*operands: Any, **constants: Any) -> Tensor:
+        return function(*operands, **constants).to(torch.float64)
+
+    return mutant
+
+
+def wrong_precision(function: Function) -> Function:
+    def mutant(*operands: Any, **constants: Any) -> Tensor:
+        made = function(*operands, **constants)
+        return made.to(torch.float8_e4m3fn).to(made.dtype)
+
+    return mutant
+
+
+def wrong_epsilon(function: Function) -> Function:
+    def mutant(*operands: Any, epsilon: float, **constants: Any) -> Tensor:
+        return function(*operands, epsilon=epsilon * 1.5, **constants)
+
+    return mutant
+
+
+def plant(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Function], Function]
+) -> None:
+    """Make sessions use a mutant of this recipe."""
+
+    def mutated(found: Expression | None) -> Expression | None:
+        if found is None:
+            return None
+        return replace(found, function=change(found.function))
+
+    if name == MASK:
+        draw = Draws.expression
+        monkeypatch.setattr(Draws, "expression", lambda s, t: mutated(draw(s, t)))
+        return
+    registry = built_in()
+    recipe = registry.find(name)
+    assert recipe is not None
+
+    def mutant(node: Producer) -> Expression | None:
+        return mutated(recipe(node))
+
+    planted = registry.merged(Registry({name: mutant}))
+    monkeypatch.setattr(api, "Finder", lambda: Finder(planted))
+
+
+MUTANTS: list[tuple[str, Callable[[Function], Function]]] = [
+    (name, change)
+    for name in CASES
+    for change in (wrong_input, wrong_dtype, wrong_precision)
+] + [("layer norm", wrong_epsilon)]
+IDS = [f"{name}-{change.__name__}" for name, change in MUTANTS]
+
+
+@pytest.mark.parametrize(("name", "change"), MUTANTS, ids=IDS)
+def test_mutants_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Function], Function]
+) -> None:
+    case = CASES[name]
+    theirs = run(case)
+    plant(monkeypatch, case.recipe, change)
+    ours = run(case, **ALONE)
+    (report,) = ours.reports
+    assert report.fallbacks[REFUSED] > 0
+    assert case.recipe not in report.recipes
+    assert ours.equals(theirs)
+
+
+@pytest.mark.parametrize(("name", "change"), MUTANTS, ids=IDS)
+def test_mutants_let_through_break_the_law(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Function], Function]
+) -> None:
+    """The tests above would notice a wrong recipe that admission does not see."""
+    case = CASES[name]
+    theirs = run(case)
+    plant(monkeypatch, case.recipe, change)
+    monkeypatch.setattr(Rebuilder, "_check", lambda *args: True)
+    if change is wrong_dtype:
+        with pytest.raises(RuntimeError, match="its recipe made"):
+            run(case, **ALONE)
+    else:
+        assert not run(case, **ALONE).equals(theirs)
+
+
+def test_every_built_in_recipe_has_a_case() -> None:
+    views = {"Transpose", "Expand", "T", "Permute", "Unsqueeze", "Alias"}
+    views |= {"View", "UnsafeView", "ReshapeAlias", "ViewAs"}
+    without = {f"{name}Backward0" for name in views}
+    # Produced on CUDA only.
+    without |= {"FusedRmsNormBackward0", "NativeDropoutBackward0"}
+    known = set(built_in()._recipes)
+    assert known - without <= {case.recipe for case in CASES.values()}
+    assert without <= known
+
+
+@pytest.mark.parametrize("view", ["transpose", "permute", "expand", "unsqueeze", "t"])
+def test_views_between_producer_and_copy(view: str) -> None:
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "transpose": lambda b: b.view(2, 3, -1).transpose(-1, 0),
+        "permute": lambda b: b.view(2, 3, -1).permute(2, 0, -2),
+        "expand": lambda b: b.unsqueeze(-2).expand(-1, 2, -1),
+        "unsqueeze": lambda b: b.t().unsqueeze(-1),
+        "t": lambda b: b.t(),
+    }
+
+    def body(net: Any, a: Tensor) -> Tensor:
+        return changes[view](torch.nn.functional.gelu(a)).contiguous()
+
+    case = Case("CloneBackward0", body)
+    ours = run(case, **ALONE)
+    assert ours.reports[0].recipes["CloneBackward0"] > 0
+    assert ours.equals(run(case))

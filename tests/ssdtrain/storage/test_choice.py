@@ -1,0 +1,103 @@
+"""The choice between staging and kvikio: the faster one, with the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.storage import PosixStorage, choice
+from ssdtrain.storage.choice import STAGED, choose_path
+from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
+from ssdtrain.storage.throttle import ThrottledStorage
+
+MIB = 1024 * 1024
+Aligned = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def posix(directory: Path) -> PosixStorage:
+    return PosixStorage([directory], extent_bytes=MIB)
+
+
+class SlowGds(ThrottledStorage):
+    """Stands in for `GdsStorage` at a given rate."""
+
+    gb_per_s = 0.0
+    fails = False
+    released = 0
+
+    def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+        rate = self.gb_per_s
+        super().__init__(posix, write_gb_per_s=rate, read_gb_per_s=rate)
+        self.mode = mode
+
+    def write(self, slot: Any, buffer: torch.Tensor) -> None:
+        if self.fails:
+            raise OSError("cuFile error: no P2P")
+        super().write(slot, buffer)
+
+    def release(self) -> None:
+        type(self).released += 1
+
+
+def choose(
+    posix: PosixStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    aligned: Aligned,
+    *,
+    staged: float,
+    direct: float,
+    fails: bool = False,
+) -> tuple[choice.Choice, type[SlowGds]]:
+    fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails})
+    monkeypatch.setattr(choice, "RECORD_BYTES", MIB)
+    monkeypatch.setattr(choice, "GdsStorage", fake)
+    monkeypatch.setattr(choice, "set_threads", lambda _: None)
+    monkeypatch.setattr(
+        choice, "device_buffers", lambda *_: [aligned(MIB, seed=i) for i in range(4)]
+    )
+    monkeypatch.setattr(
+        choice,
+        "StagedPath",
+        lambda storage, _: ThrottledStorage(
+            storage, write_gb_per_s=staged, read_gb_per_s=staged
+        ),
+    )
+    found = Availability(
+        modes=(GdsMode.GDS,), refusals=(Refusal(GdsMode.CUFILE_COMPAT, "GDS is"),)
+    )
+    made = choose_path(posix, torch.device("cpu"), look=lambda: found)
+    return made, fake
+
+
+def test_the_faster_path_is_taken(
+    posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, fake = choose(posix, monkeypatch, aligned, staged=0.05, direct=0.2)
+    assert made.path == "GDS" and isinstance(made.storage, fake)
+    assert [r.path for r in made.rates] == ["GDS", STAGED]
+    assert made.explain().startswith("GDS (measured fastest); GDS 0.")
+    assert "no cuFile compatibility mode: GDS is" in made.explain()
+    assert posix.stats().used_bytes == 0
+    made, fake = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.05)
+    assert made.path == STAGED and made.storage is posix
+    assert fake.released == 1
+
+
+def test_a_path_that_fails_is_named(
+    posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.2, fails=True)
+    assert made.path == STAGED
+    assert "no GDS: cuFile error: no P2P" in made.explain()
+
+
+def test_without_kvikio_nothing_is_measured(posix: PosixStorage) -> None:
+    refusals = tuple(Refusal(mode, "no driver") for mode in GdsMode)
+    none = Availability(modes=(), refusals=refusals)
+    made = choose_path(posix, torch.device("cuda"), look=lambda: none)
+    assert made.storage is posix and made.rates == ()
+    assert made.explain().startswith("staging + posix (the only path here); no GDS: no")
+    assert posix.stats().written_bytes == 0

@@ -1,0 +1,339 @@
+"""kvikio's three modes: named, available or refused with a reason, and never short.
+
+Without a GPU, stand-ins take kvikio's place at its one import (`kvikio_shim`); the
+tests marked `gpu` use the real one.
+"""
+
+import ctypes
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage import PosixStorage, gds, kvikio_shim
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.kvikio_shim import (
+    DeviceBytes,
+    GdsMode,
+    availability,
+)
+
+MIB = 1024 * 1024
+PAGE = 4096
+Aligned = Callable[..., torch.Tensor]
+
+
+class DeviceTensor:
+    """Host bytes that say they are on a GPU."""
+
+    is_cuda = True
+    dtype = torch.uint8
+    device = torch.device("cuda:0")
+
+    def __init__(self, host: torch.Tensor) -> None:
+        self.host = host
+
+    def numel(self) -> int:
+        return self.host.numel()
+
+    def dim(self) -> int:
+        return self.host.dim()
+
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+
+class FakeFile:
+    """kvikio's file, moving host bytes; `behave` is set by the test."""
+
+    refuses_links = False
+    behave: Callable[[int], int] = staticmethod(lambda size: size)
+    paths: list[str] = []  # noqa: RUF012  (reset by the fixture)
+
+    def __init__(self, path: str, mode: GdsMode) -> None:
+        if self.refuses_links and path.startswith("/proc/"):
+            raise OSError("cuFile wants a name")
+        self.paths.append(path)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def write(self, data: DeviceBytes, size: int, offset: int, task: int) -> int:
+        address = data.__cuda_array_interface__["data"][0]
+        moved = self.behave(size)
+        return os.pwrite(self._fd, ctypes.string_at(address, moved), offset)
+
+    def read(self, data: DeviceBytes, size: int, offset: int, task: int) -> int:
+        got = os.pread(self._fd, self.behave(size), offset)
+        ctypes.memmove(data.__cuda_array_interface__["data"][0], got, len(got))
+        return len(got)
+
+    def write_async(
+        self, data: DeviceBytes, size: int, offset: int, stream: int
+    ) -> Any:
+        moved = self.write(data, size, offset, 0)
+        return types.SimpleNamespace(check_bytes_done=lambda: moved)
+
+    def read_async(self, data: DeviceBytes, size: int, offset: int, stream: int) -> Any:
+        moved = self.read(data, size, offset, 0)
+        return types.SimpleNamespace(check_bytes_done=lambda: moved)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeFile]:
+    file = type("File", (FakeFile,), {"paths": []})
+    monkeypatch.setattr(gds, "KvikioFile", file)
+    return file
+
+
+@pytest.fixture
+def posix(directory: Path) -> PosixStorage:
+    return PosixStorage([directory], extent_bytes=MIB)
+
+
+def test_both_kinds_of_buffer_reach_the_same_bytes(
+    posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
+) -> None:
+    store = GdsStorage(posix, GdsMode.CUFILE_COMPAT)
+    slot, sent, back = store.allocate(MIB), aligned(MIB, seed=1), aligned(MIB)
+    store.write(slot, DeviceTensor(sent))  # type: ignore[arg-type]
+    store.read(slot, back)
+    assert torch.equal(sent, back)
+    store.write(slot, aligned(MIB, seed=2))
+    store.read(slot, DeviceTensor(back))  # type: ignore[arg-type]
+    assert torch.equal(back, aligned(MIB, seed=2))
+    assert store.stats().written_bytes == store.stats().read_bytes == 2 * MIB
+    assert store.describe().startswith("cuFile compatibility mode: /")
+    store.close()
+
+
+def test_stream_ordered(
+    posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
+) -> None:
+    store = GdsStorage(posix, GdsMode.GDS)
+    assert store.has_streams
+    slot, sent, back = store.allocate(MIB), aligned(MIB, seed=1), aligned(MIB)
+    store.write_async(slot, DeviceTensor(sent), 7).check()  # type: ignore[arg-type]
+    store.read_async(slot, DeviceTensor(back), 7).check()  # type: ignore[arg-type]
+    assert torch.equal(sent, back)
+    assert not GdsStorage(posix, GdsMode.KVIKIO_POSIX).has_streams
+
+
+def test_short_transfers_are_errors(
+    posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
+) -> None:
+    store = GdsStorage(posix, GdsMode.GDS)
+    slot, device = store.allocate(MIB), DeviceTensor(aligned(MIB))
+    fake.behave = staticmethod(lambda size: size - PAGE)
+    short = f"{MIB - PAGE} of {MIB} bytes"
+    calls: list[Callable[[], object]] = [
+        lambda: store.write(slot, device),  # type: ignore[arg-type]
+        lambda: store.read(slot, device),  # type: ignore[arg-type]
+        lambda: store.write_async(slot, device, 7).check(),  # type: ignore[arg-type]
+        lambda: store.read_async(slot, device, 7).check(),  # type: ignore[arg-type]
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match=rf"short .* at offset 0 \(GDS\): {short}"):
+            call()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("KvikIO failure at: x.cpp:1: No space left on device", StorageFullError),
+        ("cuFile error at: x.cpp:2: device error", OSError),
+    ],
+)
+def test_kvikios_errors_get_a_kind(
+    text: str,
+    kind: type[OSError],
+    posix: PosixStorage,
+    fake: type[FakeFile],
+    aligned: Aligned,
+) -> None:
+    def fail(size: int) -> int:
+        raise RuntimeError(text)
+
+    fake.behave = staticmethod(fail)
+    store = GdsStorage(posix, GdsMode.GDS)
+    slot, device = store.allocate(PAGE), DeviceTensor(aligned(PAGE))
+    with pytest.raises(OSError, match=r"write to .* failed: ") as raised:
+        store.write(slot, device)  # type: ignore[arg-type]
+    assert type(raised.value) is kind
+    assert store.stats().written_bytes == 0
+
+
+def test_bad_device_buffers(
+    posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
+) -> None:
+    store = GdsStorage(posix, GdsMode.GDS)
+    slot = store.allocate(PAGE)
+    for bad in (aligned(2 * PAGE), aligned(PAGE)[:0]):
+        with pytest.raises(ValueError, match="does not fit"):
+            store.write(slot, DeviceTensor(bad))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="1-D uint8 CUDA tensor"):
+        store.write_async(slot, aligned(PAGE), 7)
+    store.close()
+    with pytest.raises(OSError, match="closed"):
+        store.read(slot, DeviceTensor(aligned(PAGE)))  # type: ignore[arg-type]
+
+
+def test_a_file_gets_a_name_only_while_it_is_opened(
+    posix: PosixStorage, fake: type[FakeFile], directory: Path, aligned: Aligned
+) -> None:
+    fake.refuses_links = True
+    store = GdsStorage(posix, GdsMode.CUFILE_COMPAT)
+    assert fake.paths[0].startswith(str(directory))
+    assert list(directory.iterdir()) == []
+    slot, sent, back = store.allocate(PAGE), aligned(PAGE, seed=3), aligned(PAGE)
+    store.write(slot, DeviceTensor(sent))  # type: ignore[arg-type]
+    store.read(slot, back)
+    assert torch.equal(sent, back)
+    store.close()
+
+
+def test_allocations_are_registered_once(
+    posix: PosixStorage,
+    fake: type[FakeFile],
+    aligned: Aligned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, int]] = []
+    base = 1 << 40
+    monkeypatch.setattr(gds, "allocation_of", lambda _: (base, 8 * MIB))
+    monkeypatch.setattr(
+        gds, "register_memory", lambda d: calls.append(("add", _address(d)))
+    )
+    monkeypatch.setattr(
+        gds, "deregister_memory", lambda d: calls.append(("drop", _address(d)))
+    )
+    buffer = aligned(PAGE)
+    assert not GdsStorage(posix, GdsMode.KVIKIO_POSIX).register(buffer)
+    store = GdsStorage(posix, GdsMode.GDS)
+    assert [store.register(buffer) for _ in range(3)] == [True, False, False]
+    store.deregister(buffer)
+    store.deregister(buffer)
+    assert store.register(buffer)
+    store.close()
+    assert calls == [("add", base), ("drop", base)] * 2
+
+
+def _address(data: DeviceBytes) -> int:
+    return int(data.__cuda_array_interface__["data"][0])
+
+
+# -- what is to be had here -------------------------------------------------------
+
+
+def test_without_kvikio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: None)
+    found = availability()
+    assert found.modes == ()
+    assert {r.mode for r in found.refusals} == set(GdsMode)
+    assert found.why_not(GdsMode.GDS) == (
+        "kvikio is not installed (pip install 'ssdtrain[gds]')"
+    )
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: True)
+    monkeypatch.setattr(kvikio_shim.ctypes, "CDLL", missing)
+    reason = availability().why_not(GdsMode.KVIKIO_POSIX)
+    assert reason == "libcuda.so.1 is missing: no NVIDIA driver on this machine"
+
+
+class FakeDriver(types.ModuleType):
+    """kvikio.cufile_driver; a driver that is not open answers nothing."""
+
+    def __init__(self, properties: dict[str, bool], error: str | None) -> None:
+        super().__init__("kvikio.cufile_driver")
+        self.properties, self.error, self.opened = properties, error, 0
+
+    def driver_open(self) -> None:
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        self.opened += 1
+
+    def driver_close(self) -> None:
+        self.opened -= 1
+
+    def get(self, name: str) -> bool:
+        if self.opened < 1:
+            raise RuntimeError("not open")
+        return self.properties[name]
+
+
+@pytest.mark.parametrize(
+    ("properties", "error", "modes", "reason"),
+    [
+        ((True, True), None, [GdsMode.GDS, GdsMode.KVIKIO_POSIX], "nvidia-fs is load"),
+        (
+            (False, True),
+            None,
+            [GdsMode.CUFILE_COMPAT, GdsMode.KVIKIO_POSIX],
+            "nvidia-fs kernel module is missing",
+        ),
+        ((False, False), None, [GdsMode.KVIKIO_POSIX], "allow_compat_mode is off"),
+        ((True, True), "\ncuFile: no libcufile", [GdsMode.KVIKIO_POSIX], "libcufile"),
+    ],
+)
+def test_modes(
+    properties: tuple[bool, bool],
+    error: str | None,
+    modes: list[GdsMode],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("is_gds_available", "allow_compat_mode")
+    driver = FakeDriver(dict(zip(names, properties, strict=True)), error)
+    package = types.ModuleType("kvikio")
+    package.__version__ = "26.10.00"  # type: ignore[attr-defined]
+    package.cufile_driver = driver  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kvikio", package)
+    monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
+    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: True)
+    monkeypatch.setattr(kvikio_shim.ctypes, "CDLL", lambda _: None)
+    found = availability()
+    assert list(found.modes) == modes
+    assert any(reason in r.reason for r in found.refusals)
+    assert driver.opened == 0
+    package.__version__ = "24.12.01"  # type: ignore[attr-defined]
+    assert availability().why_not(GdsMode.GDS) == "kvikio 24.12 is older than 25.2"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", GdsMode)
+def test_real_bytes(mode: GdsMode, directory: Path, aligned: Aligned) -> None:
+    reason = availability().why_not(mode)
+    if reason is not None:
+        pytest.skip(reason)
+    store = GdsStorage(PosixStorage([directory]), mode)
+    slot = store.allocate(16 * MIB)
+    sent = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device="cuda")
+    back, host = torch.zeros_like(sent), aligned(16 * MIB)
+    torch.cuda.synchronize()
+    store.write(slot, sent)
+    store.read(slot, back)
+    store.read(slot, host)
+    assert torch.equal(sent, back) and torch.equal(sent.cpu(), host)
+    if store.has_streams:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            out = store.write_async(slot, back.add_(1), stream.cuda_stream)
+            into = store.read_async(slot, sent.zero_(), stream.cuda_stream)
+        out.check()
+        into.check()
+        assert torch.equal(sent, back)
+    store.close()

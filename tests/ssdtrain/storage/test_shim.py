@@ -1,0 +1,262 @@
+"""The malloc hook on stand-ins for CUDA and cuFile, under sanitizers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssdtrain.storage import shim
+
+NATIVE = Path(__file__).parent / "native"
+RECORDINGS = sorted((Path(__file__).parent / "data").glob("hook_calls_*.txt"))
+WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g"]
+SANITIZERS = {
+    "plain": [],
+    "address+undefined": [
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ],
+    "thread": ["-fsanitize=thread"],
+}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=1:verify_asan_link_order=0",
+    "TSAN_OPTIONS": "die_after_fork=0:report_thread_leaks=0:exitcode=66",
+}
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler on this machine"
+)
+
+
+def compile_c(target: Path, *arguments: str | Path) -> None:
+    command = ["cc", *WARNINGS, "-o", str(target), *map(str, arguments), "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+class Native:
+    """The hook, the stand-ins and the driver, built with one sanitizer."""
+
+    def __init__(self, directory: Path, flags: list[str]) -> None:
+        self.directory = directory
+        shared = [*flags, "-fPIC", "-shared"]
+        link = [f"-L{directory}", f"-Wl,-rpath,{directory}"]
+        compile_c(self.hook, *shared, "-fvisibility=hidden", shim.SOURCE, "-ldl")
+        # cuFile calls the runtime and the runtime asks cuFile: no order links both.
+        compile_c(
+            directory / "libstubs.so",
+            *shared,
+            NATIVE / "stub_cuda.c",
+            NATIVE / "stub_cufile.c",
+        )
+        driver = NATIVE / "driver.c"
+        # Linked before the stand-ins, the hook is found first, as when preloaded.
+        compile_c(directory / "hooked", *flags, driver, *link, "-l:hook.so", "-lstubs")
+        compile_c(directory / "bare", *flags, driver, *link, "-lstubs")
+
+    @property
+    def hook(self) -> Path:
+        return self.directory / "hook.so"
+
+    def run(
+        self, *arguments: str, program: str = "hooked", **environment: str
+    ) -> dict[str, int]:
+        given = {
+            "SSDTRAIN_HOOK_CUFILE": str(self.directory / "libstubs.so"),
+            **OPTIONS,
+            **environment,
+        }
+        command = [str(self.directory / program), *arguments]
+        # Old sanitizer runtimes cannot map their shadow where a new kernel's random
+        # layout puts other things.
+        done = subprocess.run(
+            ["setarch", "-R", *command] if shutil.which("setarch") else command,
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        pairs = (line.split() for line in done.stdout.splitlines())
+        return {name: int(value) for name, value in pairs}
+
+
+@pytest.fixture(scope="module", params=SANITIZERS)
+def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    directory = tmp_path_factory.mktemp(f"native-{request.param}")
+    return Native(directory, SANITIZERS[request.param])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Native:
+    return Native(tmp_path_factory.mktemp("native"), [])
+
+
+def test_basic(native: Native) -> None:
+    counters = native.run("basic")
+    # 4 own calls that succeed or fail, and one of cuFile's for each registration.
+    assert counters["malloc_calls"] == 4 + 3
+    assert counters["malloc_async_calls"] == 1
+    assert counters["free_async_calls"] == 1
+    assert counters["reentrant"] == 2 * 3
+    assert counters["failed_calls"] == 1
+    assert counters["below_threshold"] == 1
+    assert counters["registered"] == 2
+    assert counters["refused"] == 1
+    assert counters["last_cufile_error"] == 5023
+    assert counters["deregistered"] == 1
+    assert counters["live"] == counters["live_registered"] == 1
+    assert counters["cufile_registered"] == 1
+    assert counters["live_bytes"] == 4 * 1024 * 1024
+
+
+def test_threads(native: Native) -> None:
+    counters = native.run("threads", SSDTRAIN_HOOK_MIN_BYTES="2048")
+    assert counters["live"] == counters["live_bytes"] == 0
+    assert counters["cufile_registered"] == 0
+    assert counters["registered"] == counters["deregistered"] > 500
+    assert counters["below_threshold"] > 100
+
+
+def test_fork(native: Native) -> None:
+    counters = native.run("fork", SSDTRAIN_HOOK_MIN_BYTES="1024")
+    assert counters["registered"] == counters["deregistered"] > 0
+    assert counters["live"] == counters["cufile_registered"] == 0
+
+
+def test_many_allocations_stay_known(plain: Native, tmp_path: Path) -> None:
+    """The table grows, and addresses that come and go leave no trace in it."""
+    base, lines = 0x7F0000000000, []
+    for turn in range(3):
+        rows = [(base + (i << 21), (i + turn) % 5 + 1) for i in range(2000)]
+        lines += [f"cudaMalloc {a:#x} {s << 21} 0 0" for a, s in rows]
+        lines += [f"cudaFree {a:#x} {s << 21} 0 0" for a, s in rows[turn:]]
+        base += 2000 << 21
+    (tmp_path / "calls").write_text("\n".join(lines) + "\n")
+    counters = plain.run("replay", str(tmp_path / "calls"))
+    assert counters["live"] == counters["live_registered"] == 0 + 1 + 2
+    assert counters["registered"] == 6000
+
+
+def test_switched_off(plain: Native) -> None:
+    assert set(plain.run("basic", SSDTRAIN_HOOK="0").values()) == {0}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"SSDTRAIN_HOOK_CUFILE": "/nowhere/libcufile.so"}, {"STUB_CUFILE_NO_DRIVER": "1"}],
+    ids=["missing", "no driver"],
+)
+def test_without_cufile_allocations_are_counted(
+    plain: Native, environment: dict[str, str]
+) -> None:
+    counters = plain.run("basic", **environment)
+    assert counters["without_cufile"] == 3
+    assert counters["registered"] == counters["refused"] == 0
+    assert counters["live"] == 1
+    assert counters["reentrant"] == 0
+
+
+def test_preloaded(plain: Native) -> None:
+    """The bare driver knows no hook; LD_PRELOAD brings it in."""
+    preloaded = plain.run("basic", program="bare", LD_PRELOAD=str(plain.hook))
+    assert preloaded == plain.run("basic")
+    assert plain.run("basic", program="bare") == {}
+
+
+def test_a_recording_replays_to_the_same_counters(
+    plain: Native, tmp_path: Path
+) -> None:
+    recording = tmp_path / "calls"
+    live = plain.run("basic", SSDTRAIN_HOOK_RECORD=str(recording))
+    text = recording.read_text()
+    assert len(text.splitlines()) == 5 + 4  # cudaFree(NULL) and nested calls are not
+    # The driver prints its counters while one allocation lives: leave out its free.
+    recording.write_text("\n".join(text.splitlines()[:-1]) + "\n")
+    again = plain.run("replay", str(recording))
+    same = {"registered", "refused", "deregistered", "live", "live_bytes"}
+    assert {k: again[k] for k in same} == {k: live[k] for k in same}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda p: p.stem)
+def test_recorded_on_a_gpu(native: Native, recording: Path) -> None:
+    """Calls and answers of the real libraries under PyTorch's allocators."""
+    expected = json.loads(recording.with_suffix(".json").read_text())
+    counters = native.run("replay", str(recording), SSDTRAIN_HOOK_MIN_BYTES="0")
+    for name in ("registered", "refused", "deregistered", "live", "live_bytes"):
+        assert counters[name] == expected[name], name
+
+
+READER = """
+import ctypes, json, sys
+from dataclasses import asdict
+ctypes.CDLL({stubs!r}, ctypes.RTLD_GLOBAL)
+from ssdtrain.storage import shim
+hook = shim.loaded()
+if hook is None:
+    sys.exit(3)
+process, address = ctypes.CDLL(None), ctypes.c_void_p()
+segments = []
+for size in (4 << 20, 8 << 20, 4096):
+    assert process.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    segments.append({{"address": address.value, "total_size": size}})
+segments.append({{"address": 1 << 40, "total_size": 1 << 21, "is_expandable": True}})
+segments.append({{"address": 1 << 41, "total_size": 1 << 21, "is_expandable": False}})
+coverage = hook.coverage(segments)
+print(json.dumps([hook.enabled, asdict(hook.counters()), asdict(coverage),
+                  coverage.num_unexplained]))
+"""
+
+
+def test_counters_from_python(plain: Native) -> None:
+    stubs = plain.directory / "libstubs.so"
+    environment = {**os.environ, "SSDTRAIN_HOOK_CUFILE": str(stubs)}
+    command = [sys.executable, "-c", READER.format(stubs=str(stubs))]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        command,
+        env=shim.preload(environment, plain.hook),
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    enabled, counters, coverage, unexplained = json.loads(done.stdout)
+    assert enabled is True
+    assert counters["registered"] == counters["live"] == 2
+    assert counters["live_bytes"] == 12 << 20
+    assert coverage == {
+        "num_segments": 5,
+        "num_known": 2,
+        "num_expandable": 1,
+        "num_small": 1,
+    }
+    assert unexplained == 1
+    assert subprocess.run(command, env=environment, cwd=root).returncode == 3
+
+
+def test_build_writes_one_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = shim.build()
+    assert path == shim.library_path()
+    assert list(path.parent.iterdir()) == [path]
+    assert shim.preload({"LD_PRELOAD": "/x.so"})["LD_PRELOAD"] == f"{path} /x.so"
+
+
+def test_build_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(shim.ShimError, match="no C compiler 'no-such-cc'"):
+        shim.build(tmp_path / "x.so", compiler="no-such-cc")
+    with pytest.raises(shim.ShimError, match=r"false .* failed"):
+        shim.build(tmp_path / "x.so", compiler="false")
+    with pytest.raises(shim.ShimError, match="is missing; build it"):
+        shim.preload({}, tmp_path / "x.so")
+    assert list(tmp_path.iterdir()) == []

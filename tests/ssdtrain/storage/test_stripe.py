@@ -1,0 +1,223 @@
+"""The stripe: shares follow speed, failures move records, nothing is lost."""
+
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import StorageFullError
+from ssdtrain.storage import (
+    MemoryStorage,
+    Slot,
+    Storage,
+    ThrottledStorage,
+    open_storage,
+)
+from ssdtrain.storage import speed as speed_module
+from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from ssdtrain.storage.speed import Speedometer, measure
+from ssdtrain.storage.stripe import FILES_A_MEMBER, StripeStorage
+
+PAGE = 4096
+MIB = 1024 * 1024
+Aligned = Callable[..., torch.Tensor]
+WRITE_DIES = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=3, count=9999)
+
+
+def member_of(slot: Slot) -> int:
+    return slot.file // FILES_A_MEMBER
+
+
+def memory(capacity_bytes: int | None = None) -> MemoryStorage:
+    return MemoryStorage(extent_bytes=MIB, capacity_bytes=capacity_bytes)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=2, max_size=4),
+    st.lists(st.integers(1, 16), min_size=60, max_size=120),
+)
+def test_shares_follow_the_speeds(speeds: list[float], pages: list[int]) -> None:
+    stripe = StripeStorage([memory() for _ in speeds], speeds=speeds)
+    for size in pages:
+        stripe.allocate(size * PAGE)
+    done_at = [r.used_bytes / s for r, s in zip(stripe.report(), speeds, strict=True)]
+    # All would be done together, to within one record of the slowest.
+    assert max(done_at) - min(done_at) <= 16 * PAGE / min(speeds)
+    stripe.close()
+
+
+def test_equal_members_alternate() -> None:
+    stripe = StripeStorage([memory(), memory(), memory()])
+    assert [member_of(stripe.allocate(PAGE)) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_speeds_are_learned_from_transfers(
+    aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member is 4 times slower, nobody says so: the shares find out."""
+    monkeypatch.setattr(speed_module, "WINDOW_BYTES", 2 * MIB)
+    rates = (0.4, 0.1)
+    members = [ThrottledStorage(memory(), write_gb_per_s=r) for r in rates]
+    stripe = StripeStorage(members)
+    buffer = aligned(256 * 1024)
+
+    def step() -> list[int]:
+        slots = [stripe.allocate(buffer.numel()) for _ in range(40)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda slot: stripe.write(slot, buffer), slots))
+        for slot in slots:
+            stripe.read(slot, buffer)
+            stripe.free(slot)
+        return [member_of(slot) for slot in slots]
+
+    for _ in range(5):
+        shares = step()
+    fast, slow = shares.count(0), shares.count(1)
+    assert fast > 2 * slow > 0
+    assert stripe.stats().used_bytes == 0
+
+
+def test_a_member_that_fails_leaves_without_loss(aligned: Aligned) -> None:
+    told: list[Fallback] = []
+    bad = FaultyStorage(memory(), [WRITE_DIES])
+    stripe = StripeStorage([memory(), bad, memory()], on_fallback=told.append)
+    slots = [stripe.allocate(PAGE) for _ in range(30)]
+    sent = [aligned(PAGE, seed=i) for i in range(30)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(stripe.write, slots, sent))
+    assert told == [Fallback.STRIPE_MEMBER_LOST]
+    for slot, expected in zip(slots, sent, strict=True):
+        back = aligned(PAGE)
+        stripe.read(slot, back)
+        assert torch.equal(back, expected)
+    # Nothing new goes there, and the reason is told.
+    assert {member_of(stripe.allocate(PAGE)) for _ in range(6)} == {0, 2}
+    lost = [r.lost for r in stripe.report()]
+    assert lost[0] is lost[2] is None
+    assert lost[1] is not None and "I/O error" in lost[1]
+    stripe.close()
+
+
+def test_every_place_is_given_back(aligned: Aligned) -> None:
+    bad = FaultyStorage(memory(), [WRITE_DIES])
+    members = [memory(), bad]
+    stripe = StripeStorage(members)
+    held = []
+    for _ in range(4):
+        slots = [stripe.allocate(3 * PAGE) for _ in range(20)]
+        for slot in slots:
+            stripe.write(slot, aligned(3 * PAGE))
+        for slot in slots:
+            stripe.free(slot)
+        assert stripe.stats().used_bytes == 0
+        assert [r.used_bytes for r in stripe.report()] == [0, 0]
+        held.append(stripe.stats().allocated_bytes)
+    assert held[1] == held[2] == held[3]
+
+
+def test_a_full_member_stays_in(aligned: Aligned) -> None:
+    """Full at allocation or at the write (a sparse file): the others take it."""
+    full = Fault(operation=Operation.WRITE, kind=FaultKind.NO_SPACE, at=0)
+    stripe = StripeStorage([FaultyStorage(memory(2 * PAGE), [full]), memory()])
+    slots = [stripe.allocate(PAGE) for _ in range(8)]
+    assert [member_of(s) for s in slots].count(0) == 2
+    sent = [aligned(PAGE, seed=i) for i in range(8)]
+    for slot, buffer in zip(slots, sent, strict=True):
+        stripe.write(slot, buffer)
+    for slot, buffer in zip(slots, sent, strict=True):
+        back = aligned(PAGE)
+        stripe.read(slot, back)
+        assert torch.equal(back, buffer)
+        stripe.free(slot)
+    assert [r.lost for r in stripe.report()] == [None, None]
+    assert member_of(stripe.allocate(PAGE)) == 0
+
+
+def test_when_all_fail_the_caller_keeps_its_bytes(aligned: Aligned) -> None:
+    dead = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=0, count=99)
+    stripe = StripeStorage([FaultyStorage(memory(), [dead]) for _ in range(2)])
+    slot, buffer = stripe.allocate(PAGE), aligned(PAGE, seed=1)
+    before = buffer.clone()
+    with pytest.raises(OSError, match="injected I/O error") as raised:
+        stripe.write(slot, buffer)
+    assert not isinstance(raised.value, StorageFullError)
+    assert torch.equal(buffer, before)
+    stripe.free(slot)
+    with pytest.raises(StorageFullError, match="no member has room"):
+        stripe.allocate(PAGE)
+
+
+def test_no_room_anywhere() -> None:
+    stripe = StripeStorage([memory(PAGE), memory(PAGE)])
+    slots = [stripe.allocate(PAGE), stripe.allocate(PAGE)]
+    with pytest.raises(StorageFullError):
+        stripe.allocate(PAGE)
+    stripe.free(slots[0])
+    assert stripe.allocate(PAGE) == slots[0]
+
+
+def test_a_failed_read_is_not_hidden(aligned: Aligned) -> None:
+    broken = Fault(operation=Operation.READ, kind=FaultKind.IO_ERROR, at=0)
+    stripe = StripeStorage([FaultyStorage(memory(), [broken]), memory()])
+    slot = stripe.allocate(PAGE)
+    stripe.write(slot, aligned(PAGE))
+    with pytest.raises(OSError, match="injected I/O error at read"):
+        stripe.read(slot, aligned(PAGE))
+
+
+def test_impossible_members() -> None:
+    with pytest.raises(ValueError, match="no member"):
+        StripeStorage([])
+    with pytest.raises(ValueError, match="a speed above 0 for each member"):
+        StripeStorage([memory(), memory()], speeds=[1.0])
+
+
+def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
+    slow = ThrottledStorage(memory(), write_gb_per_s=0.2, read_gb_per_s=0.2)
+    rate = measure(slow, record_bytes=2 * MIB)
+    assert 0.08 < rate < 0.105  # half of each direction's
+    assert slow.stats().used_bytes == 0
+
+
+def test_a_speedometer_counts_overlapping_time_once() -> None:
+    meter = Speedometer(1.0)
+    assert meter.round_trip_gb_per_s == pytest.approx(1.0)
+    with meter.writing(PAGE), meter.writing(PAGE):
+        pass
+    assert meter.round_trip_gb_per_s == pytest.approx(1.0)  # too few bytes to tell
+
+
+def test_a_second_file_system(tmp_path: Path, aligned: Aligned) -> None:
+    """A stripe over this disk and another mount: accepted, the odd one is named."""
+    other = Path("/dev/shm")
+    if not os.access(other, os.W_OK) or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second writable file system")
+    place = other / f"ssdtrain-test-{os.getpid()}"
+    first = tmp_path / "first"
+    for path in (place, first):
+        path.mkdir(mode=0o700)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            store: Storage = open_storage([first, place], extent_bytes=MIB)
+        assert any("is on tmpfs" in str(w.message) for w in told)
+        assert isinstance(store, StripeStorage)
+        slots = [store.allocate(MIB) for _ in range(6)]
+        assert {member_of(s) for s in slots} == {0, 1}
+        for seed, slot in enumerate(slots):
+            store.write(slot, aligned(MIB, seed=seed))
+        for seed, slot in enumerate(slots):
+            back = aligned(MIB)
+            store.read(slot, back)
+            assert torch.equal(back, aligned(MIB, seed=seed))
+        store.close()
+    finally:
+        place.rmdir()

@@ -1,0 +1,192 @@
+"""The path without staging: same bytes, nothing lost, nothing left behind."""
+
+import mmap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain import api
+from ssdtrain.counters import Counters, Fallback, Trace
+from ssdtrain.errors import ActivationLostError
+from ssdtrain.storage import MemoryStorage, Slot, Storage
+from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.offloader import Meters
+from ssdtrain.transfer.parcel import ParcelState
+from ssdtrain.transfer.pinned import PinnedPool
+
+PAGE = 4096
+
+
+class AnyBuffer(ForwardingStorage):
+    """Takes device buffers of any length and alignment, as `GdsStorage` does."""
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        whole = self._whole(buffer)
+        whole[: buffer.numel()] = buffer
+        super().write(slot, whole)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        whole = self._whole(buffer)
+        super().read(slot, whole)
+        buffer.copy_(whole[: buffer.numel()])
+
+    def _whole(self, buffer: torch.Tensor) -> torch.Tensor:
+        size = -(-buffer.numel() // PAGE) * PAGE
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
+class Gate(ForwardingStorage):
+    """Writes wait until they are let through."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.open = threading.Event()
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        self.open.wait(10)
+        super().write(slot, buffer)
+
+
+def open_direct(storage: Storage, cap_bytes: int = 1 << 20) -> DirectOffloader:
+    device = CpuDevice()
+    meters = Meters(counters=Counters(), trace=Trace(True))
+    return DirectOffloader(device, PinnedPool(device, cap_bytes), storage, 2, meters)
+
+
+def there_and_back(offloader: DirectOffloader, source: torch.Tensor) -> torch.Tensor:
+    parcel = offloader.store(source, "x", lambda: True)
+    assert parcel is not None
+    target = torch.zeros_like(source)
+    offloader.load(parcel, target).wait(offloader.device)
+    offloader.discard(parcel)
+    return target
+
+
+@pytest.mark.parametrize("num_bytes", [1, 100, PAGE, 3 * PAGE + 5, 300_000])
+def test_bytes_come_back(num_bytes: int) -> None:
+    storage = AnyBuffer(MemoryStorage())
+    offloader = open_direct(storage)
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    assert torch.equal(there_and_back(offloader, source), source)
+    offloader.wait_io()
+    assert storage.stats().used_bytes == 0
+    assert offloader.pool.total_bytes == 0, "no staging was used"
+    sums, _ = offloader._meters.counters.take()
+    assert sums["bytes_written"] == sums["bytes_read"] == num_bytes
+    offloader.close()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.NO_SPACE])
+@pytest.mark.parametrize("cap_bytes", [1 << 20, 1])
+def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
+    fault = Fault(operation=Operation.WRITE, kind=kind, at=0)
+    storage = FaultyStorage(AnyBuffer(MemoryStorage()), [fault])
+    offloader = open_direct(storage, cap_bytes)
+    source = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
+    kept = source.clone()
+    parcel = offloader.store(source, "x", lambda: True)
+    assert parcel is not None
+    offloader.device.wait(parcel.copied)
+    source.zero_()  # released: only the rescued bytes are left
+    for _ in range(2):
+        target = torch.zeros_like(source)
+        offloader.load(parcel, target).wait(offloader.device)
+        assert torch.equal(target, kept)
+    offloader.discard(parcel)
+    assert storage.stats().used_bytes == 0
+    assert offloader.pool.used_bytes == 0
+    sums, _ = offloader._meters.counters.take()
+    full = kind is FaultKind.NO_SPACE
+    reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
+    assert sums[f"fallback:{reason.value}"] == 1
+    offloader.close()
+
+
+def test_no_room_keeps_the_tensor() -> None:
+    offloader = open_direct(AnyBuffer(MemoryStorage(capacity_bytes=PAGE)))
+    source = torch.zeros(2 * PAGE, dtype=torch.uint8)
+    assert offloader.store(source, "x", lambda: True) is None
+    offloader.close()
+
+
+def test_a_failed_read_is_lost_and_says_so() -> None:
+    fault = Fault(operation=Operation.READ, kind=FaultKind.IO_ERROR, at=0)
+    offloader = open_direct(FaultyStorage(AnyBuffer(MemoryStorage()), [fault]))
+    source = torch.zeros(PAGE, dtype=torch.uint8)
+    parcel = offloader.store(source, "layer 3", lambda: True)
+    assert parcel is not None
+    for _ in range(2):
+        load = offloader.load(parcel, torch.empty_like(source))
+        with pytest.raises(ActivationLostError, match=r"layer 3 \(4096 bytes\)"):
+            load.wait(offloader.device)
+    assert parcel.state is ParcelState.LOST
+    offloader.discard(parcel)
+    offloader.close()
+
+
+def test_discarded_while_it_is_written() -> None:
+    gate = Gate(AnyBuffer(MemoryStorage()))
+    offloader = open_direct(gate)
+    source = torch.zeros(PAGE, dtype=torch.uint8)
+    parcels = [offloader.store(source, "x", lambda: True) for _ in range(4)]
+    assert not offloader._writers._shutdown
+    for parcel in parcels:
+        assert parcel is not None
+        assert not parcel.copied.query()
+        offloader.discard(parcel)
+    gate.open.set()
+    offloader.wait_io()
+    for parcel in parcels:
+        assert parcel is not None
+        parcel.copied.synchronize()
+    assert gate.stats().used_bytes == 0
+    offloader.close()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_model_trains_to_the_same_bits(
+    failing: bool, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [
+        Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=at)
+        for at in range(0, 30, 3)
+    ]
+    storage = FaultyStorage(AnyBuffer(MemoryStorage()), faults if failing else [])
+
+    def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
+        return DirectOffloader(device, PinnedPool(device, 1 << 20), storage, 2, meters)
+
+    monkeypatch.setattr(api, "_open_offloader", open_it)
+
+    def train(wrap: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *[nn.Sequential(nn.Linear(33, 33), nn.GELU()) for _ in range(4)]
+        )
+        session = wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            loss = model(torch.randn(17, 33, generator=generator)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.detach().clone())
+        if session is not None:
+            assert session.last_step.bytes_offloaded > 0
+            session.close()
+        return [*seen, *(p.detach().clone() for p in model.parameters())]
+
+    plain = train(lambda _: None)
+    moved = train(lambda model: ssdtrain.offload(model, **everything))
+    assert all(map(torch.equal, plain, moved))
+    assert storage.stats().used_bytes == 0
