@@ -74,4 +74,5 @@ def test_zero_3_lets_go_of_gathered_parameters(
         cells[f"{family} zero3 none"], cells[f"{family} zero3 {target}"], strict=True
     ):
         assert len(with_["gathered_bytes"]) == 4  # two steps of two micro-batches
+        assert with_["gathered_most"] == without["gathered_most"] > 0
         assert with_["gathered_bytes"] == without["gathered_bytes"]
