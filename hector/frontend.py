@@ -210,8 +210,10 @@ def _tensors_of(owner: nn.Module | SimpleNamespace) -> list[tuple[str, Tensor]]:
 
 
 def _is_edge_data(name: str, value: Tensor, graph: HeteroGraph) -> bool:
-    return name.startswith("edge_") and name not in ("edge_index", "edge_type") and (
-        value.shape[:1] == (graph.num_edges,)
+    return (
+        name.startswith("edge_")
+        and name not in ("edge_index", "edge_type")
+        and (value.shape[:1] == (graph.num_edges,))
     )
 
 
@@ -233,8 +235,11 @@ def _flatten(name: str, value: Mapping[Any, Any], graph: HeteroGraph) -> Tensor:
 def _signature(name: str, value: Any, graph: HeteroGraph) -> object:
     if isinstance(value, Tensor):
         # Rows of nodes and edges may change without a new program.
-        return name, len(value.shape), tuple(value.shape[1:]), value.shape[0] == (
-            graph.num_nodes
+        return (
+            name,
+            len(value.shape),
+            tuple(value.shape[1:]),
+            value.shape[0] == (graph.num_nodes),
         )
     if isinstance(value, HeteroGraph | SimpleNamespace):
         return name

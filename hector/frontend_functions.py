@@ -156,9 +156,7 @@ def edge_softmax(s: State, x: Any, index: Any = None) -> Sym:
     return Sym(softmax_nodes(s.builder, rows.node, where), rows.rank)
 
 
-def scatter(
-    s: State, x: Any, index: Any, reduce: str = "sum", **ignored: Any
-) -> Sym:
+def scatter(s: State, x: Any, index: Any, reduce: str = "sum", **ignored: Any) -> Sym:
     """PyG's scatter of edge rows to nodes: sum, add, mean or max."""
     if not isinstance(index, IndexVar):
         raise FrontendError("expected an index made of edge_index in scatter")

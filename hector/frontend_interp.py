@@ -11,20 +11,10 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from hector.frontend_functions import (
-    FUNCTIONS,
-    METHODS,
-    aggregate,
-    as_sym,
-    binary,
-    edge_softmax,
-    linear,
-    select,
-    transposed_linear,
-    unary,
-)
+from hector.frontend_calls import BoundMethod, UnsupportedPythonError, call
+from hector.frontend_functions import aggregate, as_sym, binary, select, unary
 from hector.frontend_values import (
     DataVar,
     EdgeIndex,
@@ -43,10 +33,6 @@ from hector.ir.node import Op
 from hector.ir.types import Domain, Index
 
 MAX_UNROLL = 64
-
-
-class UnsupportedPythonError(FrontendError):
-    """Python that the compiler does not read; names the file and line."""
 
 
 class _Return(Exception):
@@ -132,9 +118,11 @@ class Interpreter:
             if group is None or not isinstance(node.op, ast.Add):
                 raise self.error(node, "expected += on node data inside an edge loop")
             rows = as_sym(self.state, value)
-            edge = self.state.builder.spread(rows.node, Domain.EDGE) if (
-                rows.node.op is Op.CONST
-            ) else rows.node
+            edge = (
+                self.state.builder.spread(rows.node, Domain.EDGE)
+                if (rows.node.op is Op.CONST)
+                else rows.node
+            )
             value = Sym(aggregate(self.state, edge, group, "sum"), rows.rank)
         old = self.value(_load(node.target))
         self.store(node.target, binary(self.state, node.op, old, value))
@@ -234,7 +222,9 @@ class Interpreter:
         raise self.error(node, f"{node.id} is not defined")
 
     def _binary(self, node: ast.BinOp) -> Any:
-        return binary(self.state, node.op, self.value(node.left), self.value(node.right))
+        return binary(
+            self.state, node.op, self.value(node.left), self.value(node.right)
+        )
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         x = self.value(node.operand)
@@ -298,9 +288,9 @@ class Interpreter:
             if node.attr in ("ndata", "edata"):
                 kind = Domain.NODE if node.attr == "ndata" else Domain.EDGE
                 return DataVar(kind)
-            return _Bound(owner, node.attr)
+            return BoundMethod(owner, node.attr)
         if isinstance(owner, Sym | Param):
-            return _Bound(owner, node.attr)
+            return BoundMethod(owner, node.attr)
         value = getattr(owner, node.attr, None)
         if isinstance(value, Tensor):
             return self.module_tensor(node, owner, node.attr)
@@ -326,120 +316,17 @@ class Interpreter:
                 raise self.error(node, "expected n.ntype of a node loop")
             return IndexVar(Index.NTYPE)
         if node.attr in ("incoming_edges", "outgoing_edges"):
-            return _Bound(owner, node.attr)
+            return BoundMethod(owner, node.attr)
         return self._data(node, owner, node.attr)
 
     def _call(self, node: ast.Call) -> Any:
-        function = self.value(node.func)
-        args = [self.value(a) for a in node.args]
-        named = {k.arg: self.value(k.value) for k in node.keywords if k.arg}
-        if len(named) != len(node.keywords):
-            raise self.error(node, "** arguments are not supported")
-        if isinstance(function, _Bound):
-            return self._method(node, function, args, named)
-        if isinstance(function, nn.Linear):
-            return self._linear_module(node, function, args[0])
-        if function is range:
-            return range(*args)
-        if function in (isinstance, len, int, float) and not named:
-            return function(*args)
-        name = getattr(function, "__name__", "")
-        symbolic = any(isinstance(a, _SYMBOLS) for a in (*args, *named.values()))
-        if any(isinstance(a, GraphVar) for a in args) and name == "edge_softmax":
-            return self._softmax_in_place(args, function)
-        owner = getattr(function, "__self__", None)
-        if name == "propagate" and isinstance(owner, nn.Module):
-            return self._propagate(owner, named)
-        if name in FUNCTIONS and not _is_layer_code(function, owner):
-            items = [*args, *named.values()]
-            ours = getattr(function, "__module__", "") == "hector.api"
-            if ours or symbolic or any(isinstance(a, tuple) for a in items):
-                return FUNCTIONS[name](self.state, *args, **named)
-        if inspect.isfunction(function) or inspect.ismethod(function):
-            return self._inline(function, args, named)
-        raise self.error(node, f"{name or function!r} is not supported")
+        return call(self, node)
 
-    def _inline(self, function: Any, args: list[Any], named: dict[str, Any]) -> Any:
-        bound = inspect.signature(function).bind(*args, **named)
-        bound.apply_defaults()
-        names = dict(bound.arguments)
-        owner = getattr(function, "__self__", None)
-        inner = Interpreter(self.state, getattr(function, "__func__", function))
-        if owner is not None:
-            names[inner.tree.args.args[0].arg] = owner
-        return inner.call(names)
-
-    def _softmax_in_place(self, args: list[Any], function: Any) -> None:
-        """`edge_softmax(g)` of Listing 3.1: the user's own if it has source, else the
-        built-in one on e["att"] (or the named data)."""
-        if inspect.isfunction(function) and function.__module__ != "hector.api":
-            self._inline(function, args, {})
-            return
-        name = args[1] if len(args) > 1 else "att"
-        old = self.state.data[Domain.EDGE, name]
-        self.state.data[Domain.EDGE, name] = edge_softmax(self.state, old)
-
-    def _linear_module(self, node: ast.AST, module: nn.Linear, x: Any) -> Sym:
-        weight = self.module_tensor(node, module, "weight")
-        bias = None
-        if module.bias is not None:
-            bias = self.module_tensor(node, module, "bias")
-        return transposed_linear(self.state, x, weight, bias)
-
-    def _method(
-        self, node: ast.AST, bound: "_Bound", args: list[Any], named: dict[str, Any]
-    ) -> Any:
-        owner, name = bound.owner, bound.name
-        if isinstance(owner, GraphVar) and name in _GRAPH_LOOPS and not args:
-            return _GRAPH_LOOPS[name]
-        if isinstance(owner, RowVar):
-            end = Index.DST if name == "incoming_edges" else Index.SRC
-            return RowLoop(Domain.EDGE, end)
-        if isinstance(owner, Param) and name in ("size", "dim"):
-            return owner.shape[args[0]] if args else len(owner.shape)
-        if isinstance(owner, Sym | Param) and name in METHODS:
-            return METHODS[name](self.state, owner, *args, **named)
-        raise self.error(node, f"method {name} is not supported")
-
-    def _propagate(self, module: nn.Module, named: dict[str, Any]) -> Any:
-        """PyG's propagate: message on edges, reduction to destinations, update."""
-        message = module.message
-        wanted = inspect.signature(message).parameters
-        values: dict[str, Any] = {}
-        for name in wanted:
-            stem, _, end = name.rpartition("_")
-            if end in ("i", "j") and stem in named:
-                index = IndexVar(Index.DST if end == "i" else Index.SRC)
-                values[name] = select(self.state, named[stem], index)
-            elif name == "index":
-                values[name] = IndexVar(Index.DST)
-            elif name in ("ptr", "size_i", "size_j"):
-                values[name] = None
-            else:
-                values[name] = named.get(name)
-        rows = as_sym(self.state, self._inline(message, [], values))
-        how = str(getattr(module, "aggr", "add"))
-        out = Sym(aggregate(self.state, rows.node, Index.DST, how), rows.rank)
-        update = getattr(type(module), "update", None)
-        if update is None or update.__module__.startswith("torch_geometric.nn.conv.mess"):
-            return out
-        return self._inline(module.update, [out], {})
+    def spawn(self, function: Callable[..., Any]) -> "Interpreter":
+        """A reader for a function that this one calls."""
+        return Interpreter(self.state, function)
 
 
-class _Bound:
-    """A method of a symbol, not called yet."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-
-
-_SYMBOLS = (Sym, Param, Typed, IndexVar, GraphVar)
-_GRAPH_LOOPS = {
-    "edges": RowLoop(Domain.EDGE),
-    "nodes": RowLoop(Domain.NODE),
-    "dst_nodes": RowLoop(Domain.NODE),
-    "src_nodes": RowLoop(Domain.NODE),
-}
 _EDGE_ATTRIBUTES = {
     "src": RowVar(Domain.EDGE, Index.SRC),
     "dst": RowVar(Domain.EDGE, Index.DST),
@@ -465,13 +352,6 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: lambda a, b: a >= b,
     ast.LtE: lambda a, b: a <= b,
 }
-
-
-def _is_layer_code(function: Any, owner: Any) -> bool:
-    """A function of the user's own that happens to share a built-in's name."""
-    module = str(getattr(function, "__module__", "") or "")
-    known = module.startswith(("torch", "hector")) or module in ("math", "builtins", "")
-    return not known or isinstance(owner, nn.Module)
 
 
 def _load(target: ast.expr) -> ast.expr:
@@ -512,4 +392,4 @@ _EXPRESSIONS: dict[type[ast.expr], Callable[[Interpreter, Any], Any]] = {
     ast.Attribute: Interpreter._attribute,
     ast.Call: Interpreter._call,
 }
-__all__ = ["Interpreter", "UnsupportedPythonError", "linear"]
+__all__ = ["Interpreter", "UnsupportedPythonError"]

@@ -41,7 +41,9 @@ class Typed:
 
     @property
     def slice_shape(self) -> tuple[int, ...]:
-        return self.param.shape if self.domain is Domain.GLOBAL else self.param.shape[1:]
+        return (
+            self.param.shape if self.domain is Domain.GLOBAL else self.param.shape[1:]
+        )
 
 
 @dataclass(frozen=True)

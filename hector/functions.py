@@ -6,6 +6,7 @@ compiled layer they say so.
 
 from typing import Any, NoReturn
 
+
 def _stand_in(name: str) -> Any:
     def function(*args: Any, **named: Any) -> NoReturn:
         raise RuntimeError(

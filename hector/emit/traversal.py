@@ -1,21 +1,19 @@
 """The traversal template: row operations and sums over a loop nest (Algorithm 3.2).
 
-[Note: phases] A sum over a group that a row of the same group reads (the maximum of a
-softmax) must be complete first, so the inner loop runs once a phase: phase 0 makes the
-sums that read none, phase 1 those that read phase 0, and so on. A statement is emitted at
-the outermost level where its operands are known: what depends on the group alone stands
-before the loop (the seed's hoisting), partial sums stay in registers until a group ends.
+See [Note: phases] in `hector.emit.phases`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hector.emit.gemm import Emitted
+from hector.emit.phases import has_heads, is_sum, phases_of
 from hector.emit.source import ArgKind, Source, pow2
 from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
-from hector.ir.types import COMPOSE, ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
+from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
+
 
 @dataclass(frozen=True)
 class _Cursor:
@@ -58,7 +56,7 @@ class _Traversal:
         self.into_types = self.group_domain in TYPE_DOMAINS
         self.lanes = self.group is not None and not self.into_types
         self.lanes = self.lanes and schedule.mapping is SegmentMapping.LANE
-        self.tiles = Tiles(heads=_has_heads(k.members))
+        self.tiles = Tiles(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
         self.scopes = [_Scope(), _Scope()]
 
@@ -71,7 +69,7 @@ class _Traversal:
                 self._settle(node, self.segment)
             self._flush(0)
         else:
-            for phase, nodes in enumerate(self._phases()):
+            for phase, nodes in enumerate(phases_of(self.k)):
                 self._phase(phase, nodes)
         self.src.lines[:0] = ["    " + v for v in sorted(self.tiles.vectors)]
         return Emitted(
@@ -131,7 +129,7 @@ class _Traversal:
 
     def _phase(self, phase: int, nodes: list[Node]) -> None:
         """One run over the rows of the group; see [Note: phases]."""
-        sums = [n for n in nodes if self._is_sum(n)]
+        sums = [n for n in nodes if is_sum(self.k, n)]
         rows = [n for n in nodes if n.domain is self.k.loop.domain]
         groups = [n for n in nodes if n not in sums and n not in rows]
         if sums or rows:
@@ -202,39 +200,6 @@ class _Traversal:
         if node in self.k.stores:
             self._store_at(node, _Value(name, 0), self.segment, node.shape, 0)
             self._flush(0)
-
-    # Phases.
-
-    def _phases(self) -> list[list[Node]]:
-        at: dict[Node, int] = {}
-        for node in self.k.members:
-            below = self._below(node, at)
-            is_group = node.domain is not self.k.loop.domain and not self._is_sum(node)
-            at[node] = max(
-                (below[d] - (1 if is_group else 0) for d in below), default=0
-            )
-            at[node] = max(at[node], 0)
-        count = 1 + max(at.values(), default=0)
-        return [[n for n in self.k.members if at[n] == p] for p in range(count)]
-
-    def _below(self, node: Node, at: dict[Node, int]) -> dict[Node, int]:
-        """{member operand: first phase in which a row may read it}."""
-        found: dict[Node, int] = {}
-        stack, seen = list(node.inputs), set()
-        while stack:
-            x = stack.pop()
-            if x in seen:
-                continue
-            seen.add(x)
-            if x in at:
-                on_rows = x.domain is self.k.loop.domain and not self._is_sum(x)
-                found[x] = at[x] + (0 if on_rows else 1)
-            elif x not in self.k.loads:
-                stack.extend(x.inputs)
-        return found
-
-    def _is_sum(self, node: Node) -> bool:
-        return node.op is Op.AGG and node.index is self.group
 
     # Statements.
 
@@ -420,17 +385,3 @@ _WITHIN_ROW: dict[Op, Callable[[_Traversal, Node, list[str]], str]] = {
     Op.SUM_WIDTH: _Traversal.sum_width,
     Op.SUM_HEADS: _Traversal.sum_heads,
 }
-
-
-def _has_heads(members: tuple[Node, ...]) -> bool:
-    stack, seen = list(members), set()
-    while stack:
-        x = stack.pop()
-        if x in seen or len(x.shape) != 2:
-            continue
-        seen.add(x)
-        if x.domain in ROW_DOMAINS or x in members:
-            if x.shape[0] > 1:
-                return True
-            stack.extend(x.inputs)
-    return False

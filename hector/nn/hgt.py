@@ -77,7 +77,11 @@ class HGTConv(CompiledConv):
             in_channels = dict.fromkeys(self.node_types, in_channels)
         if min(in_channels.values()) < 1:
             raise ValueError(f"expected in_channels of at least 1, got {in_channels}")
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.in_channels, self.out_channels, self.heads = (
+            in_channels,
+            out_channels,
+            heads,
+        )
         self.dst_node_types = {key[-1] for key in self.edge_types}
         self.kqv_lin = _TypedLinears(in_channels, 3 * out_channels)
         self.out_lin = _TypedLinears(
@@ -230,6 +234,4 @@ def _joined_graph(
             node_type_names=tuple(names),
             edge_type_names=tuple(relations),
         )
-    return graph.replace(
-        node_type_names=tuple(names), edge_type_names=tuple(relations)
-    )
+    return graph.replace(node_type_names=tuple(names), edge_type_names=tuple(relations))

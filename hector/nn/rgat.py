@@ -132,7 +132,10 @@ class RGATConv(CompiledConv):
         else:
             self.weight = empty(r, k, h * f)
         self.w = nn.Parameter(torch.ones(f))
-        self.l1, self.b1 = nn.Parameter(torch.ones(1, f)), nn.Parameter(torch.zeros(1, f))
+        self.l1, self.b1 = (
+            nn.Parameter(torch.ones(1, f)),
+            nn.Parameter(torch.zeros(1, f)),
+        )
         self.l2 = nn.Parameter(torch.full((f, f), 1.0 / f))
         self.b2 = nn.Parameter(torch.zeros(1, f))
 

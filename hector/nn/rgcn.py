@@ -74,7 +74,9 @@ class RGCNConv(CompiledConv):
                     f"expected in_channels {ins} and out_channels {outs} divisible by "
                     f"num_blocks {blocks}"
                 )
-            self.weight = empty(self.num_relations, blocks, ins // blocks, outs // blocks)
+            self.weight = empty(
+                self.num_relations, blocks, ins // blocks, outs // blocks
+            )
         else:
             self.weight = empty(self.num_relations, ins, outs)
         self.register_parameter("comp", comp)
