@@ -198,18 +198,21 @@ class _Traversal:
             )
         self.registers[node] = name
         if node in self.k.stores:
-            self._store(node, _Value(name, 0), self.segment)
+            self._store_at(node, _Value(name, 0), self.segment, node.shape, 0)
             self._flush(0)
 
     # Statements.
 
     def _settle(self, node: Node, cursor: _Cursor) -> None:
         """Computes a member and stores it if somebody reads it."""
+        if node.op is Op.CONCAT:
+            self._store_halves(node, node, cursor, 0)
+            return
         value = self.value(node, cursor)
         if cursor.level == 0 and self.group is not None:
             self.registers[node] = value.text
         if node in self.k.stores:
-            self._store(node, value, cursor)
+            self._store_at(node, value, cursor, node.shape, 0)
 
     def value(self, node: Node, cursor: _Cursor) -> _Value:
         """The tile of `node` at the row of `cursor`, emitted where it belongs."""
@@ -313,15 +316,17 @@ class _Traversal:
         level = 0 if cursor.domain is Domain.GLOBAL else cursor.level
         return self._variable(text, level)
 
-    def _store(self, node: Node, value: _Value, cursor: _Cursor) -> None:
-        if node.op is Op.CONCAT:
-            start = 0
-            for half in node.inputs:
-                part = self.value(half, cursor)
-                self._store_at(node, part, cursor, half.shape, start)
-                start += half.shape[1]
+    def _store_halves(
+        self, whole: Node, part: Node, cursor: _Cursor, start: int
+    ) -> None:
+        """A concat is joined in memory: it has no value in registers."""
+        if part.op is not Op.CONCAT:
+            value = self.value(part, cursor)
+            self._store_at(whole, value, cursor, part.shape, start)
             return
-        self._store_at(node, value, cursor, node.shape, 0)
+        for half in part.inputs:
+            self._store_halves(whole, half, cursor, start)
+            start += half.shape[1]
 
     def _store_at(
         self,
