@@ -215,7 +215,7 @@ def refuse_recorded_writes(
 def _rule(
     op: Operator, operands: list[torch.Tensor], written: list[torch.Tensor]
 ) -> Rule:
-    unified = [t for t in operands if t.device.type == DEVICE_TYPE]
+    unified = _deciding(operands, written)
     on_cpu = [t for t in operands if t.device.type == "cpu"]
     cpu = Cpu.NONE if not on_cpu else Cpu.SCALARS
     if any(t.dim() > 0 for t in on_cpu):
@@ -235,6 +235,19 @@ def _rule(
             f'{rule.why}; move the CPU tensors with .to("cuda") or .to("unified")'
         )
     return rule
+
+
+def _deciding(
+    operands: list[torch.Tensor], written: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The unified operands whose affinity counts: scalars do not beside others.
+
+    ``u[0] = 7`` makes PyTorch create a unified scalar of its own.
+    """
+    unified = [t for t in operands if t.device.type == DEVICE_TYPE]
+    larger = [t for t in unified if t.dim() > 0]
+    changed = [t for t in written if t.device.type == DEVICE_TYPE]
+    return larger or changed or unified
 
 
 def _written_kind(written: list[torch.Tensor]) -> Written:

@@ -226,3 +226,13 @@ def test_expanded_results_and_gradients_get_memory_of_their_own() -> None:
     assert made.is_contiguous() and torch.equal(made.cpu(), source)
     made[0, 0] = 9
     assert made[1, 0].item() == 0
+
+
+def test_scalars_do_not_decide_for_larger_operands() -> None:
+    u = torch.zeros(3).to("unified").set_affinity_("host")
+    scalar = torch.tensor(2.0, device="unified")
+    assert scalar.affinity is pydirect.Affinity.GPU
+    assert (u + scalar).is_unified and not (scalar + scalar).is_unified
+    u[1] = 7
+    u[0].copy_(scalar)
+    assert u.tolist() == [2, 7, 0]
