@@ -19,6 +19,7 @@ from ssdtrain.hosts import deepspeed, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
+from ssdtrain.remat.budget import NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import Endurance
@@ -130,7 +131,7 @@ def offload(
                 if buffer.layout is torch.strided:
                     cache.keep_resident(stamp_of(buffer))
         if settings.recompute is Recompute.AUTO:
-            _attach_recipes(cache, modules, patches)
+            _attach_recipes(cache, modules, patches, settings.max_overhead)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         else:
@@ -143,10 +144,12 @@ def offload(
 
 
 def _attach_recipes(
-    cache: TensorCache, modules: list[nn.Module], patches: Patches
+    cache: TensorCache, modules: list[nn.Module], patches: Patches, max_overhead: float
 ) -> None:
     finder = Finder()
-    rebuilder = Rebuilder(cache, finder)
+    on_gpu = cache.device.torch_device.type == "cuda"
+    budget = OverheadBudget(max_overhead) if on_gpu else NoBudget()
+    rebuilder = Rebuilder(cache, finder, budget)
     for module in modules:
         finder.attach(module, patches.set)
         rebuilder.trust(module.parameters())

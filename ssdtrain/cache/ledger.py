@@ -34,6 +34,7 @@ class Ledger:
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""
+        self.clock.step_starts()
         self._base = self._device.memory()
 
     def backward_starts(self) -> None:

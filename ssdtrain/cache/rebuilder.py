@@ -31,6 +31,8 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
+from ssdtrain.remat.budget import Budget
+from ssdtrain.remat.dropout import state_of_cuda
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder
 from ssdtrain.remat.producer import notes_of
@@ -105,9 +107,11 @@ class NoRecipes:
 class Rebuilder:
     """Recipes of one cache."""
 
-    def __init__(self, cache: Cache, finder: Finder) -> None:
+    def __init__(self, cache: Cache, finder: Finder, budget: Budget) -> None:
         self._cache = cache
         self._finder = finder
+        self._budget = budget
+        cache.ledger.clock.watch(budget)
         self._admission = Admission()
         self._alive: weakref.WeakValueDictionary[Key, Rebuilt] = (
             weakref.WeakValueDictionary()
@@ -141,10 +145,14 @@ class Rebuilder:
         whole = key.start_byte == 0 and key.end_byte == base.nbytes
         if not whole or not is_plain(base) or not is_dense(base):
             return None
-        if base.is_conj() or base.is_neg() or _in_tail(lane, base.nbytes):
+        if base.is_conj() or base.is_neg():
             return None
         expression = self._find(base)
         if expression is None or not self._is_admitted(expression, base, lane):
+            return None
+        lane.num_recipes += 1
+        if not self._budget.allows((lane.name, lane.num_recipes)):
+            self._cache.offloader.fall_back(Fallback.RECIPE_TOO_SLOW)
             return None
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
         self._alive[key] = rebuilt
@@ -226,6 +234,8 @@ class Rebuilder:
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember on the node of the base that this output was saved."""
+        if tensor.dim() == 4 and tensor.device.type == "cuda":
+            handle.random_state = state_of_cuda(tensor.device)
         base = tensor if tensor._base is None else tensor._base
         source = handle.source
         if base.grad_fn is None or base._version or not is_plain(base):
@@ -269,7 +279,12 @@ class Rebuilder:
             return None
         depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
         layout = Layout(view.dtype, tuple(view.shape), view.stride)
-        return Held(holder=handle, layout=layout, depth=depth)
+        return Held(
+            holder=handle,
+            layout=layout,
+            depth=depth,
+            random_state=handle.random_state,
+        )
 
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""
@@ -320,7 +335,8 @@ class Rebuilder:
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression = rebuilt.expression
         tensors = [self._cache.unpack(held.holder) for held in expression.held()]
-        with self._cache.ledger.clock.measure(expression.recipe):
+        clock, size = self._cache.ledger.clock, rebuilt.num_bytes
+        with clock.measure(expression.recipe, rebuilt.place, size):
             tensor = evaluate(expression, tensors)
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
@@ -329,18 +345,6 @@ class Rebuilder:
                 "alone. Set recompute='off', or mend the recipe."
             )
         return tensor
-
-
-def _in_tail(lane: Lane, num_bytes: int) -> bool:
-    """Whether backward begins with this tensor.
-
-    It is then needed at the peak, rebuilt or not: a recipe would cost its time and
-    save nothing.
-    """
-    profile = lane.profile
-    all_bytes = profile.total_bytes + profile.recipe_bytes
-    left = all_bytes - lane.total_bytes - lane.recipe_bytes - num_bytes
-    return profile.backward_follows and 0 <= left < profile.largest_bytes
 
 
 def _count_handle(handle: Handle) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ssdtrain.cache.identity import Key, Probe, View, check_version
-from ssdtrain.remat.expression import Expression, Layout
+from ssdtrain.remat.expression import Expression, Layout, State
 from ssdtrain.transfer.parcel import Load, Parcel
 
 
@@ -52,8 +52,6 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
-    recipe_bytes: int = 0
-    """Bytes of saved tensors that were recipes and not records."""
 
 
 class Lane:
@@ -65,7 +63,8 @@ class Lane:
         self.records: list[weakref.ref[Record]] = []
         self.total_bytes = 0
         self.largest_bytes = 0
-        self.recipe_bytes = 0
+        self.num_recipes = 0
+        """Admitted recipes so far: the places of [Note: recipe budget]."""
         self.num_unguarded = 0
         """Recipes so far that must be admitted by place: [Note: transients]."""
         self.kept_last_bytes = 0
@@ -111,7 +110,6 @@ class Lane:
         """Keep what this run taught for the next lane of the same kind."""
         self.profile.total_bytes = self.total_bytes
         self.profile.largest_bytes = self.largest_bytes
-        self.profile.recipe_bytes = self.recipe_bytes
         self.profile.backward_follows = self.backward_follows
         unused = sorted(set(range(len(self.records))) - set(self.uses), reverse=True)
         self.profile.order = [*self.uses, *unused]
@@ -175,6 +173,7 @@ class Rebuilt:
         "num_bytes",
         "num_handles",
         "num_uses",
+        "place",
         "retired",
     )
 
@@ -196,8 +195,8 @@ class Rebuilt:
         """The rebuilt bytes, from the first use to the last."""
         self.num_handles = 0
         self.num_uses = 0
+        self.place = lane.name, lane.num_recipes
         lane.num_live += 1
-        lane.recipe_bytes += self.num_bytes
 
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
@@ -274,7 +273,9 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "source")
+    __slots__ = ("__weakref__", "random_state", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.random_state: State | None = None
+        """See [Note: attention's dropout]."""

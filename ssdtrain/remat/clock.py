@@ -2,11 +2,21 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from ssdtrain.remat.budget import Budget, NoBudget, Span
+
+
+class _Rebuild(NamedTuple):
+    recipe: str
+    place: Hashable
+    num_bytes: int
+    start: Any
+    end: Any
 
 
 class Clock:
@@ -14,16 +24,21 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._spans: list[tuple[str, Any, Any]] = []
+        self._rebuilds: list[_Rebuild] = []
+        self._last: list[_Rebuild] = []
+        self._step_start: Any = None
+        self._budget: Budget = NoBudget()
+        self._watching = False
 
     @contextmanager
-    def measure(self, recipe: str) -> Iterator[None]:
+    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
         """Around one rebuild."""
         start = self._mark()
         try:
             yield
         finally:
-            self._spans.append((recipe, start, self._mark()))
+            end = self._mark()
+            self._rebuilds.append(_Rebuild(recipe, place, num_bytes, start, end))
 
     def _mark(self) -> Any:
         if not self._cuda:
@@ -38,15 +53,43 @@ class Clock:
         Returns:
             Gives the old account in ms by recipe; calling it waits for the device.
         """
-        spans, self._spans = self._spans, []
+        rebuilds, self._rebuilds = self._rebuilds, []
+        self._last = rebuilds if self._watching else []
 
         def total_ms() -> dict[str, float]:
             sums: defaultdict[str, float] = defaultdict(float)
-            for recipe, start, end in spans:
-                sums[recipe] += self._ms(start, end)
+            for rebuild in rebuilds:
+                sums[rebuild.recipe] += self._ms(rebuild.start, rebuild.end)
             return dict(sorted(sums.items()))
 
         return total_ms
+
+    def watch(self, budget: Budget) -> None:
+        """Tell the budget of every step until it knows enough."""
+        self._budget = budget
+        self._watching = True
+
+    def step_starts(self) -> None:
+        """The first forward of a step is about to run.
+
+        While the budget is watching this waits for the step before: the only time
+        that the host waits for recipes, and over after a few steps.
+        """
+        if not self._watching:
+            return
+        start, before = self._mark(), self._step_start
+        self._step_start = start
+        if before is None or not self._last:
+            return
+        step_ms = self._ms(before, start)
+        spans = [
+            Span(
+                each.recipe, each.place, each.num_bytes, self._ms(each.start, each.end)
+            )
+            for each in self._last
+        ]
+        self._last = []
+        self._watching = self._budget.observe(step_ms, spans)
 
     def _ms(self, start: Any, end: Any) -> float:
         if not self._cuda:

@@ -76,23 +76,34 @@ def _draw(module: nn.Dropout, source: Tensor) -> Draw | None:
     draws = module.training and not module.inplace and 0.0 < module.p < 1.0
     if not draws or not torch.is_grad_enabled() or source.layout is not torch.strided:
         return None
-    if source.device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        # The kernel draws in the order of its vectors, whose width is this address's.
-        if type(source) is not Tensor or source.data_ptr() % VECTOR_BYTES:
-            return None
-        generator = torch.cuda.default_generators[source.device.index or 0]
-    elif source.device.type == "cpu" and type(source) is Tensor:
-        generator = torch.default_generator
-    else:
+    if type(source) is not Tensor:
         return None
-    state = State(generator, generator.get_state())
-    return Draw(state, Layout.of(source), source.device, module.p)
+    if source.device.type == "cuda":
+        # The kernel draws in the order of its vectors, whose width is this address's.
+        aligned = source.data_ptr() % VECTOR_BYTES == 0
+        state = state_of_cuda(source.device) if aligned else None
+    elif source.device.type == "cpu":
+        generator = torch.default_generator
+        state = State(generator, generator.get_state())
+    else:
+        state = None
+    return (
+        None
+        if state is None
+        else Draw(state, Layout.of(source), source.device, module.p)
+    )
+
+
+def state_of_cuda(device: torch.device) -> State | None:
+    """The present state; None while a graph is captured (it may not be read then)."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    generator = torch.cuda.default_generators[device.index or 0]
+    return State(generator, generator.get_state())
 
 
 @contextmanager
-def _rewound(state: State) -> Iterator[None]:
+def rewound(state: State) -> Iterator[None]:
     """The generator as it was; put back behind."""
     present = state.generator.get_state()
     state.generator.set_state(state.state)
@@ -112,7 +123,7 @@ def draw_mask(
     state: State, *, device: torch.device, layout: Layout, rate: float
 ) -> Tensor:
     """CUDA: the fused kernel's mask (bool); the values that it drops do not matter."""
-    with _rewound(state):
+    with rewound(state):
         return torch.native_dropout(_like(layout, device), rate, True)[1]
 
 
@@ -120,7 +131,7 @@ def draw_noise(
     state: State, *, device: torch.device, layout: Layout, rate: float
 ) -> Tensor:
     """CPU: 0 or 1 / (1 - rate), in the input's dtype."""
-    with _rewound(state):
+    with rewound(state):
         # empty_like, as the operator does: it makes a sliced input's noise dense.
         noise = torch.empty_like(_like(layout, device))
         return noise.bernoulli_(1 - rate).div_(1 - rate)

@@ -49,6 +49,18 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class State(NamedTuple):
+    """The state a random generator had before it drew."""
+
+    generator: torch.Generator
+    state: Tensor
+
+    @property
+    def signature(self) -> Hashable:
+        """All states are of one class."""
+        return "random"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Held:
     """A tensor that somebody else keeps; its holder can bring it back."""
@@ -62,23 +74,13 @@ class Held:
     """Set when the tensor is a parameter."""
     stored_bytes: int = 0
     """Bytes that are stored for the expression's sake alone."""
+    random_state: State | None = None
+    """Of the device's generator when it was saved, where that was remembered."""
 
     @property
     def signature(self) -> Hashable:
         """What admission may depend on."""
         return self.layout.shape_class
-
-
-class State(NamedTuple):
-    """The state a random generator had before it drew."""
-
-    generator: torch.Generator
-    state: Tensor
-
-    @property
-    def signature(self) -> Hashable:
-        """All states are of one class."""
-        return "random"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.remat.attention import ATTENTION
 from ssdtrain.remat.constants import (
     UNFUSED_GELU_ADDEND,
     ModuleConstants,
@@ -27,7 +28,7 @@ Set = Callable[[Any, str, Any], None]
 def built_in() -> Registry:
     """The recipes that come with ssdtrain."""
     registry = ELEMENTWISE
-    for more in (NORMS, LAYOUT, DROPOUT):
+    for more in (NORMS, LAYOUT, DROPOUT, ATTENTION):
         registry = registry.merged(more)
     return registry
 

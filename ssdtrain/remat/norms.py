@@ -13,14 +13,14 @@ NORMS = Registry()
 @NORMS.register("NativeLayerNormBackward0")
 def layer_norm(node: Producer) -> Expression | None:
     """`F.layer_norm` with a weight, with or without a bias."""
-    weight, bias = node.saved("weight"), node.saved("bias")
-    epsilon = node.epsilon(weight)
+    source, weight, bias = (node.saved(name) for name in ("input", "weight", "bias"))
+    epsilon = None if source is None else node.epsilon(weight)
     if epsilon is None:
         return None
     shape = tuple(node.constant("normalized_shape"))
     if bias is None and node.has_saved("bias"):
         return None
-    operands: list[Operand | None] = [node.saved("input"), weight]
+    operands: list[Operand | None] = [source, weight]
     if bias is not None:
         operands.append(bias)
     return node.rebuilt_by(normalize, *operands, shape=shape, epsilon=epsilon.value)
@@ -41,13 +41,13 @@ def normalize(
 @NORMS.register("FusedRmsNormBackward0")
 def rms_norm(node: Producer) -> Expression | None:
     """`F.rms_norm` where the device has a fused kernel."""
-    weight = node.saved("weight")
-    epsilon = node.epsilon(weight)
+    source, weight = node.saved("input"), node.saved("weight")
+    epsilon = None if source is None else node.epsilon(weight)
     if epsilon is None:
         return None
     shape = tuple(node.constant("normalized_shape"))
     return node.rebuilt_by(
-        normalize_rms, node.saved("input"), weight, shape=shape, epsilon=epsilon.value
+        normalize_rms, source, weight, shape=shape, epsilon=epsilon.value
     )
 
 

@@ -14,6 +14,7 @@ from ssdtrain.remat.expression import (
     Held,
     Layout,
     Operand,
+    State,
 )
 
 NOTES = "ssdtrain"
@@ -126,6 +127,12 @@ class Producer:
         if isinstance(packed, Tensor):
             return _number(packed)
         return None if packed is None else self._sources.keeper.held(packed)
+
+    def random_state(self, name: str | int) -> State | None:
+        """The random generator's state when this input was saved, before the operator
+        drew; remembered for 4-D tensors on CUDA."""
+        saved = self.saved(name)
+        return saved.random_state if isinstance(saved, Held) else None
 
     def has_saved(self, name: str | int) -> bool:
         """Whether the node saved something under this name, whoever holds it."""
