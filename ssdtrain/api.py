@@ -66,6 +66,12 @@ class Session:
         return reports[-1] if reports else None
 
     @property
+    def path(self) -> str:
+        """How bytes travel and why: the path taken, what it was measured against, and
+        what is missing for the others."""
+        return self._cache.offloader.path
+
+    @property
     def wear(self) -> list[WearReport]:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
         return wear_of(self._cache.offloader.storage)
@@ -200,7 +206,7 @@ def _open_offloader(
 ) -> Offloader:
     storage: Storage | None = None
     drain = Drain.NEVER
-    direct = False
+    direct, why = False, "host memory"
     if settings.directories and settings.target is not Target.HOST:
         storage, direct, why = _open_storage(settings, device, meters.counters)
         logger.info("ssdtrain: %s", why)
@@ -209,9 +215,14 @@ def _open_offloader(
     cap = host_cap_bytes(settings.host_bytes, settings.target)
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
+    threads = settings.io_threads
+    offloader: Offloader
     if storage is not None and direct:
-        return DirectOffloader(device, pool, storage, settings.io_threads, meters)
-    return Offloader(device, pool, storage, drain, settings.io_threads, meters)
+        offloader = DirectOffloader(device, pool, storage, threads, meters)
+    else:
+        offloader = Offloader(device, pool, storage, drain, threads, meters)
+    offloader.path = why
+    return offloader
 
 
 def _open_storage(

@@ -8,9 +8,9 @@ import errno
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from ssdtrain.storage.kvikio_shim import (
     register_memory,
 )
 from ssdtrain.storage.posix import PosixStorage
+
+Result = TypeVar("Result")
 
 TASK_BYTES = 8 * 1024 * 1024
 """kvikio splits a transfer into tasks of this size for its threads."""
@@ -50,10 +52,7 @@ class StreamTransfer:
         Raises:
             OSError: fewer bytes moved than asked for.
         """
-        try:
-            moved = int(self._future.check_bytes_done())
-        except Exception as error:
-            raise _as_os_error(error, self._what) from error
+        moved = _call(self._what, lambda: int(self._future.check_bytes_done()))
         _check_count(moved, self._num_bytes, self._what)
 
 
@@ -108,11 +107,8 @@ class GdsStorage(ForwardingStorage):
             self._posix.write(slot, buffer)
             return
         data, what = self._checked(slot, buffer), self._name("write to", slot)
-        file, size = self._files[slot.file], buffer.numel()
-        try:
-            moved = file.write(data, size, slot.offset, self._task_bytes)
-        except Exception as error:
-            raise _as_os_error(error, what) from error
+        file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
+        moved = _call(what, lambda: file.write(data, size, slot.offset, task))
         _check_count(moved, size, what)
         self._count(written=size)
 
@@ -122,11 +118,8 @@ class GdsStorage(ForwardingStorage):
             self._posix.read(slot, buffer)
             return
         data, what = self._checked(slot, buffer), self._name("read from", slot)
-        file, size = self._files[slot.file], buffer.numel()
-        try:
-            moved = file.read(data, size, slot.offset, self._task_bytes)
-        except Exception as error:
-            raise _as_os_error(error, what) from error
+        file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
+        moved = _call(what, lambda: file.read(data, size, slot.offset, task))
         _check_count(moved, size, what)
         self._count(read=size)
 
@@ -140,10 +133,7 @@ class GdsStorage(ForwardingStorage):
         """
         data, what = self._checked(slot, buffer), self._name("write to", slot)
         file, size = self._files[slot.file], buffer.numel()
-        try:
-            future = file.write_async(data, size, slot.offset, stream)
-        except Exception as error:
-            raise _as_os_error(error, what) from error
+        future = _call(what, lambda: file.write_async(data, size, slot.offset, stream))
         self._count(written=size)
         return StreamTransfer(future, size, what)
 
@@ -153,10 +143,7 @@ class GdsStorage(ForwardingStorage):
         """Enqueue a read into a CUDA buffer on a raw CUDA stream; likewise."""
         data, what = self._checked(slot, buffer), self._name("read from", slot)
         file, size = self._files[slot.file], buffer.numel()
-        try:
-            future = file.read_async(data, size, slot.offset, stream)
-        except Exception as error:
-            raise _as_os_error(error, what) from error
+        future = _call(what, lambda: file.read_async(data, size, slot.offset, stream))
         self._count(read=size)
         return StreamTransfer(future, size, what)
 
@@ -177,10 +164,7 @@ class GdsStorage(ForwardingStorage):
             if base in self._registered:
                 return False
             data = DeviceBytes(base, size)
-            try:
-                register_memory(data)
-            except Exception as error:
-                raise _as_os_error(error, f"registering {size} bytes") from error
+            _call(f"registering {size} bytes", lambda: register_memory(data))
             self._registered[base] = data
         return True
 
@@ -280,10 +264,15 @@ def _check_count(moved: int, size: int, what: str) -> None:
         raise OSError(errno.EIO, f"short {what}: {moved} of {size} bytes")
 
 
-def _as_os_error(error: Exception, what: str) -> OSError:
-    """kvikio raises RuntimeError whatever happens; the errno is in its text."""
-    text = str(error).strip()
-    full = [os.strerror(number) for number in FULL_ERRNOS]
-    if any(words in text for words in full):
-        return StorageFullError(errno.ENOSPC, f"{what} failed: {text}")
-    return OSError(errno.EIO, f"{what} failed: {text}")
+def _call(what: str, call: Callable[[], Result]) -> Result:
+    """Run a call of kvikio, which raises RuntimeError whatever happens.
+
+    The errno is in its text alone.
+    """
+    try:
+        return call()
+    except Exception as error:
+        text = str(error).strip()
+        if any(os.strerror(number) in text for number in FULL_ERRNOS):
+            raise StorageFullError(errno.ENOSPC, f"{what} failed: {text}") from error
+        raise OSError(errno.EIO, f"{what} failed: {text}") from error

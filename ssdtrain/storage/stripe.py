@@ -243,7 +243,7 @@ class StripeStorage:
             left = len(self._members) - len(self._lost)
         self._on_fallback(Fallback.STRIPE_MEMBER_LOST)
         logger.warning(
-            "ssdtrain: %s failed and leaves the stripe (%d members stay): %s",
+            "ssdtrain: %s failed and leaves the stripe (%d left): %s",
             self._members[number].describe(),
             left,
             error,

@@ -106,7 +106,7 @@ class DirectOffloader(Offloader):
             self._written(parcel)
         except BaseException as error:
             self.fall_back(_reason(error), f": {error}")
-            self._rescue(parcel, source, ready)
+            self._rescue_or_lose(parcel, source, ready)
         finally:
             with self._lock:
                 self._writing.discard(parcel)
@@ -118,6 +118,18 @@ class DirectOffloader(Offloader):
                 self._free_slot(parcel)
             else:
                 parcel.state = ParcelState.STORED
+
+    def _rescue_or_lose(
+        self, parcel: Parcel, source: torch.Tensor, ready: Event
+    ) -> None:
+        try:
+            self._rescue(parcel, source, ready)
+        except BaseException:
+            with self._lock:
+                self._free_slot(parcel)
+                if parcel.state is not ParcelState.GONE:
+                    parcel.state = ParcelState.LOST  # a load says so, with the name
+            raise
 
     def _rescue(self, parcel: Parcel, source: torch.Tensor, ready: Event) -> None:
         """Bring bytes that the storage did not take to host memory: nothing is lost.
@@ -149,6 +161,8 @@ class DirectOffloader(Offloader):
                 event.synchronize()
             if parcel.state is ParcelState.STORED and parcel.slot is not None:
                 self._need_storage().read(parcel.slot, load.target)
+            elif parcel.state not in (ParcelState.STAGED, ParcelState.GONE):
+                raise RuntimeError("neither the write nor the rescue came to its end")
         except BaseException as caught:
             error = caught
         with self._lock:

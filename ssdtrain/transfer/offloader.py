@@ -66,6 +66,8 @@ class Offloader:
         self.pool = pool
         self.storage = storage
         self.drain = drain if storage is not None else Drain.NEVER
+        self.path = ""
+        """How bytes travel and why, one line for the report; set by who opened it."""
         self._meters = meters
         self._lock = threading.RLock()
         self._staged: dict[Parcel, None] = {}  # insertion order: oldest first

@@ -113,6 +113,25 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     offloader.close()
 
 
+def test_a_failed_rescue_is_lost_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=0)
+    storage = FaultyStorage(AnyBuffer(MemoryStorage()), [fault])
+    offloader = open_direct(storage)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(offloader.device, "copy_out", fail)
+    parcel = offloader.store(torch.zeros(PAGE, dtype=torch.uint8), "x", lambda: True)
+    assert parcel is not None
+    target = torch.empty(PAGE, dtype=torch.uint8)
+    with pytest.raises(ActivationLostError):
+        offloader.load(parcel, target).wait(offloader.device)
+    offloader.discard(parcel)
+    assert storage.stats().used_bytes == 0
+    offloader.close()
+
+
 def test_no_room_keeps_the_tensor() -> None:
     offloader = open_direct(AnyBuffer(MemoryStorage(capacity_bytes=PAGE)))
     source = torch.zeros(2 * PAGE, dtype=torch.uint8)
