@@ -20,7 +20,7 @@ from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule
-from hector.ir.node import Node, Op, Program
+from hector.ir.node import Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.passes import finish
 from hector.passes.pipeline import (
@@ -102,6 +102,10 @@ class _Runner:
         else:
             self._reference = Reference(arrays, feature)
 
+    @property
+    def on_device(self) -> bool:
+        return self._reference is None
+
     def run(
         self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
     ) -> list[Tensor]:
@@ -131,6 +135,7 @@ class Executable:
     def __init__(self, compiled: "Compiled", key: "_Key", arrays: GraphArrays) -> None:
         self.inputs = compiled.inputs
         self.arrays = arrays
+        self.trains = bool(key.wanted)
         options = compiled.options
         settings = compiled.settings_for(arrays, bool(key.wanted))
         program = compiled.optimized(settings)
@@ -147,7 +152,7 @@ class Executable:
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
             self.output_grads = plans.output_grads
             self.gradients = [plans.gradients.get(n) for n in self.inputs]
-            fixed = {stored_value(g): dtypes[n] for n, g in plans.gradients.items()}
+            fixed = {stored(g): dtypes[n] for n, g in plans.gradients.items()}
             self._backward = _Runner(backward, arrays, feature, fixed, options)
         else:
             forward = inference_plan(compiled.builder, program)
@@ -157,6 +162,13 @@ class Executable:
             forward, arrays, feature, _outputs(self, feature), options
         )
         self.report = self._describe(settings, forward, backward, options)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Outputs [rows, *shape], in the autograd graph if gradients are wanted."""
+        if self.trains:
+            result: tuple[Tensor, ...] = _Run.apply(self, *tensors)
+            return result
+        return tuple(self.forward(tensors)[0])
 
     def _describe(
         self, settings: Optimizations, forward: Plan, backward: Plan | None, o: Options
@@ -197,21 +209,20 @@ class Executable:
     def _bind(
         self, nodes: Sequence[Node], tensors: Sequence[Tensor]
     ) -> dict[Node, Tensor]:
+        if self._forward.on_device:
+            # Kernels see memory alone: no views needed.
+            return {
+                n: t if t.is_contiguous() else t.contiguous()
+                for n, t in zip(nodes, tensors, strict=True)
+            }
         return {
-            n: t.contiguous().view(-1, *n.shape)
+            n: t.contiguous().view(self.arrays.rows(n.domain), *n.shape)
             for n, t in zip(nodes, tensors, strict=True)
         }
 
 
-def stored_value(node: Node) -> Node:
-    """The node whose memory `node` is."""
-    while node.op is Op.RESHAPE:
-        node = node.inputs[0]
-    return node
-
-
 def _outputs(e: Executable, feature: torch.dtype) -> dict[Node, torch.dtype]:
-    return {stored_value(n): feature for n in e.outputs}
+    return {stored(n): feature for n in e.outputs}
 
 
 @dataclass(frozen=True)
@@ -254,11 +265,7 @@ class Compiled:
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Outputs [rows, *shape] for inputs in the order of `self.inputs`."""
-        exe = self.executable(graph, tensors)
-        if hasattr(exe, "_backward"):
-            result: tuple[Tensor, ...] = _Run.apply(exe, *tensors)
-            return result
-        return tuple(exe.forward(tensors)[0])
+        return self.executable(graph, tensors)(tensors)
 
     def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
         """The executable for these tensors, made on first use; see

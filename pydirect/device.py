@@ -2,44 +2,24 @@
 
 Unified tensors are ordinary `torch.Tensor` objects under the dispatch key PrivateUse1:
 views, printing, autograd and `state_dict` are PyTorch's own. Memory comes from
-`pydirect.region`, operators are carried out by `pydirect.operators`.
-
-[Note: PrivateUse1 takes CUDA's place] PyTorch knows one accelerator per process, and a
-registered PrivateUse1 device is it, also next to CUDA. Three things follow. (1)
-`Tensor.is_pinned()` and `Tensor.pin_memory()` ask the wrong device; both are replaced
-here by versions that ask CUDA. (2) `torch.accelerator` names `unified`; code that must
-know the GPU asks `torch.cuda`. (3) Autograd no longer switches to the stream of the
-forward pass in its worker threads: backward runs on the thread's current stream. Train
-on the default stream, or wrap backward of a side stream or a CUDA graph in
-``torch.autograd.set_multithreading_enabled(False)``.
+`pydirect.region`, operators are carried out by `pydirect.operators`, gradients are the
+business of `pydirect.transfer`, and `pydirect.accelerator` keeps CUDA in its place.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils import backend_registration
 
 from pydirect import sharing
+from pydirect.accelerator import keep_cuda
+from pydirect.creation import RECORDED_KERNELS, creation_kernels
 from pydirect.errors import UnsupportedOperatorError
 from pydirect.operators import Kind, kernel_for, run
 from pydirect.placement import Affinity
-from pydirect.region import (
-    DEVICE_TYPE,
-    allocate,
-    region_of,
-    set_storage,
-    show,
-)
-from pydirect.transfer import (
-    Counters,
-    Machine,
-    alias_on,
-    copy_into,
-    empty_strided,
-)
-
-_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+from pydirect.region import DEVICE_TYPE, region_of
+from pydirect.transfer import Counters, Machine
 
 # Operators that make a tensor like another or look at its metadata: PyTorch's own
 # composition of empty, copy_ and fill_ gives the right thing, a unified tensor.
@@ -58,12 +38,6 @@ _FOREIGN = ("sparse", "mkldnn", "nested", "quantize", "miopen", "mps", "_test_")
 
 _COMPUTING_KEYS = (
     "CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"
-)  # fmt: skip
-
-# Views read sizes and strides only: the CPU kernels make them, on unified storages.
-_VIEWS = (
-    "as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real",
-    "view_as_complex", "alias",
 )  # fmt: skip
 
 
@@ -140,6 +114,12 @@ def register() -> UnifiedModule:
     backend_registration._setup_privateuseone_for_python_backend(
         rename=DEVICE_TYPE, backend_module=module, hook=_Hooks()
     )
+    if not keep_cuda() and torch.version.cuda is not None:
+        raise RuntimeError(
+            "this build of PyTorch cannot keep CUDA as its accelerator beside the "
+            "unified device, and CUDA training would stop working: see "
+            "pydirect.accelerator"
+        )
     _register_kernels(module)
     _register_methods(module)
     sharing.register()
@@ -149,9 +129,11 @@ def register() -> UnifiedModule:
 def _register_kernels(module: UnifiedModule) -> None:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     module.keep(library)
-    own = _own_kernels(module)
+    own = creation_kernels()
     for name, kernel in own.items():
         library.impl(name, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    for name, kernel in RECORDED_KERNELS.items():
+        library.impl(name, kernel, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     for name, writes in _computing_operators():
         if name in own:
             continue
@@ -195,153 +177,6 @@ def _keeps(packet: str) -> bool:
         or packet.startswith("new_")
         or any(word in packet for word in _FOREIGN)
     )
-
-
-def _own_kernels(module: UnifiedModule) -> dict[str, Callable[..., Any]]:
-    """Kernels of allocation, copies and views."""
-    own: dict[str, Callable[..., Any]] = {
-        "empty.memory_format": _empty,
-        "empty_strided": _empty_strided,
-        "empty_like": _empty_like,
-        "_to_copy": _to_copy,
-        "clone": _clone,
-        "copy_": _copy,
-        "_copy_from": _copy_from,
-        "resize_": _resize,
-        "set_.source_Storage": _set_source,
-        "set_.source_Storage_storage_offset": _set_part,
-        "set_.source_Tensor": _set_tensor,
-    }
-    own.update({name: _view(name) for name in _VIEWS})
-    return own
-
-
-def _view(name: str) -> Callable[..., Any]:
-    packet, _, overload = name.partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    shown_on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key(
-        f"aten::{name}", "CPU"
-    )
-    if not shown_on_cpu:
-        return _alias
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return operator.redispatch(_CPU_KEYS, *args, **kwargs)
-
-    return kernel
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    operator = torch.ops.aten.as_strided.default
-    return cast(
-        torch.Tensor,
-        operator.redispatch(_CPU_KEYS, tensor, tensor.size(), tensor.stride(), None),
-    )
-
-
-def _empty(
-    size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any
-) -> torch.Tensor:
-    shape = torch.empty(size, device="meta", memory_format=_format(memory_format))
-    return empty_strided(
-        tuple(shape.shape), shape.stride(), dtype or torch.get_default_dtype()
-    )
-
-
-def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return empty_strided(tuple(size), tuple(stride), dtype or torch.get_default_dtype())
-
-
-def _empty_like(
-    tensor: Any, *, dtype: Any = None, device: Any = None, **options: Any
-) -> torch.Tensor:
-    """As PyTorch's, and the affinity is inherited."""
-    target = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
-    form = torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=dtype or tensor.dtype, device="meta"
-    )
-    memory_format = options.get("memory_format") or torch.preserve_format
-    like = torch.empty_like(form, memory_format=memory_format)
-    if target.type != DEVICE_TYPE:
-        return torch.empty_strided(
-            like.size(), like.stride(), dtype=like.dtype, device=target
-        )
-    unified = tensor.device.type == DEVICE_TYPE
-    affinity = region_of(tensor).affinity if unified else None
-    return empty_strided(tuple(like.shape), like.stride(), like.dtype, affinity)
-
-
-def _to_copy(tensor: Any, *, non_blocking: bool = False, **options: Any) -> Any:
-    """From unified, and (PyTorch dispatches on the target) to unified."""
-    if tensor.layout != torch.strided:
-        raise UnsupportedOperatorError(
-            f"unified tensors are dense, got {tensor.layout}: use to_dense() first"
-        )
-    made = _empty_like(
-        tensor,
-        dtype=options.get("dtype"),
-        device=options.get("device"),
-        memory_format=options.get("memory_format"),
-    )
-    return copy_into(made, tensor, non_blocking=non_blocking)
-
-
-def _clone(tensor: Any, *, memory_format: Any = None) -> Any:
-    made = _empty_like(tensor, memory_format=memory_format)
-    return copy_into(made, tensor, non_blocking=False)
-
-
-def _format(memory_format: torch.memory_format | None) -> torch.memory_format:
-    return memory_format or torch.contiguous_format
-
-
-def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
-    return copy_into(target, source, non_blocking=non_blocking)
-
-
-def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-    return copy_into(target, source, non_blocking=non_blocking)
-
-
-def _resize(tensor: Any, size: Any, *, memory_format: Any = None) -> Any:
-    shape = torch.empty(size, device="meta", memory_format=_format(memory_format))
-    needed = (tensor.storage_offset() + shape.numel()) * tensor.element_size()
-    region = region_of(tensor)
-    storage = tensor.untyped_storage()
-    if needed > region.num_bytes:
-        grown = allocate(needed, region.affinity)
-        region.wait_for_gpu(before_write=False)
-        grown.host[: region.num_bytes].copy_(region.host[: region.num_bytes])
-        storage = show(grown)
-    set_storage(
-        tensor, storage, tensor.storage_offset(), tuple(shape.shape), shape.stride()
-    )
-    return tensor
-
-
-def _set_source(tensor: Any, source: Any) -> Any:
-    size = source.nbytes() // tensor.element_size()
-    set_storage(tensor, source, 0, (size,), (1,))
-    return tensor
-
-
-def _set_part(
-    tensor: Any, source: Any, offset: Any, size: Any, stride: Any = ()
-) -> Any:
-    shape = torch.empty(size, device="meta")
-    set_storage(tensor, source, offset, tuple(size), tuple(stride) or shape.stride())
-    return tensor
-
-
-def _set_tensor(tensor: Any, source: Any) -> Any:
-    set_storage(
-        tensor,
-        source.untyped_storage(),
-        source.storage_offset(),
-        tuple(source.shape),
-        source.stride(),
-    )
-    return tensor
 
 
 def _fallback(module: UnifiedModule) -> Callable[..., Any]:
@@ -388,4 +223,4 @@ def set_affinity_(tensor: torch.Tensor, affinity: Affinity | str) -> torch.Tenso
     return tensor
 
 
-__all__ = ["UnifiedModule", "alias_on", "register", "set_affinity_"]
+__all__ = ["UnifiedModule", "register", "set_affinity_"]

@@ -7,7 +7,7 @@ kernel, and turns the result into what the rule says.
 
 import enum
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,12 +30,10 @@ from pydirect.rows import as_row_gather, gather_rows
 from pydirect.transfer import (
     HOST,
     Machine,
-    ToProcessor,
-    ToUnified,
     adopt,
     alias_on,
     copy_into,
-    in_backward,
+    enter_graph,
 )
 
 Operator = torch._ops.OpOverload
@@ -66,6 +64,8 @@ def run(
     machine.counters.calls += 1
     written = list(_written(op, args, kwargs)) if kind is Kind.WRITES else []
     operands = list(_tensors((*args, *kwargs.values())))
+    if kind is Kind.WRITES:
+        refuse_recorded_writes(str(op), operands, written)
     rule = _rule(op, operands, written)
     device = _device(machine, rule, operands)
     if rule.result is Result.CUDA and device.type == "cuda":
@@ -147,7 +147,7 @@ class _Call:
         if not self.differentiable:
             return alias_on(tensor, self.device, writes=writes)
         if tensor.requires_grad:
-            return cast(torch.Tensor, ToProcessor.apply(tensor, self.device))  # type: ignore[no-untyped-call]
+            return enter_graph(tensor, self.device)
         shown = alias_on(tensor, self.device, writes=False)
         region_of(tensor).track(shown)
         return shown
@@ -186,12 +186,30 @@ class _Call:
 
     def _unified(self, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
-            if self.differentiable and result.requires_grad:
-                return ToUnified.apply(result, self.machine.counters)  # type: ignore[no-untyped-call]
+            if result.requires_grad:
+                return result
             return adopt(result, Affinity.HOST, self.machine.counters)
         if isinstance(result, (list, tuple)):
             return type(result)(self._unified(item) for item in result)
         return result
+
+
+def refuse_recorded_writes(
+    name: str, operands: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+) -> None:
+    """See [Note: Gradients do not travel] in `pydirect.transfer`.
+
+    Raises:
+        UnsupportedOperatorError: autograd would send a gradient to a unified tensor.
+    """
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in operands):
+        return
+    unified = [t for t in operands if t.device.type == DEVICE_TYPE]
+    if any(t.requires_grad or any(t is w for w in written) for t in unified):
+        raise UnsupportedOperatorError(
+            f"{name} writes in place under autograd with unified operands: use the "
+            "operator that returns a new tensor, or torch.no_grad()"
+        )
 
 
 def _rule(
@@ -207,7 +225,6 @@ def _rule(
         cuda=any(t.device.type == "cuda" for t in operands),
         cpu=cpu,
         written=_written_kind(written),
-        backward=in_backward(),
         indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
     )
     rule = place(facts)

@@ -80,9 +80,6 @@ class Operands:
     """Whether every CPU tensor is an index of a subscript, where PyTorch itself lets
     CPU tensors meet CUDA tensors."""
 
-    backward: bool = False
-    """Whether autograd is running a backward pass."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -93,7 +90,6 @@ class Rule:
     cpu: Cpu | None = None
     written: Written | None = None
     indexing: bool | None = None
-    backward: bool | None = None
     compute: Compute
     result: Result
     source: Source
@@ -109,7 +105,6 @@ class Rule:
                 (self.cpu, operands.cpu),
                 (self.written, operands.written),
                 (self.indexing, operands.indexing),
-                (self.backward, operands.backward),
             )
         )
 
@@ -192,15 +187,6 @@ RULES: tuple[Rule, ...] = (
         result=Result.WRITTEN,
         source=Source.SECTION_4_4_3,
         why="GPU affinity alone: the GPU computes in place, over the link",
-    ),
-    Rule(
-        mix=Mix.BOTH,
-        backward=True,
-        written=Written.NOTHING,
-        compute=Compute.HOST,
-        result=Result.UNIFIED,
-        source=Source.OURS,
-        why="gradients of unified tensors are host-affine and must stay unified",
     ),
     Rule(
         mix=Mix.BOTH,

@@ -19,6 +19,7 @@ Aliases that autograd may have saved are therefore remembered weakly and bumped 
 the region is written.
 """
 
+import threading
 from typing import cast
 
 import torch
@@ -56,7 +57,8 @@ class Region:
         self._writers: set[torch.cuda.Stream] = set()
         self._readers: set[torch.cuda.Stream] = set()
         self._saved: list[TensorWeakRef] = []
-        self._probes: list[torch.Tensor] = []
+        self.lock = threading.Lock()
+        """Held while a gradient is added: backward runs in several threads."""
 
     @property
     def is_shared(self) -> bool:
@@ -102,22 +104,12 @@ class Region:
         self._saved = [ref for ref in self._saved if ref() is not None]
         self._saved.append(TensorWeakRef(alias))
 
-    def follow(self, result: torch.Tensor) -> None:
-        """Remember the result whose memory became this region.
-
-        Autograd saves results without their Python object, so a weak reference would
-        die: what is kept is a tensor that shares the version counter and no memory.
-        """
-        probe = result.detach()
-        probe.data = result.new_empty(0)
-        self._probes.append(probe)
-
     def note_write(self) -> None:
         """See [Note: Versions across aliases]."""
         alive = [alias for ref in self._saved if (alias := ref()) is not None]
         self._saved = [TensorWeakRef(alias) for alias in alive]
-        if alive or self._probes:
-            torch.autograd.graph.increment_version([*alive, *self._probes])
+        if alive:
+            torch.autograd.graph.increment_version(alive)
 
 
 def region_of(tensor: torch.Tensor) -> Region:

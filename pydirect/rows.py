@@ -11,9 +11,8 @@ from typing import Any, cast
 import torch
 
 from pydirect.gather import index_select
-from pydirect.placement import Affinity
 from pydirect.region import DEVICE_TYPE, region_of
-from pydirect.transfer import alias_on, empty_strided
+from pydirect.transfer import alias_on, gradient_of, leaf_of
 
 _HOST = torch.device("cpu")
 
@@ -55,6 +54,7 @@ def gather_rows(request: RowGather, device: torch.device) -> torch.Tensor:
         IndexError: an index is out of range (see `pydirect.gather.index_select`).
     """
     if torch.is_grad_enabled() and request.table.requires_grad:
+        leaf_of(request.table)
         return cast(torch.Tensor, _Rows.apply(request.table, request, device))  # type: ignore[no-untyped-call]
     return _gather(request, device)
 
@@ -98,14 +98,12 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None, None]:
         (grad,) = grads
         table, index = ctx.request.table, ctx.request.index
         flat = index.reshape(-1).to(_HOST)
         flat = torch.where(flat < 0, flat + table.shape[0], flat)
-        total = empty_strided(
-            tuple(table.shape), table.stride(), table.dtype, Affinity.HOST
-        )
         rows = grad.reshape(flat.shape[0], *table.shape[1:]).to(_HOST)
-        alias_on(total, _HOST, writes=True).zero_().index_add_(0, flat, rows)
-        return total, None, None
+        with gradient_of(table) as total:
+            total.index_add_(0, flat, rows)
+        return None, None, None

@@ -1,4 +1,4 @@
-"""Unified tensors across processes: shared memory, pickling, pinned memory.
+"""Unified tensors across processes: shared memory and pickling.
 
 Shared memory is ordinary host memory that several processes map; each process pins the
 same region for its own GPU when that GPU first works on it (seed design:
@@ -13,14 +13,12 @@ from typing import Any, cast
 import torch
 from torch.multiprocessing import reductions
 
-from pydirect.memory import Reach, reach
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
     Region,
     copy_region,
     flat_bytes,
-    in_forked_worker,
     region_of,
     region_of_storage,
     set_storage,
@@ -35,8 +33,6 @@ def register() -> None:
     """Teach PyTorch's sharing about unified storages; see the methods below."""
     _replace("share_memory_", _share_memory_)
     _replace("is_shared", _is_shared)
-    _replace("is_pinned", _is_pinned)
-    _replace("pin_memory", _pin_memory)
     _replace("clone", _clone, torch.UntypedStorage)
     _replace("to", _storage_to, torch.UntypedStorage)
     _replace_new_shared()
@@ -117,35 +113,6 @@ def _is_shared(stock: _Method) -> _Method:
         return region_of(self).is_shared
 
     return is_shared
-
-
-def _is_pinned(stock: _Method) -> _Method:
-    """See [Note: PrivateUse1 takes CUDA's place] in `pydirect.device`."""
-
-    @functools.wraps(stock)
-    def is_pinned(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        if args or kwargs or self.device.type != "cpu":
-            return bool(stock(self, *args, **kwargs))
-        usable = torch.cuda.is_initialized() and not in_forked_worker()
-        return usable and reach(self) is Reach.PINNED
-
-    return is_pinned
-
-
-def _pin_memory(stock: _Method) -> _Method:
-    """See [Note: PrivateUse1 takes CUDA's place] in `pydirect.device`."""
-
-    @functools.wraps(stock)
-    def pin_memory(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        usable = torch.cuda.is_available() and self.device.type == "cpu"
-        if not usable or args or kwargs or self.layout != torch.strided:
-            return cast(torch.Tensor, stock(self, *args, **kwargs))
-        if self.is_pinned():
-            return self
-        # `empty` asks CUDA's allocator first; `pin_memory` would ask ours.
-        return torch.empty_like(self, pin_memory=True).copy_(self)
-
-    return pin_memory
 
 
 def _move_to_shared_memory(tensor: torch.Tensor) -> None:

@@ -1,19 +1,23 @@
 """Ways between unified tensors and the processors: aliases, copies, adoption.
 
-[Note: Autograd sees one device] PyTorch checks that a gradient lies on the device of
-its tensor. An operator with a unified operand and a CUDA result would break that. So
-functional operators are taken over above autograd: the alias and the way back are
-differentiable functions of their own, and what lies between them is an ordinary CPU or
-CUDA graph. Gradients of unified tensors come back unified, with host affinity.
-Operators that write in place keep PyTorch's autograd and are taken over below it.
+[Note: Gradients do not travel] The autograd engine asks every node for a stream of the
+one accelerator PyTorch knows, which is CUDA (see `pydirect.accelerator`): a gradient
+that is a unified tensor stops it. So no node has one. Functional operators are taken
+over above autograd: unified operands enter through `ToProcessor`, and what follows is
+an ordinary CPU or CUDA graph. What the host computes under autograd stays a CPU tensor.
+The gradient of a unified leaf, or of a view of one, is added to the leaf's ``grad`` (a
+unified tensor of host affinity) by the backward of `ToProcessor` itself, and the graph
+ends there. Writing into unified memory under autograd is refused.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
-from pydirect.errors import PlacementError
+from pydirect.errors import PlacementError, UnsupportedOperatorError
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
@@ -122,24 +126,13 @@ def _copied(source: torch.Tensor, affinity: Affinity) -> torch.Tensor:
     return copy_into(made, source, non_blocking=False)
 
 
-def in_backward() -> bool:
-    """Whether this thread is inside a backward pass of autograd."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 def empty_strided(
     size: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    affinity: Affinity | None = None,
+    affinity: Affinity = Affinity.GPU,
 ) -> torch.Tensor:
-    """An uninitialised unified tensor; ``stride`` in elements.
-
-    ``affinity`` None: GPU, and host for what autograd makes in a backward pass (see
-    [Note: Autograd sees one device]).
-    """
-    if affinity is None:
-        affinity = Affinity.HOST if in_backward() else Affinity.GPU
+    """An uninitialised unified tensor; ``stride`` in elements."""
     extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     num_elements = 0 if 0 in size else extent
     region = allocate(num_elements * dtype.itemsize, affinity)
@@ -175,55 +168,80 @@ def copy_into(
 
 
 class ToProcessor(torch.autograd.Function):
-    """The alias as a differentiable function: see [Note: Autograd sees one device]."""
+    """The alias as a differentiable function: see [Note: Gradients do not travel]."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        ctx.device = device
+        ctx.tensor = tensor
         shown = alias_on(tensor, device, writes=False)
         region_of(tensor).track(shown)
         return shown
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
         (grad,) = grads
-        return _to_unified(grad), None
+        with gradient_of(ctx.tensor) as total:
+            total.add_(grad.to(HOST))
+        return None, None
 
 
-class ToUnified(torch.autograd.Function):
-    """The way back of a result: differentiable."""
+def enter_graph(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The alias of a unified tensor that requires gradients, as a node of the graph.
 
-    @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, counters: Counters) -> torch.Tensor:
-        made = adopt(result, Affinity.HOST, counters)
-        region = region_of(made)
-        if region.host.data_ptr() == result.untyped_storage().data_ptr():
-            region.follow(result)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (grad,) = grads
-        return to_host(grad), None
+    Raises:
+        UnsupportedOperatorError: its gradient has nowhere to go.
+    """
+    leaf_of(tensor)
+    return cast(torch.Tensor, ToProcessor.apply(tensor, device))  # type: ignore[no-untyped-call]
 
 
-def _to_unified(grad: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and grad.requires_grad:
-        return grad.to(DEVICE_TYPE)
-    if grad.device.type == "cpu":
-        return adopt(grad, Affinity.HOST)
-    return _copied(grad, Affinity.HOST)
+def leaf_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The leaf that ``tensor`` is, or is a view of.
+
+    Raises:
+        UnsupportedOperatorError: neither, or a view with other bytes an element.
+    """
+    leaf = tensor if tensor.is_leaf or tensor._base is None else tensor._base
+    same = leaf.dtype == tensor.dtype and not tensor.is_conj() and not tensor.is_neg()
+    if not leaf.is_leaf or not same:
+        raise UnsupportedOperatorError(
+            "autograd reaches unified tensors that are leaves or views of leaves, got "
+            f"the result of {type(tensor.grad_fn).__name__}: compute it on a CPU or "
+            "CUDA tensor (pydirect.to_host, pydirect.to_device)"
+        )
+    return leaf
+
+
+@contextmanager
+def gradient_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The gradient of a unified leaf or of its view, to add to: a CPU tensor.
+
+    The leaf's ``grad`` is made, zero, if there is none.
+    """
+    leaf = leaf_of(tensor)
+    with region_of(leaf).lock, torch.no_grad():
+        if leaf.grad is None:
+            total = empty_strided(
+                tuple(leaf.shape), leaf.stride(), leaf.dtype, Affinity.HOST
+            )
+            alias_on(total, HOST, writes=True).zero_()
+            leaf.grad = total
+        offset = tensor.storage_offset() - leaf.storage_offset()
+        yield alias_on(leaf.grad, HOST, writes=True).as_strided(
+            tensor.size(), tensor.stride(), offset
+        )
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A unified tensor as a CPU tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, HOST))  # type: ignore[no-untyped-call]
+        return enter_graph(tensor, HOST)
     return alias_on(tensor, HOST, writes=False)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A unified tensor as a CUDA tensor over the same bytes; differentiable."""
     if torch.is_grad_enabled() and tensor.requires_grad:
-        return cast(torch.Tensor, ToProcessor.apply(tensor, device))  # type: ignore[no-untyped-call]
+        return enter_graph(tensor, device)
     return alias_on(tensor, device, writes=False)

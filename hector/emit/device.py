@@ -121,15 +121,33 @@ def load_module(text: str, directory: Path | None = None) -> ModuleType:
     return module
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """One kernel launch; `slots` names the values filled in at each call."""
+ALIGNMENT_BYTES = 16
+"""Triton compiles a kernel for pointers aligned so; PyTorch's own memory always is."""
 
-    run: Callable[..., Any]
-    fixed: tuple[Any, ...]
+
+@dataclass
+class _Launch:
+    """One kernel launch; slots are filled in at each call.
+
+    After its first launch the compiled kernel is called directly: Triton's dispatch by
+    argument types, most of a launch's host time, has nothing left to decide.
+    """
+
+    function: Any
+    grid: tuple[int, ...]
+    args: list[Any]
     slots: tuple[tuple[int, Node], ...]
     partials: tuple[tuple[int, Node, int], ...]
     options: dict[str, int]
+    direct: Callable[..., Any] | None = None
+
+    def __call__(self, aligned: bool) -> None:
+        if self.direct is not None and aligned:
+            self.direct(*self.args)
+            return
+        made = self.function[self.grid](*self.args, **self.options)
+        if made is not None and aligned and hasattr(made, "__getitem__"):
+            self.direct = made[self.grid]
 
 
 @dataclass(frozen=True)
@@ -197,8 +215,9 @@ class DevicePlan:
             else:
                 fixed[-1] = self._static(arg)
         return _Launch(
-            function[grid],
-            tuple(fixed),
+            function,
+            grid,
+            fixed,
             tuple(slots),
             tuple(partials),
             {"num_warps": e.num_warps, "num_stages": e.num_stages},
@@ -239,6 +258,9 @@ class DevicePlan:
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound and everything stored."""
         values = dict(bindings)
+        aligned = not any(
+            t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
+        )
         device = self.arrays.graph.device
         for node, shape, dtype in self.made:
             values[node] = torch.empty(shape, dtype=dtype, device=device)
@@ -247,12 +269,19 @@ class DevicePlan:
             if isinstance(step, _TorchOp):
                 values[step.node] = self._torch(step.node, values)
                 continue
-            args = list(step.fixed)
+            args = step.args
             for position, node in step.slots:
                 args[position] = values[node]
             for position, node, tiles in step.partials:
                 args[position] = self._scratch(scratch, node, tiles)
-            step.run(*args, **step.options)
+            step(aligned)
+        for step in self.steps:
+            if isinstance(step, _Launch):
+                # Values must not outlive the call.
+                for position, _ in step.slots:
+                    step.args[position] = None
+                for position, _, _ in step.partials:
+                    step.args[position] = None
         return values
 
     def fetch(
@@ -264,7 +293,9 @@ class DevicePlan:
             memory = node
             while memory not in values and memory.op is Op.RESHAPE:
                 memory = memory.inputs[0]
-            found.append(values[memory].view(-1, *node.shape))
+            value = values[memory]
+            shape = (value.shape[0], *node.shape)
+            found.append(value if value.shape == shape else value.view(shape))
         return found
 
     def _scratch(self, known: dict[Node, Tensor], node: Node, tiles: int) -> Tensor:
@@ -279,7 +310,7 @@ class DevicePlan:
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
-            else values[i].to(torch.float32)
+            else values[i].view(-1, *i.shape).to(torch.float32)
             for i in node.inputs
         ]
         return self.reference.evaluate(node, args).to(dtype).contiguous()

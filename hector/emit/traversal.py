@@ -1,45 +1,18 @@
 """The traversal template: row operations and sums over a loop nest (Algorithm 3.2).
 
-[Note: phases] A sum over a group that a row of the same group reads (the maximum of a
-softmax) must be complete first, so the inner loop runs once a phase: phase 0 makes the
-sums that read none, phase 1 those that read phase 0, and so on. A statement is emitted at
-the outermost level where its operands are known: what depends on the group alone stands
-before the loop (the seed's hoisting), partial sums stay in registers until a group ends.
+See [Note: phases] in `hector.emit.phases`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hector.emit.gemm import Emitted
+from hector.emit.phases import has_heads, is_sum, phases_of
 from hector.emit.source import ArgKind, Source, pow2
+from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
-from hector.ir.node import Node, Op
-from hector.ir.types import COMPOSE, ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
-
-_UNARY: dict[Op, str] = {
-    Op.NEG: "-{0}",
-    Op.EXP: "tl.exp({0})",
-    Op.LOG: "tl.log({0})",
-    Op.SQRT: "tl.sqrt({0})",
-    Op.SIGMOID: "1.0 / (1.0 + tl.exp(-{0}))",
-    Op.TANH: "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0",
-    Op.RELU: "tl.maximum({0}, 0.0)",
-    Op.ELU: "tl.where({0} > 0, {0}, tl.exp(tl.minimum({0}, 0.0)) - 1.0)",
-    Op.GELU: "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))",
-    Op.COS: "tl.cos({0})",
-    Op.SIN: "tl.sin({0})",
-    Op.ERF: "tl.erf({0})",
-    Op.DETACH: "{0}",
-}
-_BINARY: dict[Op, str] = {
-    Op.ADD: "{0} + {1}",
-    Op.SUB: "{0} - {1}",
-    Op.MUL: "{0} * {1}",
-    Op.DIV: "{0} / {1}",
-    Op.MAXIMUM: "tl.maximum({0}, {1})",
-    Op.EQ: "({0} == {1}).to(tl.float32)",
-    Op.GT: "({0} > {1}).to(tl.float32)",
-}
+from hector.ir.node import Node, Op, stored
+from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
 
 
 @dataclass(frozen=True)
@@ -83,10 +56,9 @@ class _Traversal:
         self.into_types = self.group_domain in TYPE_DOMAINS
         self.lanes = self.group is not None and not self.into_types
         self.lanes = self.lanes and schedule.mapping is SegmentMapping.LANE
-        self.heads = _has_heads(k.members)
+        self.tiles = Tiles(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
         self.scopes = [_Scope(), _Scope()]
-        self.vectors: set[str] = set()
 
     # The nest.
 
@@ -97,9 +69,9 @@ class _Traversal:
                 self._settle(node, self.segment)
             self._flush(0)
         else:
-            for phase, nodes in enumerate(self._phases()):
+            for phase, nodes in enumerate(phases_of(self.k)):
                 self._phase(phase, nodes)
-        self.src.lines[:0] = ["    " + v for v in sorted(self.vectors)]
+        self.src.lines[:0] = ["    " + v for v in sorted(self.tiles.vectors)]
         return Emitted(
             source=self.src,
             doc=f"{self.k.loop}",
@@ -157,7 +129,7 @@ class _Traversal:
 
     def _phase(self, phase: int, nodes: list[Node]) -> None:
         """One run over the rows of the group; see [Note: phases]."""
-        sums = [n for n in nodes if self._is_sum(n)]
+        sums = [n for n in nodes if is_sum(self.k, n)]
         rows = [n for n in nodes if n.domain is self.k.loop.domain]
         groups = [n for n in nodes if n not in sums and n not in rows]
         if sums or rows:
@@ -178,7 +150,7 @@ class _Traversal:
         lanes = self.schedule.block
         for node, acc in accumulators.items():
             start = "0.0" if node.attr("reduce") == "sum" else 'float("-inf")'
-            shape = ", ".join(map(str, self._tile_shape(node.shape, lanes)))
+            shape = ", ".join(map(str, self.tiles.shape(node.shape, lanes)))
             self._line(0, f"{acc} = tl.full([{shape}], {start}, tl.float32)")
         self._flush(0)
         header = f"for at in range(lo, hi, {block}):"
@@ -206,7 +178,7 @@ class _Traversal:
 
     def _accumulate(self, node: Node, acc: str, element: _Cursor) -> None:
         value = self.value(node.inputs[0], element)
-        ok = self._spread_mask("ok")
+        ok = self.tiles.spread("ok")
         if node.attr("reduce") == "sum":
             self._line(1, f"{acc} += tl.where({ok}, {value.text}, 0.0)")
         else:
@@ -228,39 +200,6 @@ class _Traversal:
         if node in self.k.stores:
             self._store(node, _Value(name, 0), self.segment)
             self._flush(0)
-
-    # Phases.
-
-    def _phases(self) -> list[list[Node]]:
-        at: dict[Node, int] = {}
-        for node in self.k.members:
-            below = self._below(node, at)
-            is_group = node.domain is not self.k.loop.domain and not self._is_sum(node)
-            at[node] = max(
-                (below[d] - (1 if is_group else 0) for d in below), default=0
-            )
-            at[node] = max(at[node], 0)
-        count = 1 + max(at.values(), default=0)
-        return [[n for n in self.k.members if at[n] == p] for p in range(count)]
-
-    def _below(self, node: Node, at: dict[Node, int]) -> dict[Node, int]:
-        """{member operand: first phase in which a row may read it}."""
-        found: dict[Node, int] = {}
-        stack, seen = list(node.inputs), set()
-        while stack:
-            x = stack.pop()
-            if x in seen:
-                continue
-            seen.add(x)
-            if x in at:
-                on_rows = x.domain is self.k.loop.domain and not self._is_sum(x)
-                found[x] = at[x] + (0 if on_rows else 1)
-            elif x not in self.k.loads:
-                stack.extend(x.inputs)
-        return found
-
-    def _is_sum(self, node: Node) -> bool:
-        return node.op is Op.AGG and node.index is self.group
 
     # Statements.
 
@@ -293,10 +232,10 @@ class _Traversal:
         if node.op is Op.EXPAND:
             return self.value(node.inputs[0], cursor)
         if node.op is Op.RESHAPE:
-            return self._load(node.inputs[0], cursor, node.shape, 0)
+            return self._load(stored(node), cursor, node.shape, 0)
         if node.op is Op.SLICE:
             start = int(node.attr("start") or 0)
-            return self._load(node.inputs[0], cursor, node.shape, start)
+            return self._load(stored(node.inputs[0]), cursor, node.shape, start)
         parts = [self.value(i, cursor) for i in node.inputs]
         return self._let(node, parts)
 
@@ -308,10 +247,10 @@ class _Traversal:
     def _let(self, node: Node, parts: list[_Value]) -> _Value:
         level = max(p.level for p in parts)
         texts = [p.text for p in parts]
-        if node.op in _UNARY:
-            text = _UNARY[node.op].format(*texts)
-        elif node.op in _BINARY:
-            text = _BINARY[node.op].format(*texts)
+        if node.op in UNARY_TEXT:
+            text = UNARY_TEXT[node.op].format(*texts)
+        elif node.op in BINARY_TEXT:
+            text = BINARY_TEXT[node.op].format(*texts)
         else:
             text = _WITHIN_ROW[node.op](self, node, texts)
         return self._variable(text, level)
@@ -329,14 +268,14 @@ class _Traversal:
         width = node.inputs[0].shape[1]
         text = texts[0]
         if pow2(width) != width:
-            text = f"tl.where({self._column(width)} < {width}, {text}, 0.0)"
-        return f"tl.sum({text}, axis={2 if self.heads else 1}, keep_dims=True)"
+            text = f"tl.where({self.tiles.column(width)} < {width}, {text}, 0.0)"
+        return f"tl.sum({text}, axis={self.tiles.rank - 1}, keep_dims=True)"
 
     def sum_heads(self, node: Node, texts: list[str]) -> str:
         count = node.inputs[0].shape[0]
         text = texts[0]
         if pow2(count) != count:
-            text = f"tl.where({self._head(count)} < {count}, {text}, 0.0)"
+            text = f"tl.where({self.tiles.head(count)} < {count}, {text}, 0.0)"
         return f"tl.sum({text}, axis=1, keep_dims=True)"
 
     # Rows.
@@ -367,7 +306,7 @@ class _Traversal:
         self, node: Node, cursor: _Cursor, shape: tuple[int, ...], start: int
     ) -> _Value:
         ptr = self.src.arg(ArgKind.VALUE, node, "x")
-        place = self._place(node.type.width, cursor, shape, start)
+        place = self._place(node, cursor, shape, start)
         mask = self._load_mask(cursor, shape)
         extra = f", mask={mask}, other=0.0" if mask else ""
         text = f"tl.load({ptr} + {place}{extra}).to(tl.float32)"
@@ -397,82 +336,35 @@ class _Traversal:
             cursor = _Cursor(cursor.domain, "(tile + tl.arange(0, 1))", 0)
         else:
             ptr = self.src.arg(ArgKind.VALUE, node, "out")
-        place = self._place(node.type.width, cursor, shape, start)
+        place = self._place(node, cursor, shape, start)
         mask = self._load_mask(cursor, shape)
         extra = f", mask={mask}" if mask else ""
         count = self.schedule.block if cursor.level or self._many else 1
-        full = ", ".join(map(str, self._tile_shape(shape, count)))
+        full = ", ".join(map(str, self.tiles.shape(shape, count)))
         spread = f"tl.broadcast_to({value.text}, [{full}])"
         if value.text[0].isdigit() or value.text[0] == "-":
             spread = f"tl.full([{full}], {value.text}, tl.float32)"
         self._line(cursor.level, f"tl.store({ptr} + {place}, {spread}{extra})")
 
-    @property
-    def _many(self) -> bool:
-        """Whether a program takes several groups (or ungrouped rows)."""
-        return self.group is None or self.lanes
-
     def _place(
-        self, total: int, cursor: _Cursor, shape: tuple[int, ...], start: int
+        self, node: Node, cursor: _Cursor, shape: tuple[int, ...], start: int
     ) -> str:
-        """Offsets of a [rows, heads, width] tile."""
-        terms = []
-        if cursor.domain is not Domain.GLOBAL:
-            row = cursor.var if total == 1 else f"{cursor.var}.to(tl.int64) * {total}"
-            terms.append(f"({row}){self._axes(0)}")
-        if shape[0] > 1:
-            terms.append(f"{self._head(shape[0])} * {total // shape[0]}")
-        terms.append(self._column(shape[1]) if shape[1] > 1 else self._zero())
-        return " + ".join([*terms, *([str(start)] if start else [])])
-
-    def _zero(self) -> str:
-        name = "zero"
-        self.vectors.add(
-            f"{name} = tl.zeros([{', '.join('1' * self._rank)}], tl.int32)"
-        )
-        return name
+        row = None if cursor.domain is Domain.GLOBAL else cursor.var
+        return self.tiles.place(row, node.type.width, shape, start)
 
     def _load_mask(self, cursor: _Cursor, shape: tuple[int, ...]) -> str:
-        parts = []
         rows = self._mask(cursor.level)
-        if rows and cursor.domain is not Domain.GLOBAL:
-            parts.append(self._spread_mask(rows))
-        if pow2(shape[1]) != shape[1]:
-            parts.append(f"({self._column(shape[1])} < {shape[1]})")
-        if pow2(shape[0]) != shape[0]:
-            parts.append(f"({self._head(shape[0])} < {shape[0]})")
-        return " & ".join(parts)
+        if cursor.domain is Domain.GLOBAL:
+            rows = None
+        return self.tiles.mask(rows, shape)
 
     def _mask(self, level: int) -> str | None:
         return "ok" if level else self.seg_mask
 
-    def _spread_mask(self, mask: str) -> str:
-        return f"{mask}{self._axes(0)}"
-
-    # Tiles.
-
     @property
-    def _rank(self) -> int:
-        return 3 if self.heads else 2
-
-    def _axes(self, axis: int) -> str:
-        parts = [":" if i == axis else "None" for i in range(self._rank)]
-        return f"[{', '.join(parts)}]"
-
-    def _tile_shape(self, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        heads = (pow2(shape[0]),) if self.heads else ()
-        return (rows, *heads, pow2(shape[1]))
-
-    def _column(self, width: int) -> str:
-        name = f"col{width}"
-        axes = self._axes(self._rank - 1)
-        self.vectors.add(f"{name} = tl.arange(0, {pow2(width)}){axes}")
-        return name
-
-    def _head(self, count: int) -> str:
-        name = f"head{count}"
-        self.vectors.add(f"{name} = tl.arange(0, {pow2(count)}){self._axes(1)}")
-        return name
+    def _many(self) -> bool:
+        """Whether a program takes several groups (or ungrouped rows)."""
+        return self.group is None or self.lanes
 
     def _line(self, level: int, text: str) -> None:
         self.scopes[level].lines.append(text)
@@ -488,17 +380,3 @@ _WITHIN_ROW: dict[Op, Callable[[_Traversal, Node, list[str]], str]] = {
     Op.SUM_WIDTH: _Traversal.sum_width,
     Op.SUM_HEADS: _Traversal.sum_heads,
 }
-
-
-def _has_heads(members: tuple[Node, ...]) -> bool:
-    stack, seen = list(members), set()
-    while stack:
-        x = stack.pop()
-        if x in seen or len(x.shape) != 2:
-            continue
-        seen.add(x)
-        if x.domain in ROW_DOMAINS or x in members:
-            if x.shape[0] > 1:
-                return True
-            stack.extend(x.inputs)
-    return False

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from hector.ir.types import Domain, Index, RowType
+from hector.ir.types import ROW_DOMAINS, Domain, Index, RowType
 
 Attr = str | int | float | bool | Index | Domain | None
 
@@ -120,6 +120,13 @@ class Node:
 
 def _text(value: Attr) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def stored(x: Node) -> Node:
+    """The value whose memory `x` is: joining or splitting heads moves nothing."""
+    while x.op is Op.RESHAPE and x.domain in ROW_DOMAINS:
+        x = x.inputs[0]
+    return x
 
 
 def topological(outputs: Iterable[Node]) -> list[Node]:

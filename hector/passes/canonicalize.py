@@ -263,6 +263,22 @@ def identities(b: Builder, n: Node) -> Node | None:
     return None
 
 
+@rule("moving halves of a concat", Op.READ, Op.AGG, Op.SUM_HEADS, Op.EXPAND)
+def move_concat(b: Builder, n: Node) -> Node | None:
+    """A concat is joined by where its halves are stored, so it goes to the end."""
+    (x,) = n.inputs
+    if x.op is not Op.CONCAT:
+        return None
+    if n.op is Op.READ:
+        return b.concat(*(b.read(i, n.index, n.domain) for i in x.inputs))
+    if n.op is Op.AGG:
+        reduce = str(n.attr("reduce"))
+        return b.concat(*(b.agg(i, n.index, reduce) for i in x.inputs))
+    if n.op is Op.SUM_HEADS:
+        return b.concat(*(b.sum_heads(i) for i in x.inputs))
+    return b.concat(*(b.expand(i, (n.shape[0], i.shape[1])) for i in x.inputs))
+
+
 def _is(x: Node, value: float) -> bool:
     x = x.inputs[0] if x.op is Op.EXPAND else x
     return x.op is Op.CONST and x.attr("value") == value
@@ -361,6 +377,7 @@ RULES = (
     scale_outside_sum,
     reciprocal,
     split_concat,
+    move_concat,
     sink_slice,
 )
 __all__ = ["RULES", "edge_softmax", "rebuild"]

@@ -20,7 +20,7 @@ from hector.ir.kernels import (
     Rows,
     Traversal,
 )
-from hector.ir.node import LEAVES, ROWWISE, Node, Op, topological
+from hector.ir.node import LEAVES, ROWWISE, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 _MATERIALIZED_OPERAND = frozenset((Op.RESHAPE, Op.SLICE))
@@ -36,13 +36,6 @@ def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
     for node in _by_level(anchors):
         region.place(node)
     return _finish(region, outputs, known)
-
-
-def stored(x: Node) -> Node:
-    """The value whose memory `x` is: joining or splitting heads moves nothing."""
-    while x.op is Op.RESHAPE and x.domain in ROW_DOMAINS:
-        x = x.inputs[0]
-    return x
 
 
 def peel(x: Node) -> Rows:

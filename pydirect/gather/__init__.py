@@ -41,7 +41,8 @@ def index_select(
         out: where to write, shape (num_indices, ...), on the index's device.
         path: force a path; None lets the calibrated model choose.
         max_sms: at most so many streaming multiprocessors work on the gather.
-        stream: CUDA stream to work on; None for the current one.
+        stream: CUDA stream to work on, after what is queued on the current one; None
+            for the current one. Other streams wait for it before they use the result.
 
     Returns:
         Tensor of shape (num_indices, ...), dtype of the table, on ``index.device``.

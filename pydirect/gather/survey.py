@@ -50,7 +50,7 @@ class Survey:
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)
-            del self._pending[key]
+            self._pending.pop(key, None)
         calls = self._calls.pop(key, 0)
         self._calls[key] = calls + 1
         if calls % _EVERY == 0 and key not in self._pending and index.numel() > 1:

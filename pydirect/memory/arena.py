@@ -3,13 +3,14 @@
 import ctypes
 import functools
 import mmap
+import os
 import weakref
 from collections.abc import Callable
 from enum import Enum
 
 from pydirect.memory import managed, runtime
 from pydirect.memory.limits import read_limits
-from pydirect.memory.region import tensor_over
+from pydirect.memory.region import release_in_owner, tensor_over
 
 HUGE_PAGE_BYTES = 2 << 20
 
@@ -42,7 +43,7 @@ class Arena:
         self.needs_wait = runtime.cuda_works()
         self.free = [(0, num_bytes)]
         """Unused pieces, (offset, bytes), by offset."""
-        self.release = weakref.finalize(self, release)
+        self.release = weakref.finalize(self, release_in_owner, os.getpid(), release)
         self.release.atexit = False
 
     def take(self, num_bytes: int) -> int | None:

@@ -5,12 +5,14 @@ a ctypes buffer; the buffer's finalizer is the release of the memory. Every view
 and slice shares the storage, so the release runs when the last of them has died, and
 not when the Python object that the user held goes. GPU work is asynchronous: it may
 still read the memory then. A release therefore waits for the devices before the memory
-is unpinned, unmapped or given to somebody else (`unregister`, `HostPool`). Test:
-tests/pydirect/memory/test_lifetime.py.
+is unpinned, unmapped or given to somebody else (`unregister`, `HostPool`). A forked
+child has the finalizers but not the memory's owner, so there they do nothing. Tests:
+tests/pydirect/memory/test_pinning.py, tests/pydirect/gather/test_gpu.py.
 """
 
 import ctypes
 import math
+import os
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -29,9 +31,15 @@ def tensor_over(
             interpreter exit, when the driver may be gone before us).
     """
     buffer = (ctypes.c_uint8 * num_bytes).from_address(address)
-    finalizer = weakref.finalize(buffer, release)
+    finalizer = weakref.finalize(buffer, release_in_owner, os.getpid(), release)
     finalizer.atexit = False
     return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def release_in_owner(owner_pid: int, release: Callable[[], object]) -> None:
+    """Call ``release`` unless this is a forked child of ``owner_pid``."""
+    if os.getpid() == owner_pid:
+        release()
 
 
 def shaped(

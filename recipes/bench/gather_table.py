@@ -4,6 +4,7 @@ python recipes/bench/gather_table.py [path/to/gather.json]
 """
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,31 @@ def print_targets(found: dict[Key, dict[str, Cell]]) -> None:
         print(f"{kind} {table} GiB, 1M x {row} B: {share:.2f} of {least:.2f} {word}")
 
 
+def print_ratios(found: dict[Key, dict[str, Cell]]) -> None:
+    """Against CPU gather + DMA, and with four cores instead of all."""
+    for large in (True, False):
+        faster, changes = [], []
+        for (_, _, batch, row), cells in found.items():
+            if "stock cpu" not in cells or (batch >= 1_000_000) is not large:
+                continue
+            if row >= 256:
+                faster.append(cells["stock cpu"]["ms"] / cells["ours"]["ms"])
+            if "ours 4" in cells:
+                changes.append(cells["ours 4"]["ms"] / cells["ours"]["ms"] - 1)
+        which = "1M indices and more" if large else "fewer than 1M indices"
+        if faster:
+            print(
+                f"{which}, 256 B and up: {min(faster):.2f} to {max(faster):.2f} times "
+                f"CPU gather + DMA, median {statistics.median(faster):.2f}"
+            )
+        if changes:
+            within = sum(change <= 0.03 for change in changes)
+            print(
+                f"{which}, 4 cores: within 3 % in {within} of {len(changes)} cells, "
+                f"median change {statistics.median(changes):+.1%}"
+            )
+
+
 def print_rest(cells: list[Cell]) -> None:
     for cell in cells:
         if "batch" not in cell:
@@ -93,6 +119,7 @@ def main() -> None:
     found = by_combination(data["cells"])
     print_sweep(found)
     print_targets(found)
+    print_ratios(found)
     print_rest(data["cells"])
 
 

@@ -40,7 +40,7 @@ ALLOCATORS = {
     "async": "backend:cudaMallocAsync",
     "expandable": "expandable_segments:True",
 }
-SECONDS_A_PROCESS = 15
+SECONDS_A_PROCESS = 10
 SIDES = (("without", False), ("with", True))
 
 
@@ -76,8 +76,8 @@ def hook_cell(hook: Path, allocator: str, num_pairs: int, out: Path) -> dict[str
     if recorded.get("recorded_lines"):
         # What came behind the reading of the counters is not in them.
         lines = recording.read_text().splitlines()[: recorded["recorded_lines"]]
-        recording.write_text("\n".join(lines) + "\n")
-        recording.with_suffix(".json").write_text(json.dumps(recorded["counters"]))
+        ending = f"# {json.dumps(recorded['counters'])}"
+        recording.write_text("\n".join([*lines, ending]) + "\n")
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for turn in range(num_pairs):
         for hooked in (False, True) if turn % 2 == 0 else (True, False):
@@ -101,6 +101,30 @@ def hook_cell(hook: Path, allocator: str, num_pairs: int, out: Path) -> dict[str
         "step_ms": {name: [r["step_ms"] for r in runs[on]] for name, on in SIDES},
         **{k: last[k] for k in ("segments", "counters", "coverage", "allocated_bytes")},
     }
+
+
+WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
+
+
+def probe_cufile(directory: Path) -> dict[str, Any]:
+    """Every way to register a file with cuFile, each in a process; its own log."""
+    answers: dict[str, Any] = {}
+    for way in WAYS:
+        log = directory / f"cufile-{way}.log"
+        environment = {
+            **os.environ,
+            "CUFILE_LOGGING_LEVEL": "INFO",
+            "CUFILE_LOGFILE_PATH": str(log),
+        }
+        command = [sys.executable, str(HERE / "cufile_probe.py"), way, str(directory)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        answers[way] = json.loads(lines[-1]) if lines else done.stderr[-600:]
+        for written in directory.glob(f"{log.stem}*"):
+            words = written.read_text(errors="replace").splitlines()
+            answers[f"{way} log"] = [w[-200:] for w in words if "INFO" not in w][-8:]
+            written.unlink()
+    return answers
 
 
 def probe_modes(directory: Path) -> dict[str, Any]:
@@ -149,10 +173,12 @@ class Paths:
             self._add(STAGED if num == 1 else "stripe of 2", self._staged(place, num))
         set_threads(8)
         for mode in availability().modes:
+            posix = PosixStorage([place])
             try:
-                storage = GdsStorage(PosixStorage([place]), mode)
+                storage = GdsStorage(posix, mode)
             except OSError as error:
                 self.failures[mode.value] = str(error)
+                posix.close()
                 continue
             self._add(mode.value, (storage, storage))
 
@@ -250,7 +276,7 @@ def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
     trip = {
         c["path"]: 1 / (1 / c["write_gb_per_s"] + 1 / c["read_gb_per_s"])
         for c in cells
-        if c["what"] == "path" and "error" not in c and c["path"] != "raw"
+        if c.get("what") == "path" and "error" not in c and c["path"] != "raw"
     }
     single = {name: rate for name, rate in trip.items() if name != "stripe of 2"}
     cell = {
@@ -278,6 +304,8 @@ def main() -> None:
         parser.error("needs a CUDA device")
     record = Record(options.out, options.budget_s)
     place = scratch(options.directory)
+    if availability().modes:
+        record.note("cufile", probe_cufile(place))
     record.note("modes", probe_modes(place))
     paths = Paths(place, record_mib=64, depth=4)
     for cell in path_cells(paths, options.rounds, record.left_s):
@@ -291,9 +319,9 @@ def main() -> None:
         try:
             record.add(make())
         except Exception:
-            record.add({"error": traceback.format_exc()[-1500:]})
+            record.add({"what": "failure", "error": traceback.format_exc()[-1500:]})
     hook = options.hook or shim.build(place / "malloc_hook.so")
-    plan = {"caching": options.pairs, "async": 2, "expandable": 1}
+    plan = {"caching": options.pairs, "async": 1, "expandable": 1}
     for allocator, pairs in plan.items():
         if record.left_s() > SECONDS_A_PROCESS * (1 + 2 * pairs):
             record.add(hook_cell(hook, allocator, pairs, options.out.parent))

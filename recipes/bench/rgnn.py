@@ -21,7 +21,14 @@ import torch
 
 from hector.statistics import statistics
 from hector.train import LayerKind
-from recipes.bench.rgnn_cells import GRAPHS, Contender, Phase, Work, plan
+from recipes.bench.rgnn_cells import (
+    GRAPHS,
+    Contender,
+    Phase,
+    Task,
+    Work,
+    plan,
+)
 from recipes.bench.rgnn_contenders import Graphs, build, difference, step_of
 from recipes.bench.rgnn_measure import (
     CARD_BYTES,
@@ -46,6 +53,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--phases", nargs="+", default=[p.value for p in Phase])
     add("--graphs", nargs="+", default=list(GRAPHS))
     add("--models", nargs="+", default=[k.value for k in LayerKind])
+    add("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    add("--tasks", nargs="+", default=[t.value for t in Task])
     add("--contenders", nargs="+", default=[c.value for c in Contender])
     return parser.parse_args(argv)
 
@@ -169,11 +178,7 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     skipped = 0
     for work in plan([Phase(p) for p in args.phases], args.graphs):
         left = args.budget_s - (time.monotonic() - began)
-        wanted = (
-            work.cell.model.value in args.models
-            and work.contender.value in args.contenders
-        )
-        if not wanted or results.has(work):
+        if not _wanted(work, args) or results.has(work):
             continue
         if left < 5:
             skipped += 1
@@ -185,6 +190,16 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     print(f"{len(results.data['records'])} records, {skipped} left for another run")
     results.write()
     return 0
+
+
+def _wanted(work: Work, args: argparse.Namespace) -> bool:
+    cell = work.cell
+    return (
+        cell.model.value in args.models
+        and cell.dtype in args.dtypes
+        and cell.task.value in args.tasks
+        and work.contender.value in args.contenders
+    )
 
 
 def _note_graph(results: Results, name: str, graphs: Graphs) -> None:

@@ -78,6 +78,13 @@ def grouped_linear(rows: Tensor, weight: Tensor, segments: Segments) -> Tensor:
     return functional.grouped_mm(rows, weight, offs=segments.ends)
 
 
+def reached(graph: HeteroGraph) -> Tensor:
+    """bool [num_nodes]: nodes of a type that some relation leads to."""
+    ends = {b for _, _, b in graph.edge_type_metadata()}
+    kinds = torch.tensor([name in ends for name in graph.node_type_names])
+    return kinds.to(graph.device)[graph.node_type]
+
+
 def segment_softmax(logits: Tensor, index: Tensor, num_groups: int) -> Tensor:
     """Softmax of logits [n, heads] over the rows of each group, max subtracted."""
     shape = (num_groups, logits.size(1))
@@ -137,15 +144,14 @@ class SortedRGAT(nn.Module):
 
 
 class SortedHGT(nn.Module):
-    """PyG's HGTConv; nodes of a type that gets no message stay 0, as in PygTypes."""
+    """PyG's HGTConv. Nodes of a type that no relation leads to, which PyG leaves out,
+    get rows like the others: see `reached`."""
 
     def __init__(self, conv: nn.Module, graph: HeteroGraph, linear: TypedLinear):
         super().__init__()
         self.conv, self.linear = conv, linear
         self.edges, self.nodes = edge_segments(graph), node_segments(graph)
         self.names = graph.node_type_names
-        reached = torch.tensor([n in conv.dst_node_types for n in self.names])
-        self.reached = reached.to(graph.device)[graph.node_type][:, None]
 
     def _node_weights(self, lin: nn.Module) -> tuple[Tensor, Tensor]:
         weight = torch.stack([lin.lins[n].weight.t() for n in self.names])
@@ -180,7 +186,7 @@ class SortedHGT(nn.Module):
             skip = torch.cat([conv.skip[n] for n in self.names]).sigmoid()
             gate = skip[graph.node_type][:, None]
             out = gate * out + (1 - gate) * x
-        return out * self.reached
+        return out
 
     def _priors(self) -> list[Tensor]:
         return [self.conv.p_rel["__".join(e)] for e in self.conv.edge_types]

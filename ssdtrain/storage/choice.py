@@ -159,22 +159,30 @@ def choose_path(
             direct[mode.value] = GdsStorage(posix, mode)
         except OSError as error:
             refusals.append(Refusal(mode, str(error)))
-    slots = [posix.allocate(RECORD_BYTES) for _ in range(NUM_RECORDS)]
+    slots: list[Slot] = []
     try:
+        while len(slots) < NUM_RECORDS:
+            slots.append(posix.allocate(RECORD_BYTES))
         buffers = device_buffers(device, depth)
         rates = measure_paths({**paths, **direct}, slots, buffers, refusals)
+    except OSError as error:
+        # The disk cannot be measured (full, or failing): staging reports that better.
+        refusals += [Refusal(m, f"not measured: {error}") for m in found.modes]
+        return _without(direct, posix, refusals)
     finally:
         for slot in slots:
             posix.free(slot)
-    best = _best(rates)
-    for name, storage in direct.items():
-        if name != best:
-            storage.release()
-    return Choice(
-        storage=direct.get(best, posix),
-        rates=tuple(rates),
-        refusals=tuple(refusals),
-    )
+    taken = direct.pop(_best(rates), posix)
+    rest = _without(direct, posix, refusals)
+    return Choice(storage=taken, rates=tuple(rates), refusals=rest.refusals)
+
+
+def _without(
+    direct: dict[str, GdsStorage], posix: PosixStorage, refusals: list[Refusal]
+) -> Choice:
+    for storage in direct.values():
+        storage.release()
+    return Choice(storage=posix, rates=(), refusals=tuple(refusals))
 
 
 def _best(rates: Sequence[Rates]) -> str:

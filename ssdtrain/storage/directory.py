@@ -1,6 +1,8 @@
 """The user's directory: is it safe and sensible to put activations there?"""
 
+import grp
 import os
+import pwd
 import stat
 import warnings
 from dataclasses import dataclass
@@ -109,12 +111,24 @@ def _check_rights(place: Path, fd: int, status: os.stat_result) -> None:
             f"{os.geteuid()}: its owner could reach the activations; set directory to "
             f"one of your own (mkdir -m 700 {place}/$USER)."
         )
-    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+    others = stat.S_IWOTH if _is_private_group(status) else stat.S_IWGRP | stat.S_IWOTH
+    if mode & others and not sticky:
         raise ConfigError(
             f"directory={str(place)!r} is writable by others (mode {mode:o}); "
             f"chmod go-w {place}, or set directory to one of your own "
             f"(mkdir -m 700 {place}/$USER)."
         )
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Whether the group has no other member: Ubuntu and Fedora give each user one,
+    and make new directories writable for it."""
+    try:
+        group = grp.getgrgid(status.st_gid)
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
 
 def _warn_if_no_disk(info: DirectoryInfo) -> None:

@@ -120,20 +120,16 @@ class _CuFile(NamedTuple):
 def _open_cufile() -> _CuFile:
     import kvikio.cufile_driver as driver
 
+    # Opened for good: once closed, cuFile registers no further file in this process.
     try:
-        driver.driver_open()
+        driver.initialize()
     except Exception as error:  # kvikio has no exception class of its own
         return _CuFile(f"cuFile does not open: {_first_line(error)}", False)
-    try:
-        if driver.get("is_gds_available"):
-            return _CuFile(None, True)
-        if driver.get("allow_compat_mode"):
-            return _CuFile(None, False)
-        return _CuFile(
-            "no nvidia-fs, and allow_compat_mode is off in cufile.json", False
-        )
-    finally:
-        driver.driver_close()
+    if driver.get("is_gds_available"):
+        return _CuFile(None, True)
+    if driver.get("allow_compat_mode"):
+        return _CuFile(None, False)
+    return _CuFile("no nvidia-fs, and allow_compat_mode is off in cufile.json", False)
 
 
 def _first_line(error: BaseException) -> str:

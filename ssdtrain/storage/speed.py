@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from ssdtrain.storage.base import Storage
+from ssdtrain.storage.base import Slot, Storage
 
 WINDOW_BYTES = 256 * 1024 * 1024
 """A new reading is taken from at least this many bytes."""
@@ -89,13 +89,12 @@ def measure(
     Raises:
         OSError: the storage fails, or is full.
     """
-    slots = [storage.allocate(record_bytes) for _ in range(depth)]
-    size = slots[0].capacity_bytes
-    buffers = [torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8) for _ in slots]
-    for seed, buffer in enumerate(buffers):
-        generator = torch.Generator().manual_seed(seed)
-        buffer.view(torch.int64).random_(generator=generator)
+    slots: list[Slot] = []
     try:
+        while len(slots) < depth:
+            slots.append(storage.allocate(record_bytes))
+        size = slots[0].capacity_bytes
+        buffers = [_random_bytes(size, seed) for seed in range(depth)]
         with ThreadPoolExecutor(depth) as pool:
             # The first write of fresh extents is slower than all that follow.
             list(pool.map(storage.write, slots, buffers))
@@ -107,3 +106,11 @@ def measure(
         for slot in slots:
             storage.free(slot)
     return depth * size / seconds / 1e9
+
+
+def _random_bytes(num_bytes: int, seed: int) -> torch.Tensor:
+    """Page-aligned; random, because some disks skip or compress zeros."""
+    buffer = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    buffer.view(torch.int64).random_(generator=generator)
+    return buffer

@@ -76,7 +76,7 @@ class Trainer:
         ranks.share_cores()
         if torch.cuda.is_available():
             torch.cuda.set_device(ranks.device())
-        with _deterministic(self.settings.train.deterministic):
+        with deterministic(self.settings.train.deterministic):
             workload = self._workload(ranks)
             with self._sinks(ranks) as sinks:
                 legs = [self._leg(workload, leg, sinks) for leg in self._legs()]
@@ -133,16 +133,21 @@ def runner_of(workload: Workload) -> Runner:
 
 
 @contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def deterministic(wanted: bool) -> Iterator[None]:
+    """torch's deterministic algorithms, as wanted; restored afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
     if wanted:
         # cuBLAS reads this once, when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
+    # Filling every `empty` would touch all of DeepSpeed's gigabytes of buckets.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filling
 
 
 def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:

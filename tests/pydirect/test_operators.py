@@ -53,7 +53,8 @@ def test_values_gradients_and_places(
     plain, unified = leaves(affinity)
     want, got = operator(*plain), operator(*unified)
     assert torch.equal(got.detach().cpu(), want.detach())
-    assert got.is_unified == (affinity == "host")
+    assert not got.is_unified  # under autograd: see the note in pydirect.transfer
+    assert operator(*(u.detach() for u in unified)).is_unified == (affinity == "host")
     want.square().sum().backward()
     got.square().sum().backward()
     for t, u in zip(plain, unified, strict=True):
@@ -120,31 +121,63 @@ def test_changing_a_saved_operand_raises() -> None:
         loss.backward()
 
 
-def test_changing_a_saved_result_raises() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("results are copied into pinned memory: nothing saved is changed")
-    u = torch.ones(3).to("unified").set_affinity_("host").requires_grad_()
-    y = u.exp()
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+def test_gradients_of_views_land_in_the_leaf() -> None:
+    plain = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    u = torch.arange(12.0).reshape(3, 4).to("unified").requires_grad_()
+    for t in (plain, u):
+        loss = (t[1:, ::2] * 3).sum() + t.t()[2].square().sum() + (t * 2).sum()
+        loss.backward()
+        t[0].exp().sum().backward()
+    assert u.grad is not None and u.grad.is_unified
+    assert u.grad.affinity is pydirect.Affinity.HOST
+    assert torch.allclose(u.grad.cpu(), plain.grad)
 
 
-def test_in_place_under_autograd() -> None:
-    for affinity in ("host", "gpu"):
-        u = torch.ones(3).to("unified").set_affinity_(affinity).requires_grad_()
-        scale = torch.tensor([1.0, 2, 3]).to("unified").set_affinity_(affinity)
-        y = u.clone()
-        y[1:].mul_(scale[1:])
-        y.sum().backward()
-        assert u.grad is not None and u.grad.tolist() == [1, 2, 3]
+def test_a_layer_trains_with_its_weights_in_host_memory() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+    unified = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+    unified.load_state_dict(plain.state_dict())
+    unified.to("unified")
+    x = torch.randn(5, 4)
+    for model in (plain, unified):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    for p, u in zip(plain.parameters(), unified.parameters(), strict=True):
+        assert u.is_unified and torch.allclose(u.detach().cpu(), p.detach(), atol=1e-6)
 
 
-def test_double_backward() -> None:
-    u = torch.tensor([2.0]).to("unified").set_affinity_("host").requires_grad_()
-    (first,) = torch.autograd.grad(u.pow(3).sum(), u, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), u)
-    assert first.is_unified and second.item() == 12
+def test_what_autograd_cannot_reach_is_refused() -> None:
+    u = torch.ones(3).to("unified").requires_grad_()
+    w = torch.ones(3, requires_grad=True)
+    buffer = torch.zeros(3).to("unified")
+    for call in (
+        lambda: buffer.mul_(w),
+        lambda: buffer.copy_(w),
+        lambda: torch.zeros(3).add_(u),
+        lambda: w.to("unified"),
+        lambda: w.clone().to("unified"),
+    ):
+        with pytest.raises(pydirect.UnsupportedOperatorError):
+            call()
+    assert u.clone().device.type == "cpu" and u.cpu().requires_grad
+    (u.cpu() * 2 + u.double()).sum().backward()
+    assert u.grad is not None and u.grad.tolist() == [3, 3, 3]
+    with torch.no_grad():
+        assert buffer.copy_(w).tolist() == [1, 1, 1] and w.to("unified").is_unified
+
+
+def test_cuda_stays_the_accelerator() -> None:
+    found = torch.accelerator.current_accelerator()
+    built = torch.version.cuda is not None
+    assert (found.type if found else None) == ("cuda" if built else None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    t = torch.ones(3, device=device, requires_grad=True)
+    (t * 2).sum().backward()
+    assert t.grad is not None and t.grad.tolist() == [2, 2, 2]
 
 
 def test_inference_mode_and_no_grad() -> None:

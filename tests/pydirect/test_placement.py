@@ -19,11 +19,9 @@ from pydirect.placement import (
 )
 
 EVERY = [
-    Operands(
-        mix=mix, cuda=cuda, cpu=cpu, written=written, indexing=index, backward=backward
-    )
-    for mix, cuda, cpu, written, index, backward in itertools.product(
-        Mix, (False, True), Cpu, Written, (False, True), (False, True)
+    Operands(mix=mix, cuda=cuda, cpu=cpu, written=written, indexing=index)
+    for mix, cuda, cpu, written, index in itertools.product(
+        Mix, (False, True), Cpu, Written, (False, True)
     )
 ]
 
@@ -41,8 +39,6 @@ def expected(call: Operands) -> tuple[Compute, Result]:
         return Compute.GPU, Result.WRITTEN if in_place else Result.CUDA
     if call.mix is Mix.HOST:
         return Compute.HOST, Result.WRITTEN if in_place else Result.UNIFIED
-    if call.mix is Mix.BOTH and call.backward and not in_place:
-        return Compute.HOST, Result.UNIFIED
     return Compute.GPU, Result.WRITTEN if in_place else Result.CUDA
 
 
@@ -63,7 +59,6 @@ def test_cpu_scalars_never_decide() -> None:
             cpu=Cpu.SCALARS,
             written=call.written,
             indexing=call.indexing,
-            backward=call.backward,
         )
         there, here = place(call), place(with_scalars)
         assert (there.compute, there.result) == (here.compute, here.result)

@@ -126,21 +126,10 @@ def test_data_loader_workers_read_in_place(workers: int) -> None:
     assert torch.equal(torch.cat([b.cpu() for b in batches]), table * 2)
 
 
-def test_pin_memory_and_is_pinned_still_answer_for_cuda() -> None:
-    t = torch.ones(3)
-    if torch.cuda.is_available():
-        assert not t.is_pinned()
-        assert t.pin_memory().is_pinned()
-    else:
-        assert not t.is_pinned()
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            t.pin_memory()
-
-
 def test_graph_tensors_do_not_travel() -> None:
     u = torch.ones(2).to("unified").set_affinity_("host").requires_grad_()
     with pytest.raises(ValueError, match="detach it first"):
-        torch.multiprocessing.get_context("fork").SimpleQueue().put(u * 2)
+        torch.multiprocessing.get_context("fork").SimpleQueue().put(u[:1])
     assert pickle.loads(pickle.dumps(u.detach())).tolist() == [1, 1]
 
 

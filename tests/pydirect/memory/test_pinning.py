@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from pydirect import memory
-from pydirect.memory import allocate, arena, managed, pinning, pool, runtime
+from pydirect.memory import (
+    allocate,
+    arena,
+    managed,
+    pinning,
+    pool,
+    region,
+    runtime,
+)
 
 
 class Driver:
@@ -131,6 +139,16 @@ def test_pool_waits_before_reuse_and_unpins(driver: Driver) -> None:
     del second
     gc.collect()
     assert not driver.registered
+
+
+def test_a_forked_child_releases_nothing(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = memory.pin(torch.zeros(100))
+    monkeypatch.setattr(region.os, "getpid", lambda: -1)
+    del pinned
+    gc.collect()
+    assert driver.registered
 
 
 def test_trim_unpins(driver: Driver) -> None:

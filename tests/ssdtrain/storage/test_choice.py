@@ -94,6 +94,17 @@ def test_a_path_that_fails_is_named(
     assert "no GDS: cuFile error: no P2P" in made.explain()
 
 
+def test_a_full_disk_is_not_measured(
+    directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posix = PosixStorage([directory], extent_bytes=MIB, capacity_bytes=3 * MIB)
+    made, fake = choose(posix, monkeypatch, aligned, staged=1.0, direct=1.0)
+    assert made.storage is posix and made.rates == ()
+    assert fake.released == 1
+    assert "no GDS: not measured: [Errno 28] no room" in made.explain()
+    assert posix.stats().used_bytes == 0
+
+
 def test_without_kvikio_nothing_is_measured(posix: PosixStorage) -> None:
     refusals = tuple(Refusal(mode, "no driver") for mode in GdsMode)
     none = Availability(modes=(), refusals=refusals)

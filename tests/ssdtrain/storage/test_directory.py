@@ -1,6 +1,7 @@
 """Directories that must be refused, and those that deserve a word."""
 
 import os
+import types
 import warnings
 from pathlib import Path
 
@@ -37,8 +38,35 @@ def test_a_symbolic_link_names_its_target(tmp_path: Path) -> None:
         check_directory(tmp_path / "link")
 
 
+def in_group(monkeypatch: pytest.MonkeyPatch, name: str, members: list[str]) -> None:
+    """Every directory's group has this name and these members."""
+    group = types.SimpleNamespace(gr_name=name, gr_mem=members)
+    user = types.SimpleNamespace(pw_name="me")
+    monkeypatch.setattr(directory_module.grp, "getgrgid", lambda _: group)
+    monkeypatch.setattr(directory_module.pwd, "getpwuid", lambda _: user)
+
+
+def test_a_private_group_is_nobody_else(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.chmod(0o775)
+    in_group(monkeypatch, "me", [])
+    assert check_directory(directory).path == directory
+    for name, members in (("staff", []), ("me", ["me", "you"])):
+        in_group(monkeypatch, name, members)
+        with pytest.raises(ConfigError, match="writable by others"):
+            check_directory(directory)
+    directory.chmod(0o777)
+    in_group(monkeypatch, "me", [])
+    with pytest.raises(ConfigError, match="writable by others"):
+        check_directory(directory)
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-def test_writable_by_others(tmp_path: Path, mode: int) -> None:
+def test_writable_by_others(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_group(monkeypatch, "staff", [])
     place = tmp_path / "shared"
     place.mkdir()
     place.chmod(mode)

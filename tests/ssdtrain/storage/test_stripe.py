@@ -185,6 +185,10 @@ def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
     rate = measure(slow, record_bytes=2 * MIB)
     assert 0.08 < rate < 0.105  # half of each direction's
     assert slow.stats().used_bytes == 0
+    small = memory(3 * MIB)
+    with pytest.raises(StorageFullError):
+        measure(small, record_bytes=MIB)
+    assert small.stats().used_bytes == 0
 
 
 def test_a_speedometer_counts_overlapping_time_once() -> None:

@@ -48,11 +48,12 @@ def test_law(cells: Cells, family: str, host: str, target: str) -> None:
     for without, with_ in pairs:
         assert with_["losses"] == without["losses"]
         assert with_["weights"] == without["weights"]
-        assert len(set(with_["losses"])) == 3  # it does train
+        assert len(set(with_["losses"])) == 2  # it does train
         assert with_["bytes_offloaded"] > 0
         assert with_["bytes_reloaded"] > 0
-        assert with_["bytes_written"] > 0
         assert with_["peak_bytes"] < without["peak_bytes"]
+    # A stage whose tensors all fit into the host tier writes nothing.
+    assert sum(rank["bytes_written"] for rank in cells[f"{family} {host} {target}"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,5 +73,6 @@ def test_zero_3_lets_go_of_gathered_parameters(
     for without, with_ in zip(
         cells[f"{family} zero3 none"], cells[f"{family} zero3 {target}"], strict=True
     ):
-        assert len(with_["gathered_bytes"]) == 12  # three steps of four micro-batches
+        assert len(with_["gathered_bytes"]) == 4  # two steps of two micro-batches
+        assert with_["gathered_most"] == without["gathered_most"] > 0
         assert with_["gathered_bytes"] == without["gathered_bytes"]

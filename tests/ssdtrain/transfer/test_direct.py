@@ -3,6 +3,7 @@
 import mmap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import ssdtrain
 from ssdtrain import api
 from ssdtrain.counters import Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError
-from ssdtrain.storage import MemoryStorage, Slot, Storage
+from ssdtrain.storage import MemoryStorage, PosixStorage, Slot, Storage
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
 from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Meters
@@ -151,6 +154,48 @@ def test_discarded_while_it_is_written() -> None:
     offloader.close()
 
 
+def train(
+    device: str, wrap: Callable[[nn.Module], ssdtrain.Session | None]
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *[nn.Sequential(nn.Linear(33, 33), nn.GELU()) for _ in range(4)]
+    ).to(device)
+    session = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randn(17, 33, generator=generator).to(device)
+        loss = model(batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.detach().clone())
+    if session is not None:
+        report = session.last_step
+        assert report is not None and report.bytes_offloaded > 0
+        session.close()
+    return [*seen, *(p.detach().clone() for p in model.parameters())]
+
+
+def same_bits(
+    storage: Storage,
+    device: str,
+    everything: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
+        return DirectOffloader(device, PinnedPool(device, 1 << 20), storage, 2, meters)
+
+    monkeypatch.setattr(api, "_open_offloader", open_it)
+    plain = train(device, lambda _: None)
+    moved = train(device, lambda model: ssdtrain.offload(model, **everything))
+    assert all(map(torch.equal, plain, moved))
+    assert storage.stats().used_bytes == 0
+    assert storage.stats().written_bytes > 0
+
+
 @pytest.mark.parametrize("failing", [False, True])
 def test_a_model_trains_to_the_same_bits(
     failing: bool, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -160,33 +205,20 @@ def test_a_model_trains_to_the_same_bits(
         for at in range(0, 30, 3)
     ]
     storage = FaultyStorage(AnyBuffer(MemoryStorage()), faults if failing else [])
+    same_bits(storage, "cpu", everything, monkeypatch)
 
-    def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
-        return DirectOffloader(device, PinnedPool(device, 1 << 20), storage, 2, meters)
 
-    monkeypatch.setattr(api, "_open_offloader", open_it)
-
-    def train(wrap: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            *[nn.Sequential(nn.Linear(33, 33), nn.GELU()) for _ in range(4)]
-        )
-        session = wrap(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        seen = []
-        for step in range(3):
-            generator = torch.Generator().manual_seed(step)
-            loss = model(torch.randn(17, 33, generator=generator)).square().sum()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append(loss.detach().clone())
-        if session is not None:
-            assert session.last_step.bytes_offloaded > 0
-            session.close()
-        return [*seen, *(p.detach().clone() for p in model.parameters())]
-
-    plain = train(lambda _: None)
-    moved = train(lambda model: ssdtrain.offload(model, **everything))
-    assert all(map(torch.equal, plain, moved))
-    assert storage.stats().used_bytes == 0
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", GdsMode)
+def test_a_gpu_trains_to_the_same_bits(
+    mode: GdsMode,
+    tmp_path: Path,
+    everything: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = availability().why_not(mode)
+    if reason is not None:
+        pytest.skip(reason)
+    storage = GdsStorage(PosixStorage([tmp_path]), mode)
+    same_bits(storage, "cuda", everything, monkeypatch)

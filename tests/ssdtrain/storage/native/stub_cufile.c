@@ -11,7 +11,7 @@
 
 static const void *registered[MAX_REGISTERED];
 static int num_registered;
-static int scripted_error;
+static _Thread_local int scripted_error;
 static unsigned long misuses;
 static _Thread_local int busy;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

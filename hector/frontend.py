@@ -1,0 +1,306 @@
+"""`@hector.compile`: from layer code to compiled programs (seed, section 3.3.2)."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hector.frontend_interp import Interpreter
+from hector.frontend_values import (
+    EdgeIndex,
+    FrontendError,
+    GraphVar,
+    IndexVar,
+    Param,
+    State,
+    Sym,
+)
+from hector.graph import HeteroGraph
+from hector.ir.builder import Builder
+from hector.ir.node import Program
+from hector.ir.types import Domain, Index
+from hector.runtime import Compiled, Executable, Options
+
+_GRAPH_NAMES = ("g", "graph")
+
+
+@dataclass
+class _Specialized:
+    """The program of one set of argument shapes."""
+
+    compiled: Compiled
+    sources: tuple[str, ...]
+    """Argument of each program input."""
+    results: tuple[Sym, ...]
+    single: bool
+
+
+class CompiledLayer:
+    """A compiled function; calling it runs generated kernels.
+
+    Two styles are read. Listing 3.1's: the first argument is a `HeteroGraph` (named
+    `g` or `graph`), loops say what an edge or a node does. PyG's: `edge_index` and
+    `edge_type` are arguments. Per-edge arguments and results are in the caller's edge
+    order. An argument may be a dict of tensors by node type or by relation.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.options = function, options
+        self.signature = inspect.signature(function)
+        self._programs: dict[object, _Specialized] = {}
+        self._graphs: dict[object, tuple[Tensor, Tensor | None, HeteroGraph]] = {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def with_options(self, **changes: Any) -> "CompiledLayer":
+        """The same layer with other options, compiled anew."""
+        return CompiledLayer(self.function, replace(self.options, **changes))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        graph, values = self._bind(args, named)
+        made = self._specialize(graph, values)
+        return _call(made, graph, [values[s] for s in made.sources])
+
+    def prepare(self, *args: Any, **named: Any) -> "Prepared":
+        """A call with its look-ups done, for arguments of these shapes and dtypes.
+
+        The layers of `hector.nn` keep one for each graph: on small graphs the host
+        decides the time of a layer.
+        """
+        graph, values = self._bind(args, named)
+        made = self._specialize(graph, values)
+        tensors = [values[s] for s in made.sources]
+        return Prepared(made, made.compiled.executable(graph, tensors), graph)
+
+    def executable(self, *args: Any, **named: Any) -> Executable:
+        """What a call with these arguments runs: plans, generated lines, fallbacks."""
+        graph, values = self._bind(args, named)
+        made = self._specialize(graph, values)
+        return made.compiled.executable(graph, [values[s] for s in made.sources])
+
+    def program(self, *args: Any, **named: Any) -> Compiled:
+        """The compiled program for arguments of these shapes."""
+        graph, values = self._bind(args, named)
+        return self._specialize(graph, values).compiled
+
+    # Arguments.
+
+    def _bind(
+        self, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[HeteroGraph, dict[str, Any]]:
+        bound = self.signature.bind(*args, **named)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        graph = self._graph(values)
+        for name, value in list(values.items()):
+            if isinstance(value, nn.Module | SimpleNamespace):
+                for path, tensor in _tensors_of(value):
+                    values[f"{name}.{path}"] = tensor
+            elif isinstance(value, Mapping):
+                values[name] = _flatten(name, value, graph)
+            elif isinstance(value, Tensor) and _is_edge_data(name, value, graph):
+                values[name] = value[graph.edge_order]
+        return graph, values
+
+    def _graph(self, values: dict[str, Any]) -> HeteroGraph:
+        for value in values.values():
+            if isinstance(value, HeteroGraph):
+                return value
+        edge_index = values.get("edge_index")
+        if not isinstance(edge_index, Tensor):
+            raise FrontendError(
+                "expected a HeteroGraph argument, or tensors edge_index [2, edges] and "
+                "edge_type [edges]"
+            )
+        edge_type = values.get("edge_type")
+        x = values.get("x")
+        rows = x.shape[0] if isinstance(x, Tensor) else None
+        key = (id(edge_index), edge_index._version, id(edge_type), rows)
+        if key not in self._graphs:
+            kinds = edge_type
+            if kinds is None:
+                kinds = torch.zeros_like(edge_index[0])
+            graph = HeteroGraph.from_pyg(
+                edge_index,
+                kinds,
+                num_nodes=rows,
+                num_relations=values.get("num_relations"),
+            )
+            # The tensors are kept, so that their ids stay theirs.
+            self._graphs[key] = (edge_index, edge_type, graph)
+        return self._graphs[key][2]
+
+    def _specialize(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
+        key = tuple(_signature(name, v, graph) for name, v in values.items())
+        if key not in self._programs:
+            self._programs[key] = self._read(graph, values)
+        return self._programs[key]
+
+    def _read(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
+        state = State(Builder(), graph.num_nodes)
+        state.node_params = _node_arguments(self.function)
+        symbols: dict[str, Any] = {}
+        for name, value in values.items():
+            symbols[name] = _symbol(name, value, graph)
+            state.order[name] = symbols[name]
+            if "." in name:
+                state.tensors[name] = value
+        names = {n: v for n, v in symbols.items() if "." not in n}
+        found = Interpreter(state, self.function).call(names)
+        single = isinstance(found, Sym)
+        results = (found,) if single else found
+        if not isinstance(results, tuple) or not all(
+            isinstance(r, Sym) for r in results
+        ):
+            raise FrontendError(
+                f"expected {self.function.__name__} to return node or edge values"
+            )
+        program = Program(
+            outputs=tuple((f"out{i}", r.node) for i, r in enumerate(results))
+        )
+        compiled = Compiled(state.builder, program, self.options)
+        sources = tuple(state.bound[n] for n in compiled.inputs)
+        return _Specialized(compiled, sources, tuple(results), single)
+
+
+class Prepared:
+    """A compiled function bound to a graph and to its arguments' shapes."""
+
+    def __init__(
+        self, made: _Specialized, executable: Executable, graph: HeteroGraph
+    ) -> None:
+        self._made, self.executable, self._graph = made, executable, graph
+        self.sources = made.sources
+        self._views = [
+            _row_shape(r) if r.node.domain is not Domain.EDGE else None
+            for r in made.results
+        ]
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Any:
+        """The function's results for its tensor arguments by name."""
+        outputs = self.executable([values[s] for s in self.sources])
+        shaped = [
+            t.view(t.shape[0], *v) if v is not None else _result(s, t, self._graph)
+            for s, t, v in zip(self._made.results, outputs, self._views, strict=True)
+        ]
+        return shaped[0] if self._made.single else tuple(shaped)
+
+
+def _call(made: _Specialized, graph: HeteroGraph, tensors: list[Tensor]) -> Any:
+    return Prepared(made, made.compiled.executable(graph, tensors), graph)(
+        dict(zip(made.sources, tensors, strict=True))
+    )
+
+
+def _row_shape(s: Sym) -> tuple[int, ...]:
+    return {1: (), 2: (s.node.type.width,)}.get(s.rank, s.node.shape)
+
+
+def _tensors_of(owner: nn.Module | SimpleNamespace) -> list[tuple[str, Tensor]]:
+    if isinstance(owner, SimpleNamespace):
+        return [(k, v) for k, v in vars(owner).items() if isinstance(v, Tensor)]
+    return [*owner.named_parameters(), *owner.named_buffers()]
+
+
+def _is_edge_data(name: str, value: Tensor, graph: HeteroGraph) -> bool:
+    return (
+        name.startswith("edge_")
+        and name not in ("edge_index", "edge_type")
+        and (value.shape[:1] == (graph.num_edges,))
+    )
+
+
+def _flatten(name: str, value: Mapping[Any, Any], graph: HeteroGraph) -> Tensor:
+    """A dict of tensors by node type (rows joined) or by relation (stacked)."""
+    keys = list(value)
+    if set(keys) == set(graph.node_type_names):
+        return torch.cat([value[k] for k in graph.node_type_names])
+    relations = graph.edge_type_names or ()
+    by_name = {r: "__".join(r) for r in relations}
+    if relations and all(r in value or by_name[r] in value for r in relations):
+        return torch.stack([value[r if r in value else by_name[r]] for r in relations])
+    raise FrontendError(
+        f"expected {name} to have one tensor a node type "
+        f"{list(graph.node_type_names)} or one a relation, got keys {keys[:8]}"
+    )
+
+
+def _signature(name: str, value: Any, graph: HeteroGraph) -> object:
+    if isinstance(value, Tensor):
+        # Rows of nodes and edges may change without a new program.
+        return (
+            name,
+            len(value.shape),
+            tuple(value.shape[1:]),
+            value.shape[0] == (graph.num_nodes),
+        )
+    if isinstance(value, HeteroGraph | SimpleNamespace):
+        return name
+    if isinstance(value, nn.Module):
+        return name, id(value), value.training
+    return name, value
+
+
+def _symbol(name: str, value: Any, graph: HeteroGraph) -> Any:
+    if isinstance(value, HeteroGraph):
+        return GraphVar()
+    if name == "edge_index":
+        return EdgeIndex()
+    if name == "edge_type":
+        return IndexVar(Index.ETYPE)
+    if name == "node_type":
+        return IndexVar(Index.NTYPE)
+    if isinstance(value, Tensor):
+        return Param(name, tuple(value.shape))
+    return value
+
+
+def _node_arguments(function: Callable[..., Any]) -> set[str]:
+    """Arguments that the source indexes by an endpoint: `x[src]`, `x[edge_index[0]]`."""
+    import ast
+
+    from hector.frontend_interp import parse
+
+    tree, _, _ = parse(inspect.unwrap(function))
+    ends = {"src", "dst", "row", "col"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if node.value.id == "edge_index" and isinstance(node.targets[0], ast.Tuple):
+                ends |= {e.id for e in node.targets[0].elts if isinstance(e, ast.Name)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            text = ast.unparse(node.slice)
+            if text in ends or text.startswith("edge_index["):
+                found.add(node.value.id)
+    return found
+
+
+def _result(s: Sym, value: Tensor, graph: HeteroGraph) -> Tensor:
+    """A result with the rank the layer's code gives it, edges in the caller's order."""
+    value = value.view(value.shape[0], *_row_shape(s))
+    if s.node.domain is Domain.EDGE:
+        order = torch.empty_like(graph.edge_order)
+        order[graph.edge_order] = torch.arange(
+            graph.num_edges, device=graph.edge_order.device
+        )
+        value = value[order]
+    return value
+
+
+def compile(
+    function: Callable[..., Any] | None = None, **options: Any
+) -> CompiledLayer | Callable[[Callable[..., Any]], CompiledLayer]:
+    """Compile a relational GNN layer: `@hector.compile` or
+    `@hector.compile(backend=..., optimizations=..., tune=...)`; see `Options`."""
+    chosen = Options(**options)
+    if function is None:
+        return lambda f: CompiledLayer(f, chosen)
+    return CompiledLayer(function, chosen)

@@ -1,0 +1,182 @@
+"""Calls in layer code: built-in functions, methods, modules, PyG's propagate."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from hector.frontend_functions import (
+    FUNCTIONS,
+    METHODS,
+    aggregate,
+    as_sym,
+    edge_softmax,
+    select,
+    transposed_linear,
+)
+from hector.frontend_values import (
+    FrontendError,
+    GraphVar,
+    IndexVar,
+    Param,
+    RowLoop,
+    RowVar,
+    State,
+    Sym,
+    Typed,
+)
+from hector.ir.types import Domain, Index
+
+
+class UnsupportedPythonError(FrontendError):
+    """Python that the compiler does not read; names the file and line."""
+
+
+class Reader(Protocol):
+    """What calls need of the interpreter."""
+
+    state: State
+    tree: ast.FunctionDef
+
+    def value(self, node: ast.expr) -> Any: ...
+
+    def error(self, node: ast.AST, why: str) -> UnsupportedPythonError: ...
+
+    def module_tensor(self, node: ast.AST, owner: Any, attr: str) -> Param: ...
+
+    def spawn(self, function: Callable[..., Any]) -> "Reader": ...
+
+    def call(self, args: dict[str, Any]) -> Any: ...
+
+
+class BoundMethod:
+    """A method of a symbol, not called yet."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+
+_SYMBOLS = (Sym, Param, Typed, IndexVar, GraphVar)
+_GRAPH_LOOPS = {
+    "edges": RowLoop(Domain.EDGE),
+    "nodes": RowLoop(Domain.NODE),
+    "dst_nodes": RowLoop(Domain.NODE),
+    "src_nodes": RowLoop(Domain.NODE),
+}
+
+
+def call(reader: Reader, node: ast.Call) -> Any:
+    function = reader.value(node.func)
+    args = [reader.value(a) for a in node.args]
+    named = {k.arg: reader.value(k.value) for k in node.keywords if k.arg}
+    if len(named) != len(node.keywords):
+        raise reader.error(node, "** arguments are not supported")
+    if isinstance(function, BoundMethod):
+        return _method(reader, node, function, args, named)
+    if isinstance(function, nn.Linear):
+        return _linear_module(reader, node, function, args[0])
+    if function is range:
+        return range(*args)
+    if function in (isinstance, len, int, float) and not named:
+        return function(*args)
+    name = getattr(function, "__name__", "")
+    symbolic = any(isinstance(a, _SYMBOLS) for a in (*args, *named.values()))
+    if any(isinstance(a, GraphVar) for a in args) and name == "edge_softmax":
+        return _softmax_in_place(reader, args, function)
+    owner = getattr(function, "__self__", None)
+    if name == "propagate" and isinstance(owner, nn.Module):
+        return _propagate(reader, owner, named)
+    if name in FUNCTIONS and not _is_layer_code(function, owner):
+        items = [*args, *named.values()]
+        ours = getattr(function, "__module__", "") == "hector.api"
+        if ours or symbolic or any(isinstance(a, tuple) for a in items):
+            return FUNCTIONS[name](reader.state, *args, **named)
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        return _inline(reader, function, args, named)
+    raise reader.error(node, f"{name or function!r} is not supported")
+
+
+def _inline(
+    reader: Reader, function: Any, args: list[Any], named: dict[str, Any]
+) -> Any:
+    bound = inspect.signature(function).bind(*args, **named)
+    bound.apply_defaults()
+    names = dict(bound.arguments)
+    owner = getattr(function, "__self__", None)
+    inner = reader.spawn(getattr(function, "__func__", function))
+    if owner is not None:
+        names[inner.tree.args.args[0].arg] = owner
+    return inner.call(names)
+
+
+def _softmax_in_place(reader: Reader, args: list[Any], function: Any) -> None:
+    """`edge_softmax(g)` of Listing 3.1: the user's own if it has source, else the
+    built-in one on e["att"] (or the named data)."""
+    if inspect.isfunction(function) and function.__module__ != "hector.api":
+        _inline(reader, function, args, {})
+        return
+    name = args[1] if len(args) > 1 else "att"
+    old = reader.state.data[Domain.EDGE, name]
+    reader.state.data[Domain.EDGE, name] = edge_softmax(reader.state, old)
+
+
+def _linear_module(reader: Reader, node: ast.AST, module: nn.Linear, x: Any) -> Sym:
+    weight = reader.module_tensor(node, module, "weight")
+    bias = None
+    if module.bias is not None:
+        bias = reader.module_tensor(node, module, "bias")
+    return transposed_linear(reader.state, x, weight, bias)
+
+
+def _method(
+    reader: Reader,
+    node: ast.AST,
+    bound: "BoundMethod",
+    args: list[Any],
+    named: dict[str, Any],
+) -> Any:
+    owner, name = bound.owner, bound.name
+    if isinstance(owner, GraphVar) and name in _GRAPH_LOOPS and not args:
+        return _GRAPH_LOOPS[name]
+    if isinstance(owner, RowVar):
+        end = Index.DST if name == "incoming_edges" else Index.SRC
+        return RowLoop(Domain.EDGE, end)
+    if isinstance(owner, Param) and name in ("size", "dim"):
+        return owner.shape[args[0]] if args else len(owner.shape)
+    if isinstance(owner, Sym | Param) and name in METHODS:
+        return METHODS[name](reader.state, owner, *args, **named)
+    raise reader.error(node, f"method {name} is not supported")
+
+
+def _propagate(reader: Reader, module: nn.Module, named: dict[str, Any]) -> Any:
+    """PyG's propagate: message on edges, reduction to destinations, update."""
+    message = module.message
+    wanted = inspect.signature(message).parameters
+    values: dict[str, Any] = {}
+    for name in wanted:
+        stem, _, end = name.rpartition("_")
+        if end in ("i", "j") and stem in named:
+            index = IndexVar(Index.DST if end == "i" else Index.SRC)
+            values[name] = select(reader.state, named[stem], index)
+        elif name == "index":
+            values[name] = IndexVar(Index.DST)
+        elif name in ("ptr", "size_i", "size_j"):
+            values[name] = None
+        else:
+            values[name] = named.get(name)
+    rows = as_sym(reader.state, _inline(reader, message, [], values))
+    how = str(getattr(module, "aggr", "add"))
+    out = Sym(aggregate(reader.state, rows.node, Index.DST, how), rows.rank)
+    update = getattr(type(module), "update", None)
+    if update is None or update.__module__.startswith("torch_geometric.nn.conv.mess"):
+        return out
+    return _inline(reader, module.update, [out], {})
+
+
+def _is_layer_code(function: Any, owner: Any) -> bool:
+    """A function of the user's own that happens to share a built-in's name."""
+    module = str(getattr(function, "__module__", "") or "")
+    known = module.startswith(("torch", "hector")) or module in ("math", "builtins", "")
+    return not known or isinstance(owner, nn.Module)

@@ -1,0 +1,237 @@
+"""HGT as a drop-in replacement of PyG's `HGTConv`."""
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hector.graph import HeteroGraph
+from hector.nn.common import CompiledConv, empty, kaiming_uniform
+from hector.nn.layers import hgt
+
+EdgeType = tuple[str, str, str]
+
+
+class _TypedLinears(nn.Module):
+    """One `nn.Linear` a node type, named as PyG's `HeteroDictLinear` names them."""
+
+    def __init__(self, in_channels: Mapping[str, int], out_channels: int) -> None:
+        super().__init__()
+        self.lins = nn.ModuleDict(
+            {name: nn.Linear(size, out_channels) for name, size in in_channels.items()}
+        )
+
+    def stacked(self, names: list[str], width: int) -> tuple[Tensor, Tensor]:
+        """Weights [types, width, out] (rows of narrower types are 0) and biases."""
+        weights, biases = [], []
+        for name in names:
+            lin = self.lins[name]
+            w = lin.weight.t()
+            weights.append(functional.pad(w, (0, 0, 0, width - w.shape[0])))
+            biases.append(lin.bias)
+        return torch.stack(weights), torch.stack(biases)
+
+
+class _RelationWeights(nn.Module):
+    """PyG's `HeteroLinear` without bias: [heads * relations, width, width]."""
+
+    def __init__(self, heads: int, relations: int, width: int) -> None:
+        super().__init__()
+        self.heads, self.relations = heads, relations
+        self.weight = empty(heads * relations, width, width)
+
+    def by_relation(self) -> Tensor:
+        """[relations, heads, width, width]."""
+        w = self.weight
+        parts = w.view(self.heads, self.relations, *w.shape[1:])
+        return parts.transpose(0, 1)
+
+
+class HGTConv(CompiledConv):
+    """Heterogeneous graph transformer (arXiv 2003.01332).
+
+    Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
+    `conv(x_dict, edge_index_dict)` for a dict of rows by node type, or as
+    `conv(x, graph)` with the rows of all types joined, for a graph whose types are
+    those of `metadata` in order.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | dict[str, int],
+        out_channels: int,
+        metadata: tuple[list[str], list[EdgeType]],
+        heads: int = 1,
+    ) -> None:
+        super().__init__()
+        if out_channels % heads:
+            raise ValueError(
+                f"expected out_channels {out_channels} divisible by heads {heads}"
+            )
+        self.node_types, self.edge_types = list(metadata[0]), list(metadata[1])
+        if isinstance(in_channels, int):
+            in_channels = dict.fromkeys(self.node_types, in_channels)
+        if min(in_channels.values()) < 1:
+            raise ValueError(f"expected in_channels of at least 1, got {in_channels}")
+        self.in_channels, self.out_channels, self.heads = (
+            in_channels,
+            out_channels,
+            heads,
+        )
+        self.dst_node_types = {key[-1] for key in self.edge_types}
+        self.kqv_lin = _TypedLinears(in_channels, 3 * out_channels)
+        self.out_lin = _TypedLinears(
+            dict.fromkeys(self.node_types, out_channels), out_channels
+        )
+        width, relations = out_channels // heads, len(self.edge_types)
+        self.k_rel = _RelationWeights(heads, relations, width)
+        self.v_rel = _RelationWeights(heads, relations, width)
+        self.skip = nn.ParameterDict({n: empty(1) for n in self.node_types})
+        self.p_rel = nn.ParameterDict(
+            {"__".join(t): empty(1, heads) for t in self.edge_types}
+        )
+        self._flat: list[nn.Parameter] = []
+        self._cached: tuple[object, SimpleNamespace] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for lins in (self.kqv_lin, self.out_lin):
+            for lin in lins.lins.values():
+                lin.reset_parameters()
+        for rel in (self.k_rel, self.v_rel):
+            kaiming_uniform(rel.weight, rel.weight.shape[1])
+        for group in (self.skip, self.p_rel):
+            for p in group.values():
+                nn.init.ones_(p)
+
+    def forward(
+        self,
+        x: Tensor | dict[str, Tensor],
+        edges: HeteroGraph | dict[EdgeType, Tensor],
+    ) -> Any:
+        """Rows of all nodes, or a dict of rows by node type for dict arguments."""
+        if isinstance(x, Tensor):
+            if not isinstance(edges, HeteroGraph):
+                raise ValueError("expected a HeteroGraph beside joined rows")
+            return self._run(x, edges)
+        if isinstance(edges, HeteroGraph):
+            raise ValueError("expected edge_index_dict beside x_dict")
+        graph = self._graph(x, edges)
+        out = self._run(self._join(x), graph)
+        ends = graph.node_type_offsets
+        names = graph.node_type_names
+        return {
+            n: self._gated(n, out[a:b], x[n])
+            for n, a, b in zip(names, ends, ends[1:], strict=False)
+            if n in self.dst_node_types
+        }
+
+    @property
+    def _uniform(self) -> bool:
+        """Whether each type's input is as wide as the output (its residual then is
+        part of the compiled layer)."""
+        return set(self.in_channels.values()) == {self.out_channels}
+
+    def _run(self, x: Tensor, graph: HeteroGraph) -> Tensor:
+        width = x.shape[1]
+        scale = 1.0 / math.sqrt(self.out_channels // self.heads)
+        layer = self.compiled(hgt)
+        p = self._parameters_read(width)
+        values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
+        call = self.run(layer, graph, values)
+        if call is None:
+            first = layer.prepare(graph, x, p, self.heads, scale, self._uniform)
+            call = self.keep(layer, graph, values, first)
+        out: Tensor = call(values)
+        return out
+
+    def _parameters_read(self, width: int) -> SimpleNamespace:
+        """Parameters stacked by type; without gradients, only after they changed."""
+        if torch.is_grad_enabled():
+            return self._stacked(width)
+        if not self._flat:
+            self._flat.extend(self.parameters())
+        state = (width, tuple((p.data_ptr(), p._version) for p in self._flat))
+        if self._cached is None or self._cached[0] != state:
+            self._cached = (state, self._stacked(width))
+        return self._cached[1]
+
+    def _stacked(self, width: int) -> SimpleNamespace:
+        names = self.node_types
+        kqv, bias = self.kqv_lin.stacked(names, width)
+        k, q, v = kqv.chunk(3, dim=2)
+        bk, bq, bv = bias.chunk(3, dim=1)
+        out, b_out = self.out_lin.stacked(names, self.out_channels)
+        p = SimpleNamespace(k=k, q=q, v=v, bk=bk, bq=bq, bv=bv, out=out, b_out=b_out)
+        p.k_rel, p.v_rel = self.k_rel.by_relation(), self.v_rel.by_relation()
+        p.p_rel = torch.cat([self.p_rel["__".join(t)] for t in self.edge_types])
+        if self._uniform:
+            p.skip = torch.cat([self.skip[n] for n in names])
+        return p
+
+    def _gated(self, name: str, out: Tensor, x: Tensor) -> Tensor:
+        if self._uniform or x.shape[1] != self.out_channels:
+            return out
+        gate = self.skip[name].sigmoid()
+        return gate * out + (1 - gate) * x
+
+    def _join(self, x: dict[str, Tensor]) -> Tensor:
+        width = max(self.in_channels.values())
+        return torch.cat(
+            [functional.pad(x[n], (0, width - x[n].shape[1])) for n in self.node_types]
+        )
+
+    def _graph(
+        self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]
+    ) -> HeteroGraph:
+        sizes = tuple(x[n].shape[0] for n in self.node_types)
+        tensors = tuple(edges[t] for t in self.edge_types if t in edges)
+        key = (sizes, *((id(t), t._version) for t in tensors))
+        if key not in self._graphs:
+            graph = _joined_graph(self.node_types, self.edge_types, sizes, edges)
+            kept = torch.cat(tensors, dim=1)
+            self._held = tensors
+            self._graphs[key] = (kept, kept, graph)
+        return self._graphs[key][2]
+
+    def extra_repr(self) -> str:
+        return f"-1, {self.out_channels}, heads={self.heads}"
+
+
+def _joined_graph(
+    names: list[str],
+    relations: list[EdgeType],
+    sizes: tuple[int, ...],
+    edges: dict[EdgeType, Tensor],
+) -> HeteroGraph:
+    """All types on one numbering of nodes; absent relations stay empty."""
+    first = dict(zip(names, [0, *torch.tensor(sizes).cumsum(0).tolist()], strict=False))
+    src, dst, kind = [], [], []
+    for i, relation in enumerate(relations):
+        if relation not in edges:
+            continue
+        ends = edges[relation]
+        src.append(ends[0] + first[relation[0]])
+        dst.append(ends[1] + first[relation[-1]])
+        kind.append(torch.full_like(ends[0], i))
+    node_type = torch.arange(len(names)).repeat_interleave(torch.tensor(sizes))
+    graph = HeteroGraph.from_arrays(
+        torch.cat(src),
+        torch.cat(dst),
+        torch.cat(kind),
+        node_type=node_type,
+        num_nodes=sum(sizes),
+        num_edge_types=len(relations),
+    )
+    if graph.num_node_types != len(names):
+        counts = torch.tensor([0, *sizes]).cumsum(0).to(graph.device)
+        return graph.replace(
+            node_type_ptr=counts,
+            node_type_names=tuple(names),
+            edge_type_names=tuple(relations),
+        )
+    return graph.replace(node_type_names=tuple(names), edge_type_names=tuple(relations))

@@ -1,0 +1,183 @@
+"""RGCN as a drop-in replacement of PyG's `RGCNConv` and `FastRGCNConv`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hector.graph import HeteroGraph
+from hector.nn.common import CompiledConv, combine_bases, empty, glorot
+from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
+
+_AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Source and destination rows of a call, on one graph."""
+
+    source: Tensor
+    target: Tensor
+    first_target: int
+    """Node id of the first destination row."""
+
+
+class RGCNConv(CompiledConv):
+    """Relational graph convolution (equation 3.1; arXiv 1703.06103).
+
+    Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
+    `conv(x, edge_index, edge_type)` or `conv(x, graph)`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        aggr: str = "mean",
+        **options: bool,
+    ) -> None:
+        super().__init__()
+        if num_bases is not None and num_blocks is not None:
+            raise ValueError("set num_bases or num_blocks, not both")
+        if aggr not in _AGGREGATIONS:
+            raise ValueError(f"expected aggr in {sorted(_AGGREGATIONS)}, got {aggr!r}")
+        root_weight = options.pop("root_weight", True)
+        bias = options.pop("bias", True)
+        # Edges are always sorted by type inside.
+        options.pop("is_sorted", False)
+        if options:
+            raise ValueError(f"unknown options {sorted(options)}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.num_relations, self.aggr = num_relations, aggr
+        self.num_bases, self.num_blocks = num_bases, num_blocks
+        ins = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        self.in_channels_l = ins[0]
+        self._make_weights(ins[0])
+        self.register_parameter(
+            "root", empty(ins[1], out_channels) if root_weight else None
+        )
+        self.register_parameter("bias", empty(out_channels) if bias else None)
+        self.reset_parameters()
+
+    def _make_weights(self, ins: int) -> None:
+        outs, blocks = self.out_channels, self.num_blocks
+        comp = None
+        if self.num_bases is not None:
+            self.weight = empty(self.num_bases, ins, outs)
+            comp = empty(self.num_relations, self.num_bases)
+        elif blocks is not None:
+            if ins % blocks or outs % blocks:
+                raise ValueError(
+                    f"expected in_channels {ins} and out_channels {outs} divisible by "
+                    f"num_blocks {blocks}"
+                )
+            self.weight = empty(
+                self.num_relations, blocks, ins // blocks, outs // blocks
+            )
+        else:
+            self.weight = empty(self.num_relations, ins, outs)
+        self.register_parameter("comp", comp)
+
+    def reset_parameters(self) -> None:
+        for t in (self.weight, self.comp, self.root):
+            glorot(t)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | None | tuple[Tensor | None, Tensor],
+        edge_index: Tensor | HeteroGraph,
+        edge_type: Tensor | None = None,
+    ) -> Tensor:
+        """[destinations, out_channels] for node rows [nodes, in_channels].
+
+        As in PyG, `x` may be node ids (or None for all of them), whose weight rows are
+        then the features, or a pair of source and destination rows.
+        """
+        sides = self._sides(x)
+        num_nodes = sides.first_target + sides.target.shape[0]
+        if sides.first_target and isinstance(edge_index, Tensor):
+            edge_index = self._shifted(edge_index, sides.first_target)
+        graph = self.graph_of(edge_index, edge_type, num_nodes, self.num_relations)
+        weight = self.weight
+        if self.comp is not None:
+            weight = combine_bases(self.comp, weight)
+        plain = not sides.first_target and sides.source.is_floating_point()
+        if plain and self.num_blocks is None:
+            return self._fused(graph, sides.source, weight)
+        out = self._neighbours(graph, sides, weight, _AGGREGATIONS[self.aggr])
+        return self._with_root(out[sides.first_target :], sides.target)
+
+    def _fused(self, graph: HeteroGraph, x: Tensor, weight: Tensor) -> Tensor:
+        """The whole layer as one compiled call."""
+        layer = self.compiled(rgcn)
+        values = {"feature": x, "weight": weight}
+        if self.root is not None:
+            values["root"] = self.root
+        if self.bias is not None:
+            values["bias"] = self.bias
+        call = self.run(layer, graph, values)
+        if call is None:
+            aggr = _AGGREGATIONS[self.aggr]
+            first = layer.prepare(graph, x, weight, self.root, self.bias, aggr)
+            call = self.keep(layer, graph, values, first)
+        out: Tensor = call(values)
+        return out
+
+    def _sides(self, x: Tensor | None | tuple[Tensor | None, Tensor]) -> _Sides:
+        source = x[0] if isinstance(x, tuple) else x
+        if source is None:
+            source = torch.arange(self.in_channels_l, device=self.weight.device)
+        if isinstance(x, tuple) and x[1] is not source:
+            return _Sides(source, x[1], source.shape[0])
+        return _Sides(source, source, 0)
+
+    def _shifted(self, edge_index: Tensor, first: int) -> Tensor:
+        """Destinations numbered after the sources; kept, so that its graph is."""
+        key = ("shifted", id(edge_index), edge_index._version, first)
+        if key not in self._graphs:
+            moved = torch.stack((edge_index[0], edge_index[1] + first))
+            empty_graph = HeteroGraph.from_arrays([], [], [], num_nodes=1)
+            self._graphs[key] = (edge_index, moved, empty_graph)
+        return self._graphs[key][1]
+
+    def _neighbours(
+        self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str
+    ) -> Tensor:
+        if not sides.source.is_floating_point():
+            if self.num_blocks is not None:
+                raise ValueError("num_blocks needs features, not node ids")
+            if aggr == "max":
+                raise ValueError("aggr='max' needs features, not node ids")
+            flat = weight.flatten(0, 1)
+            rows = graph.edge_type * weight.size(1) + sides.source[graph.src]
+            stored = flat.index_select(0, rows)
+            order = torch.argsort(graph.edge_order)
+            layer = self.compiled(edge_sum)
+            out: Tensor = layer(graph, stored[order], aggr == "mean")
+            return out
+        x = sides.source
+        if sides.first_target:
+            x = torch.cat((x, x.new_zeros(sides.target.shape[0], x.shape[1])))
+        if self.num_blocks is not None:
+            layer = self.compiled(rgcn_blocks)
+            out = layer(graph, x, weight, self.num_blocks, aggr)
+        else:
+            out = self.compiled(rgcn)(graph, x, weight, None, None, aggr)
+        return out
+
+    def _with_root(self, out: Tensor, target: Tensor) -> Tensor:
+        if self.root is not None:
+            whole = target.is_floating_point()
+            out = out + (target @ self.root if whole else self.root[target])
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, "
+            f"num_relations={self.num_relations}"
+        )

@@ -1,0 +1,143 @@
+"""What a rank stores in: its own disk, metered, on the fastest path, or host memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ssdtrain
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import ConfigError, StorageFullError
+from ssdtrain.storage import PosixStorage, ThrottledStorage, select
+from ssdtrain.storage.choice import Choice, Rates
+from ssdtrain.storage.disk import disk_of
+from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
+from ssdtrain.storage.open import Endurance
+from ssdtrain.storage.rank import Rank
+from ssdtrain.storage.select import open_for_rank, wear_of
+from ssdtrain.storage.stripe import StripeStorage
+from ssdtrain.storage.wear import Ledger, MeteredStorage
+
+PAGE = 4096
+CUDA = torch.device("cuda")
+Aligned = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def endurance(tmp_path: Path) -> Endurance:
+    return Endurance(budget_bytes=4 * PAGE, ledger=Ledger(tmp_path / "wear.json"))
+
+
+def test_a_rank_without_an_ssd_works_in_host_memory(tmp_path: Path) -> None:
+    told: list[Fallback] = []
+    (tmp_path / "nvme0").mkdir()
+    name = str(tmp_path / "nvme{local_rank}")
+    first = open_for_rank([name], Rank(0, 0, 2), on_fallback=told.append)
+    second = open_for_rank([name], Rank(1, 1, 2), on_fallback=told.append)
+    assert first.storage is not None and not first.takes_device
+    assert second.storage is None
+    assert second.why == f"host memory: {tmp_path / 'nvme1'} does not exist"
+    assert told == [Fallback.NO_SSD_ON_RANK]
+    first.storage.close()
+
+
+def test_a_missing_directory_without_placeholder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        open_for_rank([tmp_path / "none"], Rank())
+
+
+def test_every_disk_is_metered(
+    tmp_path: Path, endurance: Endurance, aligned: Aligned
+) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    made = open_for_rank(places, Rank(), endurance=endurance)
+    stripe = made.storage
+    assert isinstance(stripe, StripeStorage)
+    assert all(isinstance(member, MeteredStorage) for member in stripe.members)
+    # The speed probe of the stripe is more than this budget, and did not fail.
+    reports = wear_of(stripe)
+    assert [r.disk for r in reports] == [disk_of(place) for place in places]
+    assert all(r.budget_bytes == 4 * PAGE for r in reports)
+    slow = ThrottledStorage(stripe, write_gb_per_s=1.0)
+    assert [r.disk for r in wear_of(slow)] == [r.disk for r in reports]
+    assert wear_of(None) == wear_of(PosixStorage([places[0]])) == []
+    stripe.close()
+
+
+def choice_of(storage: PosixStorage, refused: bool) -> Choice:
+    refusals = (Refusal(GdsMode.GDS, "no driver"),) if refused else ()
+    rates = () if refused else (Rates("staging + posix", 3.0, 3.0),)
+    return Choice(storage=storage, rates=rates, refusals=refusals)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_no_direct_path_is_counted_where_it_was_asked_for(
+    installed: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Fallback] = []
+    monkeypatch.setattr(select, "choose_path", lambda s, _: choice_of(s, True))
+    monkeypatch.setattr("ssdtrain.storage.choice.kvikio_installed", lambda: installed)
+    made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
+    assert made.why == "staging + posix (the only path here); no GDS: no driver"
+    assert told == ([Fallback.NO_GDS] if installed else [])
+    assert made.storage is not None and not made.takes_device
+    made.storage.close()
+
+
+def test_the_chosen_storage_is_metered_too(
+    directory: Path,
+    endurance: Endurance,
+    aligned: Aligned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(select, "choose_path", lambda s, _: choice_of(s, False))
+    made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
+    storage = made.storage
+    assert isinstance(storage, MeteredStorage)
+    slot = storage.allocate(4 * PAGE)
+    storage.write(slot, aligned(4 * PAGE))
+    with pytest.raises(StorageFullError, match="write_budget"):
+        storage.allocate(PAGE)
+    storage.close()
+
+
+def test_a_throttled_storage_is_staged(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "choose_path", None)  # must not be called
+    made = open_for_rank([directory], Rank(), device=CUDA, gb_per_s=1.0)
+    assert isinstance(made.storage, ThrottledStorage)
+    made.storage.close()
+
+
+def test_a_session_reports_wear_and_holds_the_budget(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on when the day's budget is spent, with tensors kept, counted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    budget = 300_000
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
+    session = ssdtrain.offload(
+        model,
+        target="ssd",
+        directory=str(directory),
+        min_bytes=0,
+        plan="offload-all",
+        recompute="off",
+        host_bytes=1 << 26,
+        window_bytes=1,
+        write_budget=budget,
+        ssd_rated_bytes=10**15,
+    )
+    for _ in range(4):
+        model(torch.randn(128, 128)).sum().backward()
+        session._cache.offloader.wait_io()
+    (wear,) = session.wear
+    assert 0 < wear.today_bytes <= budget
+    assert wear.lifetime_years is not None and wear.lifetime_years > 1000
+    kept = [s.fallbacks.get(Fallback.KEPT_STORAGE_FULL.value, 0) for s in session.steps]
+    assert sum(kept) > 0
+    session.close()
