@@ -1,7 +1,7 @@
 """Finds the recipe of a tensor at the moment it is saved."""
 
-import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -64,26 +64,30 @@ class Finder:
         sources = Sources(keeper, self._constants, self._registry.find)
         return recipe(Producer(tensor.grad_fn, tensor.output_nr, sources, tensor, 0))
 
-    def _around_dropout(self, module: nn.Dropout) -> Callable[[Tensor], Tensor]:
-        inner = module.forward
+    def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
+        """Its forward, listened to.
 
-        @functools.wraps(inner)
-        def forward(input: Tensor) -> Tensor:
+        A bound method, as the class's own is: a copy of the model rebinds it to the
+        copied module, and a pickle stores the class's.
+        """
+        draws = self._draws
+
+        def forward(self: nn.Dropout, input: Tensor) -> Tensor:
             if torch.compiler.is_compiling():
-                return inner(input)
-            with self._draws.around(module, input):
-                return inner(input)
+                return type(self).forward(self, input)
+            with draws.around(self, input):
+                return type(self).forward(self, input)
 
-        return forward
+        return MethodType(forward, module)
 
     def _around_gelu(self, module: nn.Module) -> Callable[..., Any]:
-        inner = module.forward
+        """As `_around_dropout`."""
+        constants = self._constants
 
-        @functools.wraps(inner)
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return inner(*args, **kwargs)
-            with self._constants.adding(UNFUSED_GELU_ADDEND):
-                return inner(*args, **kwargs)
+                return type(self).forward(self, *args, **kwargs)
+            with constants.adding(UNFUSED_GELU_ADDEND):
+                return type(self).forward(self, *args, **kwargs)
 
-        return forward
+        return MethodType(forward, module)

@@ -1,5 +1,7 @@
 """Masks drawn again: [Note: dropout masks]."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +106,17 @@ def test_inert_dropouts(change: str) -> None:
     ours, recipes = train(net, {"plan": "keep-all"})
     assert MASK not in recipes
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "copying", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_a_copied_dropout_is_its_own(copying: Any) -> None:
+    """A copy made while attached (an average of the weights) evaluates as a copy."""
+    holder = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+    with ssdtrain.offload(holder, target="host", min_bytes=0):
+        drop = copying(holder[1])
+        drop.eval()
+        x = torch.ones(4, WIDTH, requires_grad=True)
+        assert torch.equal(drop(x), x)
+        assert not torch.equal(holder[1](x), x)

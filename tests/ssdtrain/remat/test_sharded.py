@@ -1,0 +1,73 @@
+"""Recipes under FSDP2: behind its identity functions, and with gathered parameters."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+
+import ssdtrain
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    """Norm, MLP, dropout, residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(dtype: torch.dtype | None, settings: dict[str, Any] | None) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 4))
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    for block in model[:2]:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    session = None
+    if settings is not None:
+        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    results = []
+    for _ in range(3):
+        loss = model(torch.randn(8, WIDTH)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(loss.detach())
+    results += [p.detach().to_local().clone() for p in model.parameters()]
+    report = None
+    if session is not None:
+        report = session.last_step
+        session.close()
+    return results, report
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_fully_sharded(dtype: torch.dtype | None) -> None:
+    theirs, _ = train(dtype, None)
+    for settings in ({"plan": "keep-all"}, {"plan": "offload-all", "window_bytes": 1}):
+        ours, report = train(dtype, settings)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        for recipe in ("GeluBackward0", "NativeLayerNormBackward0", "dropout mask"):
+            assert report.recipes[recipe] > 0
+        assert not report.fallbacks
