@@ -78,9 +78,7 @@ def io(data: dict[str, Any]) -> str:
         "**SSD path** against a raw `O_DIRECT` loop of the same block size and depth, "
         "in alternate rounds of one run, with matrix products on the GPU meanwhile."
     )
-    env = data["environment"]
-    machine = ", ".join([*env["gpus"], f"torch {env['torch']}", f"`{env['command']}`"])
-    return f"{text}\n\n{markdown(head, rows)}\n\n{machine}"
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"placement": placement, "io": io}
