@@ -24,7 +24,7 @@ from hector.ir.node import LEAVES, ROWWISE, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 _MATERIALIZED_OPERAND = frozenset((Op.RESHAPE, Op.SLICE))
-"""Where they are needed in registers, their operand is addressed in memory, so it must be there."""
+"""In registers they are another address of their operand, which must have memory."""
 
 
 def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
