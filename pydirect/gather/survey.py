@@ -48,7 +48,7 @@ class Survey:
         """The last survey of ``table`` that has arrived; starts one now and then."""
         key = table.data_ptr()
         pending = self._pending.get(key)
-        if pending is not None and pending.arrived.query():
+        if pending is not None and pending.arrived.query():  # type: ignore[no-untyped-call]
             self._looks[key] = _look_of(pending)
             self._pending.pop(key, None)
         calls = self._calls.pop(key, 0)
@@ -79,7 +79,7 @@ class Survey:
         )
         counts = empty_pinned((2,), torch.int32)
         counts.copy_(space[:2], non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(stream)
         return _Pending(counts=counts, arrived=arrived, num_indices=num)
 

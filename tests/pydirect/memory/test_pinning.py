@@ -183,19 +183,39 @@ def test_tables_take_large_pages_while_there_is_room(
 
     own = {backing: memory.HostPool(backing=backing) for backing in memory.Backing}
     monkeypatch.setattr(pool, "managed_arena", managed_arena)
-    for module in (allocate, managed):
-        monkeypatch.setattr(module, "managed_capacity_bytes", lambda: 200 << 20)
+    monkeypatch.setattr(managed, "managed_capacity_bytes", lambda: 200 << 20)
     monkeypatch.setattr(allocate, "default_pool", own.__getitem__)
     monkeypatch.setattr(allocate, "empty_pinned", own[memory.Backing.REGISTERED].empty)
     small = memory.empty_table((1 << 20,), torch.uint8)
     assert taken == [], "small tables fit the translation caches"
     first = memory.empty_table((100 << 20,), torch.uint8)
     assert taken == [100 << 20]
-    second = memory.empty_table((99 << 20,), torch.uint8)
+    second = memory.empty_table((101 << 20,), torch.uint8)
     assert taken == [100 << 20], "no room: pinned instead"
     del first
     third = memory.empty_table((150 << 20,), torch.uint8)
     assert taken == [100 << 20, 150 << 20], "the unused arena made room"
     with pytest.raises(memory.HostMemoryError, match=r"Backing\.REGISTERED"):
         own[memory.Backing.MANAGED].empty((190 << 20,), torch.uint8)
-    assert small.numel() + second.numel() + third.numel() == 250 << 20
+    assert small.numel() + second.numel() + third.numel() == 252 << 20
+
+
+def test_managed_memory_stays_below_what_the_gpus_have_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver that runs out of GPU memory for what is managed can stall the GPU."""
+    free = {0: 50, 1: 30, 2: 99}
+    monkeypatch.setattr(runtime, "cuda_works", lambda: True)
+    monkeypatch.setattr(runtime, "devices_in_use", lambda: [0, 1])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free[gpu], 100))
+    concurrent = {0: True, 1: True, 2: True}
+    monkeypatch.setattr(managed, "_is_concurrent", lambda gpu: concurrent[gpu])
+    assert managed.managed_capacity_bytes() == 10
+    managed.require_managed(6, 4)
+    with pytest.raises(memory.ManagedMemoryError, match="7 bytes .* beside 4 .* 10 at"):
+        managed.require_managed(7, 4)
+    free[0] = 15
+    assert managed.managed_capacity_bytes() == 0, "the GPU is full"
+    free[0], concurrent[2] = 50, False
+    assert managed.managed_capacity_bytes() == 0, "one GPU cannot"
