@@ -123,9 +123,11 @@ def median_ms(method: Method, sets: list[torch.Tensor], out: torch.Tensor) -> fl
 def chosen_path(table: torch.Tensor, batch: int) -> str:
     """The chooser's path; calibrates the size class if it is new, for all threads and
     for 4, and lets a survey of the table arrive."""
-    for threads in (4, CORES):
-        torch.set_num_threads(threads)
-        gather.index_select(table, indices(64, table.shape[0], 1)[0])
+    if DEVICE == "cuda":
+        chooser = front_of(torch.device("cuda", 0)).chooser
+        for threads in (4, CORES):
+            torch.set_num_threads(threads)
+            chooser.rates(table, memory.reach(table))
     for index in indices(batch, table.shape[0], 2):
         before = gather.stats().calls
         gather.index_select(table, index)
@@ -244,12 +246,13 @@ def pinned_part(run: Run, gib: int) -> None:
 def large_part(run: Run, gib: int) -> None:
     """What `empty_table` and `.to("unified")` give, and pinned memory between."""
     large = run.table("table", gib)
-    run.sweep(large, BATCHES[:1], ROWS)
+    run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
     run.rest(large)
     if run.has_time(10 * GIB):
         run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
+    run.sweep(large, BATCHES[:1], ROWS[-1:])
     run.sweep(large, BATCHES[3:], ROWS)
 
 

@@ -24,14 +24,18 @@ def sync() -> float:
 
 
 def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:
-    """One batch after the other, waiting after each part: copy, train, other."""
+    """One part after the other, each with the machine for itself: other (sampling, by
+    all sampling threads), copy (features, edges and labels on the GPU) and train."""
     loader = trainer.batches
     loader.epoch = 0
-    spent = {"copy_s": 0.0, "train_s": 0.0, "other_s": 0.0}
-    losses, nodes = [], 0
-    sampled = loader.sampled()
     begun = sync()
-    for number, batch in zip(range(num + warm), sampled, strict=False):
+    sampled = loader.sampled()
+    batches = [batch for _, batch in zip(range(num + warm), sampled, strict=False)]
+    sampled.close()
+    spent = {"other_s": (sync() - begun) * num / len(batches)}
+    spent |= {"copy_s": 0.0, "train_s": 0.0}
+    losses, nodes = [], 0
+    for number, batch in enumerate(batches):
         got = sync()
         there = loader.fetch(batch)
         fetched = sync()
@@ -39,12 +43,9 @@ def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, A
         done = sync()
         losses.append(float(loss.detach()))
         if number >= warm:
-            spent["other_s"] += got - begun
             spent["copy_s"] += fetched - got
             spent["train_s"] += done - fetched
             nodes += len(batch.node_ids)
-        begun = sync()
-    sampled.close()
     feature_bytes = nodes * trainer.dataset.features.shape[1] * 4
     return {
         **{name: round(value, 5) for name, value in spent.items()},
@@ -133,7 +134,7 @@ def plain_loop(
     num: int,
 ) -> tuple[list[float], float]:
     """A script without a loader: losses of ``num`` batches, then the accuracy of the
-    model on four batches of the test nodes."""
+    model on four more."""
     losses = []
     for there in plain_batches(trainer, features, device, num):
         losses.append(float(trainer.step(there).detach()))
