@@ -348,7 +348,7 @@ class _Pipeline:
 
 
 def _new_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 def _hand_over(batch: MiniBatch, fetched: Any) -> None:
