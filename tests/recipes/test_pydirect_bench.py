@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -154,6 +155,32 @@ def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
     assert text.endswith("a GPU, 16 CPU cores; torch 2.11; `gather.py`")
     every = table.every_cell(gather_results())
     assert "| managed | 16 | 1000000 | 512 | direct | 1.250 | 0.800 |" in every
+
+
+def test_pylibwholegraph_beside_ours(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded as missing where it is not installed; its shares where it is."""
+    table = bench("gather_table")
+    (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
+    out = tmp_path / "gather_wholegraph.json"
+    words = ["gather_wholegraph.py", "--out", str(out), "--table-gib", "16"]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setitem(sys.modules, "pylibwholegraph", None)
+    bench("gather_wholegraph").main()
+    assert "- pylibwholegraph was not measured: ModuleNotFound" in table.gather(
+        tmp_path
+    )
+    data = json.loads(out.read_text())
+    data["cells"] = {
+        "library": {"version": "26.10"},
+        "1000000/128": {"ms": 3.0, "share": 0.25},
+        "50000/128": {"ms": 1.0, "share": 0.2},
+    }
+    out.write_text(json.dumps(data))
+    text = table.gather(tmp_path)
+    assert "26.10, CPU memory, 16 GiB, 1M rows" in text
+    assert "peak: 128 B 0.250 (ours 0.800)." in text
 
 
 def test_half_a_gather_record_still_prints(bench: Any, tmp_path: Path) -> None:
