@@ -61,7 +61,8 @@ def index_select(
         return out
     if index.device.type != "cuda":
         raise ValueError(
-            f"gather expects an index on the CPU or a GPU, got {index.device}"
+            f"gather expects an index on the CPU or a GPU, got {index.device}: move it "
+            'with .to("cuda")'
         )
     if stream is None:
         return _on_gpu(rows, index, out, wanted, max_sms)

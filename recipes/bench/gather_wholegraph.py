@@ -10,6 +10,7 @@ record says so.
 """
 
 import argparse
+import functools
 import statistics
 import time
 from pathlib import Path
@@ -58,7 +59,7 @@ def measure(table: Any, rows: torch.Tensor, batch: int, peak: float) -> dict[str
     out = table.gather(sets[0])
     times = []
     for index in sets:
-        times.append(once_ms(lambda i=index: table.gather(i)))
+        times.append(once_ms(functools.partial(table.gather, index)))
     check_rows(rows, sets[0], out)
     took = statistics.median(times)
     gb_s = out.nbytes / took / 1e6
@@ -91,7 +92,7 @@ def main() -> None:
         for batch in BATCHES:
             cells.run(
                 f"{batch}/{row_bytes}",
-                lambda t=table, r=rows, b=batch: measure(t, r, b, peak),
+                functools.partial(measure, table, rows, batch, peak),
             )
         del rows
         found[0].drop(table)

@@ -57,9 +57,9 @@ class Case:
     """What the GPU's allocator may take; None: all of it."""
 
 
-PRODUCTS = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
-SAGE = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
-GAT = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
+PRODUCTS: dict[str, Any] = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
+SAGE: dict[str, Any] = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
+GAT: dict[str, Any] = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
 CASES = (
     Case(name="feature-bound", num_features=1024, **SAGE, **PRODUCTS),
     Case(name="products GAT", num_features=100, **GAT, **PRODUCTS),

@@ -160,7 +160,7 @@ def loss_difference(sides: dict[str, Cell]) -> float:
         sides["pyg"]["bars"]["first_losses"],
         strict=True,
     )
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    return float(max(abs(a - b) / abs(b) for a, b in pairs))
 
 
 def listing_line(listing: Cell) -> str:
