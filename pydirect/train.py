@@ -71,8 +71,8 @@ class NodeClassificationTrainer:
     """"auto" takes the GPU if there is one."""
 
     device_bytes: int | None = None
-    """GPU memory that PyTorch's allocator may take, in bytes; None: all there is. The
-    features do not count: they stay in host memory."""
+    """GPU memory that PyTorch's allocator may take in this process, in bytes; None
+    leaves it as it is. The features do not count: they stay in host memory."""
 
     run_directory: str | None = None
     """Where metrics.jsonl and checkpoint.pt go; None writes nothing."""
@@ -88,7 +88,8 @@ class NodeClassificationTrainer:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
         torch.manual_seed(self.seed)
         self.target = pick_device(self.device)
-        limit_device_memory(self.target, self.device_bytes)
+        if self.device_bytes is not None:
+            limit_device_memory(self.target, self.device_bytes)
         self.network = self.model(
             in_channels=self.dataset.num_features,
             out_channels=self.dataset.num_classes,
@@ -241,23 +242,22 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def limit_device_memory(device: torch.device, num_bytes: int | None) -> None:
-    """Let PyTorch's allocator take ``num_bytes`` of ``device`` at most; None: all.
+def limit_device_memory(device: torch.device, num_bytes: int) -> None:
+    """Let PyTorch's allocator take ``num_bytes`` of ``device`` at most.
 
     Raises:
         ValueError: more than the device has, or no GPU to limit.
     """
     if device.type != "cuda":
-        if num_bytes is not None:
-            raise ValueError(f"device_bytes: expects a GPU, got device {device}")
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    given = total if num_bytes is None else num_bytes
-    if not 0 < given <= total:
         raise ValueError(
-            f"device_bytes: expects 1 to {total} bytes, which {device} has, got {given}"
+            f"device_bytes: expects a GPU, got device {device}: leave it null there"
         )
-    torch.cuda.set_per_process_memory_fraction(given / total, device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    if not 0 < num_bytes <= total:
+        raise ValueError(
+            f"device_bytes: expects 1 to {total}, which {device} has, got {num_bytes}"
+        )
+    torch.cuda.set_per_process_memory_fraction(num_bytes / total, device)
 
 
 class _Metrics:

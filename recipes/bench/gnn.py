@@ -261,6 +261,8 @@ def run_case(
         return
     for name in SIDES:
         cells.run(f"{case.name}/{name}", lambda n=name: side(case, made[0], n, args))
+        if has_gpu():  # the next case may have all of it
+            torch.cuda.set_per_process_memory_fraction(1.0)
     if with_listing:
         cells.run("listing 4.2", lambda: listing_4_2(made[0], args))
 
