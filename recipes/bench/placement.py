@@ -29,7 +29,7 @@ from harness import RESULTS, Cells
 import ssdtrain
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours auto", "ours recipes + auto")
+BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours recipes + auto")
 """Columns that `--rivals` runs beside the rivals', in the same process."""
 
 
