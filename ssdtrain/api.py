@@ -129,7 +129,10 @@ def offload(
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
     engine = deepspeed.is_engine(model)
-    progress = deepspeed.progress_of(model) if engine else plain.progress_of(modules)
+    if engine:
+        progress = deepspeed.progress_of(model)
+    else:
+        progress = plain.progress_of(modules, patches)
     session = Session(cache, Steps(cache, progress), patches, trace)
     try:
         for module in modules:
