@@ -144,7 +144,7 @@ class _Traversal:
         element = self._element(block)
         for node in rows:
             self._settle(node, element)
-        accumulators = {n: f"acc{phase}_{n.serial}" for n in sums}
+        accumulators = {n: f"acc{phase}_{i}" for i, n in enumerate(sums)}
         for node, acc in accumulators.items():
             self._accumulate(node, acc, element)
         lanes = self.schedule.block
