@@ -232,7 +232,8 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
         if _is_lost(values.get("reason", "")):
             args.budget_s -= time.monotonic() - began
             raise LostDeviceError
-        _note_graph(results, work.cell.graph, graphs)
+        if values["status"] == "ok":
+            _note_graph(results, work.cell.graph, graphs)
     print(f"{len(results.data['records'])} records, {skipped} left for another run")
     results.write()
     return 0
