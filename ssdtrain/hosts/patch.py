@@ -42,6 +42,10 @@ class Patches:
             )
         self.set(owner, MARK, True)
 
+    def on_undo(self, undo: Callable[[], None]) -> None:
+        """Call this, too, when the session is closed."""
+        self._undo.append(undo)
+
     def undo(self) -> None:
         """Restore everything. Idempotent."""
         while self._undo:

@@ -1,0 +1,77 @@
+"""Test-only stand-in for the GPU: megatron-core's code, unmodified, on gloo and CPU.
+
+Megatron asks for "cuda" devices and for CUDA's random states. Here such devices are
+the CPU, and the states are the CPU generator's own, so that Megatron's tracker of
+random states works as on a GPU (dropout differs between tensor-parallel ranks).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+def is_cuda(device: Any) -> bool:
+    return isinstance(device, int) or str(device).startswith("cuda")
+
+
+class OnCpu(TorchFunctionMode):
+    """Every device that is a GPU becomes the CPU."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is torch.Tensor.cuda:
+            return args[0]
+        if kwargs.get("device") is not None and is_cuda(kwargs["device"]):
+            kwargs["device"] = CPU
+        if function is torch.Tensor.to and len(args) > 1 and not is_tensor(args[1]):
+            args = (args[0], CPU if is_device(args[1]) else args[1], *args[2:])
+        return function(*args, **kwargs)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def is_device(value: Any) -> bool:
+    return isinstance(value, int | str | torch.device) and is_cuda(value)
+
+
+def get_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+@contextmanager
+def cpu_for_cuda() -> Iterator[None]:
+    """As long as this lasts, Megatron trains on the CPU."""
+    from megatron.core.tensor_parallel import random
+
+    replaced = [
+        (torch.cuda, "current_device", lambda: CPU),
+        (torch.cuda, "synchronize", lambda *_: None),
+        (torch.cuda, "get_rng_state", get_state),
+        (torch.cuda, "set_rng_state", set_state),
+        (torch.cuda, "manual_seed", torch.manual_seed),
+        (random, "_get_cuda_rng_state", get_state),
+        (random, "_set_cuda_rng_state", set_state),
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in replaced:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(OnCpu())
+        yield
