@@ -107,6 +107,10 @@ def config_of(
 class Bert(BertModel):  # type: ignore[misc]
     """megatron-core's BERT, which may be told that nothing is padded."""
 
+    def _sanity_check_attention_and_get_attn_mask_dimension(self) -> str:
+        # The stock check asks Transformer Engine's version of any other attention.
+        return "b1ss"
+
     def bert_extended_attention_mask(self, attention_mask: Tensor | None) -> Any:
         """The stock mask; None stays None."""
         if attention_mask is None:
@@ -171,9 +175,10 @@ class Chunks:
         return model
 
     def _bert(self, stage: int | None) -> nn.Module:
+        count = get_num_layers_to_build(self._config, stage)
         model: nn.Module = Bert(
             num_tokentypes=0,
-            transformer_layer_spec=layer_spec(bert_layer_local_spec, self._fused),
+            transformer_layer_spec=self._block(bert_layer_local_spec, count),
             add_binary_head=False,
             vp_stage=stage,
             **self._common(),

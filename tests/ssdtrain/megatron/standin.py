@@ -5,6 +5,7 @@ the CPU, and the states are the CPU generator's own, so that Megatron's tracker 
 random states works as on a GPU (dropout differs between tensor-parallel ranks).
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -70,6 +71,8 @@ def cpu_for_cuda() -> Iterator[None]:
         (random, "_get_cuda_rng_state", get_state),
         (random, "_set_cuda_rng_state", set_state),
     ]
+    # On a GPU a dropout does not touch the CPU's generator; here it is the same one.
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
     with ExitStack() as stack:
         for owner, name, value in replaced:
             stack.enter_context(mock.patch.object(owner, name, value))
