@@ -132,7 +132,8 @@ def offload(
     session = Session(cache, Steps(cache, progress), patches, trace)
     try:
         for module in modules:
-            for buffer in module.buffers():
+            # By class: Megatron's DDP has a list of its own under this name.
+            for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
                     cache.keep_storage_of(buffer)
         if settings.recompute is Recompute.AUTO:

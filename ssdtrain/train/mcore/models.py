@@ -74,10 +74,9 @@ def config_of(
             "recompute_num_layers": 1,
         }
     elif parallel.recompute is not None:
-        part = "core_attn" if parallel.recompute == "selective" else "layernorm"
         recompute = {
             "recompute_granularity": "selective",
-            "recompute_modules": [part],
+            "recompute_modules": ["core_attn"],
         }
     values: dict[str, Any] = {
         "num_layers": settings.num_layers,

@@ -26,8 +26,7 @@ class Parallel:
     distributed_optimizer: bool = False
     """Optimizer states divided among the data-parallel ranks."""
     recompute: str | None = None
-    """Megatron's own recomputation: `full`, `selective` (core attention), `norms`
-    (selective, outputs of norms), or None."""
+    """Megatron's own recomputation: `full`, `selective` (core attention) or None."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline"):
@@ -47,9 +46,9 @@ class Parallel:
                 "parallel.sequence divides norms among tensor-parallel ranks; set "
                 "parallel.tensor=2 or more, or parallel.sequence=false."
             )
-        if self.recompute not in (None, "full", "selective", "norms"):
+        if self.recompute not in (None, "full", "selective"):
             raise ConfigError(
-                "parallel.recompute expects 'full', 'selective', 'norms' or null, got "
+                "parallel.recompute expects 'full', 'selective' or null, got "
                 f"{self.recompute!r}"
             )
 

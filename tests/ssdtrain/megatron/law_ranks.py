@@ -1,6 +1,6 @@
 """Two Megatron ranks on gloo, every cell with and without ssdtrain; run as a script.
 
-    law_ranks.py OUT_DIRECTORY PART
+    law_ranks.py OUT_DIRECTORY PART [CELL]
 
 Each rank writes what it saw to OUT_DIRECTORY/rank<N>.json.
 """
@@ -63,6 +63,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+NORMS = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+
+
 def cells() -> dict[str, list[Cell]]:
     parts: dict[str, list[Cell]] = {"layouts": [], "features": []}
     for family in Family:
@@ -77,7 +80,7 @@ def cells() -> dict[str, list[Cell]]:
         Cell("sequence parallel", gpt, {**tp, "sequence": True}, recipes=True),
         Cell("full recompute", gpt, {**pp, "recompute": "full"}),
         Cell("selective recompute", gpt, {**tp, "recompute": "selective"}, False),
-        Cell("norms recomputed", gpt, {**pp, "recompute": "norms"}),
+        Cell("norms recomputed", gpt, pp, more=NORMS),
         Cell("recipes, 1f1b", gpt, pp, False, True),
         Cell("recipes, bert tp 2", Family.BERT, tp, True, True),
         Cell("evaluation between", gpt, LAYOUTS["interleaved"], evaluate=True),
@@ -150,7 +153,7 @@ class Training:
         config.finalize_model_grads_func = finalize_model_grads
         config.no_sync_func = self.chunks[0].no_sync
         settings = OptimizerConfig(
-            optimizer="sgd", lr=0.1, use_distributed_optimizer=True, clip_grad=0.0
+            optimizer="adam", lr=0.01, use_distributed_optimizer=True, clip_grad=0.0
         )
         self.optimizer = get_megatron_optimizer(settings, self.chunks)
 
@@ -256,13 +259,14 @@ def compare(cell: Cell, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    out, part = Path(sys.argv[1]), sys.argv[2]
+    out, part, *only = Path(sys.argv[1]), *sys.argv[2:]
     torch.use_deterministic_algorithms(True)
     store = dist.FileStore(str(out / "store"), 2)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     with cpu_for_cuda():
-        results = {cell.name: compare(cell, out) for cell in cells()[part]}
+        chosen = [c for c in cells()[part] if not only or c.name in only]
+        results = {cell.name: compare(cell, out) for cell in chosen}
     (out / f"rank{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

@@ -5,6 +5,7 @@ the CPU, and the states are the CPU generator's own, so that Megatron's tracker 
 random states works as on a GPU (dropout differs between tensor-parallel ranks).
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,6 +35,9 @@ class OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if function is torch.Tensor.cuda:
             return args[0]
+        if function is torch.Tensor.type and len(args) == 1 and not kwargs:
+            # Megatron's optimizers know their parameters by this name.
+            return function(*args).replace("torch.", "torch.cuda.")
         if kwargs.get("device") is not None and is_cuda(kwargs["device"]):
             kwargs["device"] = CPU
         if function is torch.Tensor.to and len(args) > 1 and not is_tensor(args[1]):
@@ -47,6 +51,14 @@ def is_tensor(value: Any) -> bool:
 
 def is_device(value: Any) -> bool:
     return isinstance(value, int | str | torch.device) and is_cuda(value)
+
+
+class NoFp8:
+    is_fp8_enabled = staticmethod(lambda: False)
+
+
+def nullcontext(**_: Any) -> Any:
+    return contextlib.nullcontext()
 
 
 def get_state(*_: Any, **__: Any) -> torch.Tensor:
@@ -74,6 +86,11 @@ def cpu_for_cuda() -> Iterator[None]:
     # On a GPU a dropout does not touch the CPU's generator; here it is the same one.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
     with ExitStack() as stack:
+        if not hasattr(random, "FP8GlobalStateManager"):
+            # Transformer Engine is a GPU's; recomputed norms ask it whether fp8 is on.
+            add = {"FP8GlobalStateManager": NoFp8, "fp8_autocast": nullcontext}
+            add["activation_recompute_forward"] = nullcontext
+            stack.enter_context(mock.patch.multiple(random, create=True, **add))
         for owner, name, value in replaced:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(OnCpu())
