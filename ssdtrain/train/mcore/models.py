@@ -18,6 +18,7 @@ from megatron.core.models.T5.t5_spec import (
     decoder_model_with_local_spec,
     encoder_model_with_local_spec,
 )
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -137,9 +138,16 @@ class Chunks:
         virtual = self._config.virtual_pipeline_model_parallel_size
         kinds = {Family.GPT: self._gpt, Family.BERT: self._bert, Family.T5: self._t5}
         build = kinds[self._settings.family]
-        if virtual is None:
-            return [build(None)]
-        return [build(stage) for stage in range(virtual)]
+        stages = [None] if virtual is None else list(range(virtual))
+        return [self._ready(build(stage)) for stage in stages]
+
+    def _ready(self, module: nn.Module) -> nn.Module:
+        """On this rank's device, and all in one precision."""
+        if torch.cuda.is_available():
+            module = module.cuda(torch.cuda.current_device())
+        if self._config.bf16 or self._config.fp16:
+            module = Float16Module(self._config, module)
+        return module.train()
 
     def _ends(self, stage: int | None) -> dict[str, Any]:
         """Whether a chunk holds the embedding and the head."""

@@ -58,8 +58,10 @@ class Parallel:
         return self.virtual_pipeline or 1
 
 
-def start(parallel: Parallel, seed: int) -> None:
+def start(parallel: Parallel, seed: int, timeout_minutes: int = 30) -> None:
     """Join the process group (torchrun's environment) and make Megatron's groups.
+
+    timeout_minutes: a rank that is waited for longer is taken to be dead.
 
     Raises:
         ConfigError: the ranks do not divide.
@@ -78,6 +80,7 @@ def start(parallel: Parallel, seed: int) -> None:
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        distributed_timeout_minutes=timeout_minutes,
     )
     seed_everything(seed)
 

@@ -22,16 +22,25 @@ def step_of(family: Family, device: torch.device) -> Step:
         batches: Iterator[Batch], model: Any
     ) -> tuple[Tensor, Callable[[Tensor], Any]]:
         batch = next(batches)
-        inputs: tuple[Tensor | None, ...] = tuple(t.to(device) for t in batch.inputs)
+        inputs: tuple[Tensor | None, ...] = tuple(
+            to_device(tensor, device) for tensor in batch.inputs
+        )
         if family is Family.BERT and bool(batch.inputs[1].all()):
             # Seen on the CPU: without padding no mask is needed, and attention is fast.
             inputs = (inputs[0], None)
-        labels = batch.labels.to(device)
+        labels = to_device(batch.labels, device)
         counted = labels != IGNORED_LABEL
         output = call(model, inputs, labels.masked_fill(~counted, 0))
         return output, partial(mean_loss, counted)
 
     return forward_step
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy for which the host does not wait: the next micro-batch is queued on."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def mean_loss(counted: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

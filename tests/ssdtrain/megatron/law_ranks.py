@@ -8,14 +8,10 @@ Each rank writes what it saw to OUT_DIRECTORY/rank<N>.json.
 import json
 import os
 import sys
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).parent))
-# megatron-core warns of Apex and Transformer Engine at import.
-warnings.simplefilter("ignore")
 
 import torch
 import torch.distributed as dist
@@ -43,11 +39,11 @@ class Cell(NamedTuple):
 
     name: str
     family: Family
-    parallel: dict[str, Any] = {}
+    parallel: Mapping[str, Any] = MappingProxyType({})
     fused: bool = True
     """torch's attention, or Megatron's own."""
     recipes: bool = False
-    more: dict[str, Any] = {}
+    more: Mapping[str, Any] = MappingProxyType({})
     """Fields of TransformerConfig."""
     wrapped: bool = False
     """Megatron's DistributedDataParallel and distributed optimizer around it."""
@@ -85,12 +81,6 @@ def cells() -> dict[str, list[Cell]]:
         Cell("recipes, bert tp 2", Family.BERT, tp, True, True),
         Cell("evaluation between", gpt, LAYOUTS["interleaved"], evaluate=True),
         Cell("distributed optimizer", gpt, {}, wrapped=True),
-        Cell(
-            "partial recompute",
-            gpt,
-            {**pp, "recompute": "full"},
-            more={"num_microbatches_with_partial_activation_checkpoints": 1},
-        ),
     ]
     return parts
 
@@ -207,6 +197,21 @@ def patched() -> list[Any]:
     return [*vars(schedules).items(), *vars(discarding).items()]
 
 
+def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
+    """Names of lanes that were loaded for while a neighbour was waited for."""
+    names: list[str] = []
+    if session is not None:
+        cache = session._cache
+        load = cache.prefetch
+
+        def prefetch(lane: Any) -> None:
+            names.append(lane.name)
+            load(lane)
+
+        cache.prefetch = prefetch  # type: ignore[method-assign]
+    return names
+
+
 def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
     from ssdtrain.train.mcore import parallel
 
@@ -215,6 +220,7 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
     session = None
     if settings is not None:
         session = ssdtrain.offload(training.chunks, **settings)
+    prefetched = count_prefetches(session)
     steps = [training.step(number) for number in range(NUM_STEPS)]
     result: dict[str, Any] = {
         "losses": [losses for losses, _ in steps],
@@ -225,6 +231,7 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
         result["reports"] = [report.as_dict() for report in session.steps]
         result["idle"] = session._cache.is_idle
         result["live"] = session.live_bytes
+        result["prefetched"] = len(prefetched)
         session.close()
         after = [sorted(vars(chunk)) for chunk in training.chunks], patched()
         result["restored"] = before == after
@@ -249,11 +256,12 @@ def compare(cell: Cell, out: Path) -> dict[str, Any]:
         ours = train(cell, settings)
         result[target] = {
             "losses": ours["losses"] == theirs["losses"],
-            "gradients": all(
-                map(same, ours["gradients"], theirs["gradients"])
-            ),
+            "gradients": all(map(same, ours["gradients"], theirs["gradients"])),
             "weights": same(ours["weights"], theirs["weights"]),
-            **{name: ours[name] for name in ("reports", "idle", "live", "restored")},
+            **{
+                name: ours[name]
+                for name in ("reports", "idle", "live", "restored", "prefetched")
+            },
         }
     return result
 
