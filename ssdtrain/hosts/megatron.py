@@ -342,7 +342,7 @@ def attach(
         router = Router(schedules, import_module(RANDOM))
     schedule = Schedule(modules, hints, keep)
     router.add(schedule)
-    patches.on_undo(functools.partial(router.remove, schedule))
+    patches.also(functools.partial(router.remove, schedule))
     for number, module in enumerate(modules):
         # Outside the schedules (a loop of one's own) the chunk is a plain module.
         plain.attach(module, hints, patches, name_of(number))

@@ -42,8 +42,8 @@ class Patches:
             )
         self.set(owner, MARK, True)
 
-    def on_undo(self, undo: Callable[[], None]) -> None:
-        """Call this, too, when the session is closed."""
+    def also(self, undo: Callable[[], None]) -> None:
+        """Undo something that was not an attribute."""
         self._undo.append(undo)
 
     def undo(self) -> None:
