@@ -1,14 +1,11 @@
 """Megatron's process groups: how many ranks share a layer, and how many a model."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import distributed
 
 from ssdtrain.errors import ConfigError
-
-SETTINGS = "parallel.tensor, parallel.pipeline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +49,16 @@ class Parallel:
                 f"{self.recompute!r}"
             )
 
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raise ConfigError unless whole models fit on this many ranks."""
+        model = self.tensor * self.pipeline
+        if num_ranks % model:
+            raise ConfigError(
+                f"parallel.tensor x parallel.pipeline = {self.tensor} x "
+                f"{self.pipeline} must divide the number of ranks, got {num_ranks}; "
+                f"start a multiple of {model}."
+            )
+
     @property
     def chunks(self) -> int:
         """Model chunks on each rank."""
@@ -70,12 +77,7 @@ def start(parallel: Parallel, seed: int, timeout_minutes: int = 30) -> None:
 
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    world, model = distributed.get_world_size(), parallel.tensor * parallel.pipeline
-    if world % model:
-        raise ConfigError(
-            f"{SETTINGS} use {parallel.tensor} x {parallel.pipeline} ranks, which must "
-            f"divide the number of ranks, got {world}; start a multiple of {model}."
-        )
+    parallel.check_ranks(distributed.get_world_size())
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
@@ -106,10 +108,3 @@ def data_rank() -> int:
     from megatron.core import parallel_state
 
     return int(parallel_state.get_data_parallel_rank())
-
-
-def last_stage_group() -> Any:
-    """The ranks of this model's pipeline, first stage first."""
-    from megatron.core import parallel_state
-
-    return parallel_state.get_pipeline_model_parallel_group()
