@@ -95,7 +95,7 @@ def tensor_cells() -> dict[str, list[Cell]]:
     """Figure 5.11's sizes, the largest share of the time; one micro-batch of 16."""
     sizes = [Size(8192, 4, 16), Size(12288, 3, 16), Size(16384, 2, 16)]
     if not GPU:
-        sizes = [Size(64, 2, 2, 32, heads=2, vocabulary=128)]
+        sizes = [Size(256, 2, 2, 32, vocabulary=128)]
     return {f.value: [Cell(f, size, "tp2") for size in sizes] for f in Family}
 
 
@@ -103,7 +103,7 @@ def pipeline_cells() -> list[Cell]:
     """Eight micro-batches of two sequences."""
     size, wide = Size(8192, 4, 2, 1024, 8), Size(16384, 2, 2, 1024, 8)
     if not GPU:
-        size = wide = Size(64, 2, 2, 32, 8, heads=2, vocabulary=128)
+        size = wide = Size(256, 2, 2, 32, 8, vocabulary=128)
     return [
         Cell(Family.GPT, size, "1f1b"),
         Cell(Family.BERT, size, "1f1b"),

@@ -57,6 +57,14 @@ class NoFp8:
     is_fp8_enabled = staticmethod(lambda: False)
 
 
+class OnlyStream:
+    """The CPU's one stream: everything in it is done when it was asked for."""
+
+    def wait(self, *_: Any, **__: Any) -> None: ...
+
+    wait_stream = wait_event = synchronize = record_event = wait
+
+
 def nullcontext(**_: Any) -> Any:
     return contextlib.nullcontext()
 
@@ -77,6 +85,8 @@ def cpu_for_cuda() -> Iterator[None]:
     replaced = [
         (torch.cuda, "current_device", lambda: CPU),
         (torch.cuda, "synchronize", lambda *_: None),
+        (torch.cuda, "current_stream", lambda *_: OnlyStream()),
+        (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
         (torch.cuda, "get_rng_state", get_state),
         (torch.cuda, "set_rng_state", set_state),
         (torch.cuda, "manual_seed", torch.manual_seed),
