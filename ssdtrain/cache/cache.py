@@ -22,6 +22,7 @@ from ssdtrain.cache.identity import (
     is_plain,
     parameter_of,
     raw_bytes,
+    stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -74,7 +75,7 @@ class TensorCache:
         )
         self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
-        self._resident: set[Stamp] = set()
+        self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
         self._closed = False
         self._lock = threading.RLock()
@@ -85,9 +86,10 @@ class TensorCache:
         """Saved-tensor hooks for one forward."""
         return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
-    def keep_resident(self, stamp: Stamp) -> None:
-        """Never move this storage: it lives as long as the model (a buffer)."""
-        self._resident.add(stamp)
+    def keep_storage_of(self, tensor: Tensor) -> None:
+        """Never move this storage: a buffer of the model, or one that its framework
+        empties and fills again by itself."""
+        self._resident.add(stamp_of(tensor))
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
