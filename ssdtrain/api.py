@@ -11,6 +11,7 @@ from torch import nn
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.identity import stamp_of
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
@@ -128,6 +129,9 @@ def offload(
         prefetch_bytes=settings.prefetch_bytes,
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    cache.verifier = open_verifier(
+        settings.verify, device.torch_device, modules, counters
+    )
     engine = deepspeed.is_engine(model)
     progress = deepspeed.progress_of(model) if engine else plain.progress_of(modules)
     session = Session(cache, Steps(cache, progress), patches, trace)

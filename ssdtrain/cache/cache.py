@@ -37,6 +37,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
@@ -68,6 +69,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
+        self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
@@ -83,7 +85,8 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def keep_resident(self, stamp: Stamp) -> None:
         """Never move this storage: it lives as long as the model (a buffer)."""
