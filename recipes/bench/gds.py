@@ -99,6 +99,7 @@ def hook_cell(hook: Path, allocator: str, num_pairs: int, out: Path) -> dict[str
             statistics.median(a["step_ms"] / b["step_ms"] for a, b in pairs), 4
         ),
         "step_ms": {name: [r["step_ms"] for r in runs[on]] for name, on in SIDES},
+        "calls_in_timed_steps": last["calls_in_timed_steps"],
         **{k: last[k] for k in ("segments", "counters", "coverage", "allocated_bytes")},
     }
 
