@@ -7,6 +7,7 @@ from torch import Tensor
 from ssdtrain.cache.digest import (
     ROW_WORDS,
     Digests,
+    as_rows,
     chunks,
     elements,
     word_bytes,
@@ -64,9 +65,29 @@ VIEWS = [
     lambda x: x[0, 0].expand(100, 100),
     lambda x: x.as_strided((5, 9), (1, 1), 3),
     lambda x: x[0:0],
+    lambda x: x.view(-1, 6)[:, 1:5],
+    lambda x: x.view(2, 256, 6)[..., :4].transpose(0, 1),
     lambda x: x.unflatten(0, (8, 1, 8)).permute(2, 0, 1, 3),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.complex64]
+
+
+def test_rows_with_gaps_are_not_copied() -> None:
+    """Query of a fused projection: every row of it in its place."""
+    torch.manual_seed(0)
+    fused = torch.randn(2, 256, 3, 4, 8, dtype=torch.bfloat16)
+    query = fused[:, :, 0].transpose(1, 2)
+    rows = as_rows(elements(query))
+    assert rows is not None
+    assert rows.shape == (512, 32)
+    assert rows.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
+    before = digest(query)
+    fused[:, :, 1:] = 0
+    assert digest(query) == before
+    for other in (1, 16, 64, 255):
+        copy = fused.clone()
+        copy[0, 0], copy[0, other] = fused[0, other], fused[0, 0]
+        assert digest(copy[:, :, 0].transpose(1, 2)) != before
 
 
 @pytest.mark.parametrize("view", VIEWS)
