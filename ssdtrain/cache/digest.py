@@ -51,6 +51,8 @@ class Digests:
             int64, 0-D, on the tensor's device.
         """
         with torch.no_grad():
+            if tensor.numel() == 0:
+                return self._weights.new_zeros(())
             packed = elements(tensor)
             if packed.is_contiguous():
                 return self._of_words(packed.reshape(-1).view(WORDS[word_bytes]))

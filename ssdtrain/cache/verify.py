@@ -217,7 +217,9 @@ class Shadow:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    # Not view(-1): what is empty is contiguous at any stride, and keeps it.
+    dense = tensor.contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 class Verified:

@@ -268,6 +268,30 @@ def test_seals_die_with_their_handles(moment: Moment, everything: Any) -> None:
         assert session._cache.is_idle
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_few_elements_of_any_stride(mode: str, everything: Any) -> None:
+    """What is empty is contiguous at every stride (found by random graphs)."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            column = (x * self.weight)[3:4, 1:2]
+            pair = (x * self.weight)[:2, 1]
+            none = (x * self.weight).view(-1)[16::2]
+            return sum((part * part).sum() for part in (column, pair, none))
+
+    net, x = Net(), torch.randn(8, 2, dtype=torch.bfloat16)
+    net(x).backward()
+    expected = net.weight.grad.clone()
+    with ssdtrain.offload(net, verify=mode, **everything):
+        net.weight.grad = None
+        net(x).backward()
+    assert torch.equal(net.weight.grad, expected)
+
+
 def test_the_random_sequence_is_untouched(everything: Any) -> None:
     net = Net()
     state = torch.get_rng_state()
