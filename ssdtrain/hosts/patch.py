@@ -46,10 +46,6 @@ class Patches:
             )
         self.set(owner, MARK, True)
 
-    def also(self, undo: Callable[[], None]) -> None:
-        """Undo something that was not an attribute."""
-        self._undo.append(undo)
-
     def undo(self) -> None:
         """Restore everything. Idempotent."""
         while self._undo:
