@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.identity import stamp_of
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.hosts import deepspeed, plain
+from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
@@ -128,6 +128,9 @@ def offload(
         prefetch_bytes=settings.prefetch_bytes,
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    cache.verifier = open_verifier(
+        settings.verify, device.torch_device, modules, counters
+    )
     engine = deepspeed.is_engine(model)
     if engine:
         progress = deepspeed.progress_of(model)
@@ -136,13 +139,16 @@ def offload(
     session = Session(cache, Steps(cache, progress), patches, trace)
     try:
         for module in modules:
-            for buffer in module.buffers():
+            # By class: Megatron's DDP has a list of its own under this name.
+            for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
-                    cache.keep_resident(stamp_of(buffer))
+                    cache.keep_storage_of(buffer)
         if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings.max_overhead)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
+        elif megatron.is_megatron(modules):
+            megatron.attach(modules, session.hints, patches, cache.keep_storage_of)
         else:
             for number, module in enumerate(modules):
                 plain.attach(module, session.hints, patches, f"model{number or ''}")

@@ -22,6 +22,7 @@ from ssdtrain.cache.identity import (
     is_plain,
     parameter_of,
     raw_bytes,
+    stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -37,6 +38,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
@@ -68,13 +70,14 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
+        self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
         )
         self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
-        self._resident: set[Stamp] = set()
+        self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
         self._closed = False
         self._lock = threading.RLock()
@@ -83,11 +86,13 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def keep_resident(self, stamp: Stamp) -> None:
-        """Never move this storage: it lives as long as the model (a buffer)."""
-        self._resident.add(stamp)
+    def keep_storage_of(self, tensor: Tensor) -> None:
+        """Never move this storage: a buffer of the model, or one that its framework
+        empties and fills again by itself."""
+        self._resident.add(stamp_of(tensor))
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
@@ -136,7 +141,7 @@ class TensorCache:
         reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
         if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        offset = tensor.storage_offset() - parameter.storage_offset()
+        offset = int(tensor.storage_offset()) - int(parameter.storage_offset())
         return Handle(
             ParameterView(
                 parameter, tensor._version, tensor.shape, tensor.stride(), offset

@@ -43,7 +43,7 @@ class Clock:
     def _mark(self) -> Any:
         if not self._cuda:
             return time.monotonic_ns()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
