@@ -10,6 +10,7 @@ from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
@@ -127,8 +128,14 @@ def offload(
         prefetch_bytes=settings.prefetch_bytes,
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    cache.verifier = open_verifier(
+        settings.verify, device.torch_device, modules, counters
+    )
     engine = deepspeed.is_engine(model)
-    progress = deepspeed.progress_of(model) if engine else plain.progress_of(modules)
+    if engine:
+        progress = deepspeed.progress_of(model)
+    else:
+        progress = plain.progress_of(modules, patches)
     session = Session(cache, Steps(cache, progress), patches, trace)
     try:
         for module in modules:

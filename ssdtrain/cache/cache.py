@@ -38,6 +38,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
@@ -69,6 +70,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
+        self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
@@ -84,7 +86,8 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def keep_storage_of(self, tensor: Tensor) -> None:
         """Never move this storage: a buffer of the model, or one that its framework

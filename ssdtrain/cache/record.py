@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -273,9 +273,11 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "random_state", "source")
+    __slots__ = ("__weakref__", "random_state", "seal", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.random_state: State | None = None
         """See [Note: attention's dropout]."""
+        self.seal: Any = None
+        """What `verify` saw at pack; None: not to be checked."""

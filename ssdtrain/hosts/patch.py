@@ -1,4 +1,4 @@
-"""Reversible patches of instance attributes, made and undone in one place."""
+"""Reversible patches, of instance attributes above all, undone in one place."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +29,10 @@ class Patches:
 
         self._undo.append(undo)
 
+    def also(self, undo: Callable[[], None]) -> None:
+        """Undo something that was not an attribute."""
+        self._undo.append(undo)
+
     def mark(self, owner: Any) -> None:
         """Claim an object for this session.
 
@@ -41,10 +45,6 @@ class Patches:
                 "call close() on that session first."
             )
         self.set(owner, MARK, True)
-
-    def also(self, undo: Callable[[], None]) -> None:
-        """Undo something that was not an attribute."""
-        self._undo.append(undo)
 
     def undo(self) -> None:
         """Restore everything. Idempotent."""

@@ -161,19 +161,19 @@ def megatron_runner(workload: Workload) -> Runner:
 def deterministic(wanted: bool) -> Iterator[None]:
     """torch's deterministic algorithms, as wanted; restored afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
-    filler: Any = torch.utils.deterministic
-    filling = filler.fill_uninitialized_memory
+    fills: Any = torch.utils.deterministic
+    filling = fills.fill_uninitialized_memory
     if wanted:
         # cuBLAS reads this once, when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     # Filling every `empty` would touch all of DeepSpeed's gigabytes of buckets.
-    filler.fill_uninitialized_memory = False
+    fills.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        filler.fill_uninitialized_memory = filling
+        fills.fill_uninitialized_memory = filling
 
 
 def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
