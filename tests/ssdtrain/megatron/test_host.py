@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.hosts import megatron
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import Parallel
-from ssdtrain.train.settings import DataSettings
+from ssdtrain.train.settings import DataSettings, Family, ModelSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 installed = pytest.mark.skipif(
@@ -203,6 +204,33 @@ def test_impossible_layouts_are_refused(values: dict[str, Any], text: str) -> No
 def test_ranks_must_hold_whole_models() -> None:
     with pytest.raises(ConfigError, match="multiple of 4"):
         Parallel(tensor=2, pipeline=2).check_ranks(6)
+
+
+@installed
+@pytest.mark.filterwarnings("ignore")
+def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
+    from ssdtrain.train.mcore import models, runner
+
+    def refuse(family: Family, layout: Parallel, text: str) -> None:
+        settings = ModelSettings(
+            family=family,
+            hidden_size=32,
+            num_layers=4,
+            num_heads=4,
+            sequence_length=16,
+        )
+        with pytest.raises(ConfigError, match=text):
+            models.check(settings, layout)
+
+    deep = "encoder | decoder on two stages"
+    refuse(Family.T5, Parallel(pipeline=4), re.escape(deep))
+    interleaved = Parallel(pipeline=2, virtual_pipeline=2)
+    refuse(Family.T5, interleaved, re.escape(deep))
+    refuse(Family.GPT, Parallel(pipeline=3), "divisible by the stages")
+    refuse(Family.BERT, Parallel(tensor=2, sequence=True), "BERT head")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="needs a GPU on every rank"):
+            runner.megatron_device()
 
 
 @installed
