@@ -8,6 +8,12 @@ from torch import distributed
 from ssdtrain.errors import ConfigError
 
 
+NO_GPU = (
+    "host=megatron needs a GPU on every rank (megatron-core puts its tensors on CUDA "
+    "devices); set host=deepspeed or host=plain."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
     """How one model is spread; what is left of the ranks is data parallel."""

@@ -209,7 +209,11 @@ def test_ranks_must_hold_whole_models() -> None:
 @installed
 @pytest.mark.filterwarnings("ignore")
 def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
+    from omegaconf import OmegaConf
+
+    from ssdtrain.train.compose import compose_config
     from ssdtrain.train.mcore import models, runner
+    from ssdtrain.train.trainer import Trainer
 
     def refuse(family: Family, layout: Parallel, text: str) -> None:
         settings = ModelSettings(
@@ -231,6 +235,11 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="needs a GPU on every rank"):
             runner.megatron_device()
+        values = OmegaConf.to_container(
+            compose_config("ssdtrain.yaml", ["host=megatron"]), resolve=True
+        )
+        with pytest.raises(ConfigError, match="needs a GPU on every rank"):
+            Trainer.from_config(values).ranks_to_start()
 
 
 @installed
