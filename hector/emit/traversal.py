@@ -14,7 +14,6 @@ from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
 from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
 
-
 ONLY_ROW = "0"
 """Where a value of one row is read; its partial sums have a row a tile."""
 
