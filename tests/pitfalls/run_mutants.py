@@ -115,7 +115,8 @@ def _child(place: Path, tests: tuple[str, ...], log: Path) -> int:
     os.dup2(out, 2)
     os.chdir(place)
     sys.path[:] = [str(place), *(p for p in sys.path if p not in ("", str(ROOT)))]
-    arguments = ["-q", "-x", "-p", "no:cacheprovider", "--rootdir", str(place)]
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+    arguments += ["--rootdir", str(place)]
     code = int(pytest.main([*arguments, *tests]))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -159,17 +160,21 @@ def check_sound(mutants: list[Mutant]) -> None:
 
 def preload() -> None:
     """What every fork needs and no mutant changes. Starts no thread."""
-    import _pytest.config
+    import hypothesis
+    import numpy
+    import psutil
+    import pytest
     import torch
     import torch.utils.checkpoint
 
     torch.set_num_threads(1)
-    del _pytest
+    del hypothesis, numpy, psutil, pytest
 
 
 def main(names: list[str]) -> int:
     """Kill the mutants named, or all; 1 if one survives."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     preload()
     mutants = [m for m in all_mutants() if not names or m.name in names]
     survivors = []

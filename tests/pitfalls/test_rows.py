@@ -91,6 +91,29 @@ def test_views_leave_with_their_base(everything: Any) -> None:
     assert report is not None
     # x, and the product once, although both of its halves are saved.
     assert report.bytes_offloaded == 2 * ONE
+    assert report.num_records == 2
+
+
+def test_recomputation_inside_a_forward_stays(everything: Any) -> None:
+    """A reentrant region recomputed while the hooks are on: backward runs already."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            checkpoint(self.body, x, use_reentrant=True).sum().backward()
+            return x.grad.clone()
+
+    net = Whole()
+    expected = net(batch())
+    with ssdtrain.offload(net, **everything) as session:
+        assert torch.equal(net(batch()), expected)
+        report = session.last_step
+    assert report is not None
+    assert report.bytes_saved == ONE
+    assert report.fallbacks[Fallback.KEPT_IN_BACKWARD.value] > 0
 
 
 def test_broadcasts_are_not_materialised(everything: Any) -> None:
