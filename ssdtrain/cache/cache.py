@@ -5,19 +5,19 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 """
 
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.identity import (
     Key,
     Probe,
     Stamp,
+    View,
     identify,
     is_plain,
     parameter_of,
@@ -25,6 +25,7 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.rebuilder import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
@@ -37,7 +38,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
-from ssdtrain.cache.window import CacheLimits, ReleaseWindow
+from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
@@ -48,7 +49,6 @@ WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
 # Measured on an H200 (recipes/bench/placement.py): one largest tensor ahead stalls
 # backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
 PREFETCH_LARGEST = 1.5
-POLL_S = 0.00005
 
 
 class TensorCache:
@@ -68,14 +68,16 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
+        self.course = Course()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
         )
         self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
+        self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
         self._resident: set[Stamp] = set()
-        self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
+        self._pace = Pace(self.device, self._window, self.ledger)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -116,10 +118,15 @@ class TensorCache:
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
+            rebuilt = source.rebuilt
             with self._lock:
                 self.collect()
-                self._enter_backward(source.rebuilt.lane)
-                return self.recipes.use(source)
+                self._enter_backward(rebuilt.lane)
+                with self.course.using(rebuilt.lane, rebuilt.item) as at:
+                    self.moves.release_due()
+                    tensor = self.recipes.use(source)
+                    self.moves.load_due(rebuilt.lane, at, self._start_load)
+                    return tensor
         return self._unpack_record(source)
 
     # -- pack ---------------------------------------------------------------------
@@ -150,20 +157,43 @@ class TensorCache:
         ):
             return self._keep(tensor)
         record = self._records.get(key)
-        handle = self.recipes.offer(tensor, key, view) if record is None else None
-        if handle is None:
-            record = record or self._open_record(tensor, key)
+        handle = self.recipes.again(tensor, key, view) if record is None else None
+        if record is None and handle is None:
+            record, handle = self._pack_new(tensor, key, view)
+        if handle is None and record is not None:
             record.num_handles += 1
             handle = Handle(RecordView(record, view, Probe.of(tensor)))
+        if handle is None:
+            raise RuntimeError("a saved tensor became neither a record nor a recipe")
         self.recipes.note(tensor, handle)
         return handle
 
-    def _open_record(self, tensor: Tensor, key: Key) -> Record:
-        producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-        shape = "x".join(map(str, tensor.shape))
+    def _pack_new(
+        self, tensor: Tensor, key: Key, view: View
+    ) -> tuple[Record | None, Handle | None]:
+        """A record, or the first handle of a recipe."""
+        lane = self.lanes.current
+        entry = self.course.enter(lane, _name(tensor), key.end_byte - key.start_byte)
+        self.moves.release_due()
+        handle: Handle | None = None
+        record: Record | None = None
+        if entry.may_be_rebuilt:
+            with self.course.serving(entry.number):
+                handle = self.recipes.offer(tensor, key, view)
+        if handle is None:
+            record = self._open_record(tensor, key, entry)
+        elif isinstance(handle.source, RebuiltView):
+            handle.source.rebuilt.item = entry.number
+            self.course.rebuilds(handle.source.rebuilt)
+        self.course.observer.seal()
+        return record, handle
+
+    def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, f"{producer} [{shape}]", self.retired)
+        record = Record(key, lane, _name(tensor), self.retired)
+        record.item = entry.number
+        self.course.of(lane).records[entry.number] = weakref.ref(record)
         self._records[key] = record
         record.data = raw_bytes(tensor, key)
         self.ledger.live(record.num_bytes)
@@ -179,7 +209,13 @@ class TensorCache:
                 backward_follows=lane.profile.backward_follows,
             ),
         )
-        if self._send_away(record, self.policy.place(candidate)):
+        planned = entry.order is not None and entry.order.placement in PLANNED
+        leaves = (
+            self.moves.send(record, entry)
+            if planned
+            else self._send_away(record, self.policy.place(candidate))
+        )
+        if leaves:
             self._counters.add("bytes_offloaded", record.num_bytes)
         else:
             self._counters.add("bytes_kept", record.num_bytes)
@@ -196,10 +232,10 @@ class TensorCache:
             return False
         in_time = placement is Placement.OFFLOAD_IF_IN_TIME
         limit = self.window_bytes(lane) - record.num_bytes
-        if in_time and not self._make_room(limit):
+        if in_time and not self._pace.make_room(limit):
             self.offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
             return False
-        patient = self._compute_is_busy if in_time else (lambda: True)
+        patient = self._pace.compute_is_busy if in_time else (lambda: True)
         parcel = self.offloader.store(record.data, record.name, patient)
         if parcel is None:
             return False
@@ -218,25 +254,6 @@ class TensorCache:
         largest = max(lane.largest_bytes, lane.profile.largest_bytes)
         return max(WINDOW_FLOOR_BYTES, 2 * largest)
 
-    def _compute_is_busy(self) -> bool:
-        """Whether compute still has two packs' worth of work ahead of it.
-
-        While it has, the host may wait at no cost; afterwards it must not.
-        """
-        return len(self._packs) == self._packs.maxlen and not self._packs[0]()
-
-    def _make_room(self, limit_bytes: int) -> bool:
-        """Release what has left already; True if the window is then small enough."""
-        self._packs.append(self.device.now().query)
-        while self._window.num_bytes > max(limit_bytes, 0):
-            if self._window.oldest_has_left():
-                self.ledger.live(-self._window.release_oldest())
-            elif self._compute_is_busy():
-                time.sleep(POLL_S)
-            else:
-                return False
-        return True
-
     # -- unpack -------------------------------------------------------------------
 
     def _unpack_record(self, source: RecordView) -> Tensor:
@@ -246,14 +263,19 @@ class TensorCache:
             self.collect()
             self._enter_backward(lane)
             first_use = record.num_uses == 0
-            tensor = source.view.rebuild(self._fetch(record))
-            record.num_uses += 1
-            if first_use:
-                lane.uses.append(record.ordinal)
-                self._prefetch(lane.upcoming(record.ordinal))
-            if record.num_uses >= record.num_handles:
-                self._after_last_use(record)
-            return tensor
+            with self.course.using(lane, record.item) as at:
+                self.moves.release_due()
+                tensor = source.view.rebuild(self._fetch(record))
+                record.num_uses += 1
+                if first_use:
+                    lane.uses.append(record.ordinal)
+                if self.course.of(lane).orders is not None:
+                    self.moves.load_due(lane, at, self._start_load)
+                elif first_use:
+                    self._prefetch(lane.upcoming(record.ordinal))
+                if record.num_uses >= record.num_handles:
+                    self._after_last_use(record)
+                return tensor
 
     def _enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
@@ -389,3 +411,8 @@ class TensorCache:
             self._window.release_down_to(0)
             self._closed = True
         self.offloader.close()
+
+
+def _name(tensor: Tensor) -> str:
+    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
+    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"

@@ -289,9 +289,7 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
     for _, at in ranked[:3]:
         for step in STEPS:
             while judge.left_marks > reach:
-                better = min(
-                    (value(near).rank, near) for near in _near(at, step, ends)
-                )
+                better = min((value(near).rank, near) for near in _near(at, step, ends))
                 if better[0] >= value(at).rank:
                     break
                 at = better[1]
@@ -330,9 +328,7 @@ def _search_items(judge: Judge, best: Candidate) -> Candidate:
     return best
 
 
-def _moves(
-    timeline: Timeline, best: Candidate
-) -> list[tuple[str, int, Placement]]:
+def _moves(timeline: Timeline, best: Candidate) -> list[tuple[str, int, Placement]]:
     """Moves that may help: what is alive at the peak, largest first, then what waits
     or costs a rebuild."""
     alive = Run(timeline, best.orders).run(detailed=True).live_at_peak

@@ -29,13 +29,16 @@ class Slack(NamedTuple):
     ms: float = 0.2
 
 
+DEFAULT_SLACK = Slack()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Style:
     """How strictly memory is freed."""
 
     window_bytes: int | None = None
     """Most bytes on their way out in forward; None: releases never wait."""
-    slack: Slack = Slack()
+    slack: Slack = DEFAULT_SLACK
 
 
 class _Pass(NamedTuple):

@@ -89,7 +89,7 @@ class Run:
                 if at < len(uses) and uses[at] < first[item]:
                     self._loads_at[uses[at]].append(item)
         for loads in self._loads_at:
-            loads.sort(key=lambda item: (first[item], -item))
+            loads.sort(reverse=True)
         self._now = timeline.profile.head_ms
         self._live: dict[int, int] = {}
         self._live_bytes = 0

@@ -103,6 +103,14 @@ class Offloader:
                 self._drain_oldest()
         return parcel
 
+    def send_on(self, parcel: Parcel) -> None:
+        """Write a staged parcel to the storage, if there is one, without waiting for
+        the pool to run full."""
+        with self._lock:
+            idle = parcel.state is ParcelState.STAGED and parcel.write is None
+            if self.drain is not Drain.NEVER and idle and parcel.drainable:
+                self._start_write(parcel)
+
     def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
         """Start to bring the bytes back into `target` (1-D uint8 on the device).
 
