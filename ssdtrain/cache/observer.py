@@ -82,6 +82,8 @@ class Recording:
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
+        if self._rows and self._rows[-1].end is None:
+            self.seal()  # a recipe stores an input of its own
         self._read_peak()
         self._rows.append(_Row(lane, phase, number, self._clock.now()))
 
