@@ -32,7 +32,7 @@ TARGETS = {
     "6144x24": (Size(6144, 24, 8, 2048), 0.05),
 }
 SMALL = {"256x2": (Size(256, 2, 4, 64), 0.05)}
-FRONTIER = (0.0, 0.005, 0.02, 0.05, 0.1)
+FRONTIER = (0.0, 0.02, 0.05, 0.1)
 NUM_STEPS = 5
 LAB = Size(4096, 8, 16, 1024)
 SECOND_LAB = Size(8192, 2, 16, 1024)
@@ -67,7 +67,8 @@ def target(size: Size, overhead: float, device: torch.device) -> dict[str, Any]:
         lab.hold()
         timeline = Timeline(profile)
         points = []
-        for limit in FRONTIER:
+        is_large = size.num_layers > 8
+        for limit in FRONTIER[-1:] if is_large else FRONTIER:
             start = time.monotonic()
             plan = choose(profile, Goal(max_overhead=limit))
             choose_s = time.monotonic() - start
@@ -77,11 +78,11 @@ def target(size: Size, overhead: float, device: torch.device) -> dict[str, Any]:
                     "policy": plan.policy,
                     "choose_s": choose_s,
                     **predicted(timeline, plan.orders),
-                    **lab.under(plan.orders, 2),
+                    **lab.under(plan.orders, 1),
                 }
             )
         found["frontier"] = points
-        found["policies"] = _policies(lab, timeline)
+        found["policies"] = [] if is_large else _policies(lab, timeline)
         found["references"] = [
             {"name": r.name, "step_ms": r.step_ms, "peak_bytes": r.peak_bytes}
             for r in references(timeline)
@@ -101,7 +102,7 @@ def _policies(lab: Lab, timeline: Timeline) -> list[dict[str, Any]]:
             {
                 "policy": fixed.name,
                 **predicted(timeline, orders),
-                **lab.under(orders, 2),
+                **lab.under(orders, 1),
             }
         )
     return found
@@ -266,15 +267,21 @@ def main() -> None:
         if not options.only or name.startswith(tuple(options.only)):
             cells.run(name, cell)
 
-    for name, (size, overhead) in sizes.items():
-        run(f"{name}/keep", lambda s=size: run_column(s, plain, device, NUM_STEPS))
-        run(f"{name}/auto", lambda s=size, o=overhead: target(s, o, device))
-    run("prediction/1", lambda: prediction(labs[0], device, num, 45))
-    run("prediction/2", lambda: prediction(labs[1], device, num, 45))
-    run(
-        "regret",
-        lambda: regret(labs[0], device, num=4 if options.small else 50, limit_s=110),
-    )
+    first = list(sizes)[:3]
+
+    def both(name: str) -> None:
+        size, overhead = sizes[name]
+        run(f"{name}/keep", lambda: run_column(size, plain, device, NUM_STEPS))
+        run(f"{name}/auto", lambda: target(size, overhead, device))
+
+    for name in first:
+        both(name)
+    run("prediction/1", lambda: prediction(labs[0], device, num, 40))
+    for name in list(sizes)[3:]:
+        both(name)
+    budgets = 4 if options.small else 50
+    run("regret", lambda: regret(labs[0], device, budgets, 90))
+    run("prediction/2", lambda: prediction(labs[1], device, num, 40))
     for name, (size, _) in sizes.items():
         run(
             f"{name}/full recompute",

@@ -150,6 +150,7 @@ class Planner:
         self._trace.enabled = self._wants_trace
         cache.ledger.clock.keep_spans = False
         copies = cache.device.watched_copies()
+        copying_ms = sum(copy.ms for copy in copies)
         if len({copy.outwards for copy in copies}) < 2:
             copies += probe(cache.device, cache.offloader.pool)
         if recording is None:
@@ -158,6 +159,7 @@ class Planner:
             cache.ledger.clock.last_spans(),
             fitted_links(copies, self._trace.spans()[self._num_spans :]),
             cache.offloader.pool.cap_bytes,
+            copying_ms,
             self._notes,
         )
 

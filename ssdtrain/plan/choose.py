@@ -2,15 +2,16 @@
 
 [Note: the search]
 Small instances are enumerated. Large ones are searched in two steps: first a family of
-three numbers (how many recipes, cheapest per byte first; how many bytes of the tail
-stay; how many bytes may be on their way out) by pattern search, then single items that
+four numbers (how many recipes, cheapest per byte first; how many bytes of the tail
+stay; how many bytes may be on their way out; whether backward may wait) by pattern
+search, then single items that
 are alive at the peak or make compute wait. Every plan is scheduled just in time and
 simulated; the fixed policies are candidates too, so the result cannot lose to them.
 No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,18 +27,18 @@ from ssdtrain.plan.policies import (
     with_tail_kept,
 )
 from ssdtrain.plan.profile import Item, Profile
-from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Outcome, Run, keep_all, simulate
 from ssdtrain.plan.timeline import Placements, Timeline
 
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
-SEARCH_MARKS = 250_000
+SEARCH_MARKS = 1_500_000
 """Marks simulated in a search, over all its candidates (about two seconds)."""
 BUDGET_MARGIN = 0.015
 """Share of a memory budget that is left for what the profile did not see."""
-OVERHEAD_SHARE = 0.9
-"""Share of `max_overhead` that is planned with; the rest is for the hooks."""
+HOOKS_OVERHEAD = 0.002
+"""Part of `max_overhead` that is left for the hooks; never more than half of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +64,12 @@ class Candidate(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Three numbers that stand for a plan; each is a position on a grid."""
+    """Four numbers that stand for a plan; each is a position on a grid."""
 
     recipes: int
     tail: int
     window: int
+    late: int
 
 
 class Judge:
@@ -79,7 +81,8 @@ class Judge:
         self.least_peak_bytes = self.keep.peak_bytes
         budget = goal.memory_budget_bytes
         self._most_bytes = None if budget is None else budget * (1 - BUDGET_MARGIN)
-        self._most_ms = self.keep.step_ms * (1 + OVERHEAD_SHARE * goal.max_overhead)
+        allowed = max(goal.max_overhead / 2, goal.max_overhead - HOOKS_OVERHEAD)
+        self._most_ms = self.keep.step_ms * (1 + allowed)
         self._host_bytes = timeline.profile.host_bytes
         self.left_marks = SEARCH_MARKS
 
@@ -174,7 +177,13 @@ def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
 def styles(timeline: Timeline) -> tuple[Style, ...]:
     """How strictly memory is freed: never wait, or a window of two largest."""
     window = WINDOW_LARGEST * largest_bytes(timeline)
-    return Style(), Style(window_bytes=window), Style(window_bytes=window // 2)
+    return (
+        Style(),
+        Style(late=Late.WAIT),
+        Style(window_bytes=window),
+        Style(window_bytes=window, late=Late.WAIT),
+        Style(window_bytes=window // 2, late=Late.WAIT),
+    )
 
 
 def assignments(timeline: Timeline) -> Iterator[Placements]:
@@ -208,8 +217,10 @@ def _enumerated(judge: Judge, best: Candidate) -> Candidate | None:
 
 RECIPE_PARTS = 4
 TAIL_PARTS = 24
-WINDOW_PARTS = 14
-STEPS = (8, 4, 2, 1)
+WINDOW_PARTS = 42
+STEPS = (9, 3, 1)
+NUM_STARTS = 3
+NUM_EDGES = 12
 
 
 class _Grid:
@@ -222,7 +233,7 @@ class _Grid:
         lanes = max(1, len(timeline.profile.lanes))
         self._lane_bytes = timeline.profile.saved_bytes // lanes
         self._largest = largest_bytes(timeline)
-        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS)
+        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS, 1)
 
     def placements(self, family: Family) -> Placements:
         """Recipes, then the tail; everything else leaves."""
@@ -238,11 +249,13 @@ class _Grid:
 
     def style(self, family: Family) -> Style:
         """The last position is a window without end."""
+        late = Late.WAIT if family.late else Late.KEEP
         if family.window >= WINDOW_PARTS:
-            return Style()
+            return Style(late=late)
         most = max(2.0, self._lane_bytes / max(1, self._largest))
         times = most ** (family.window / (WINDOW_PARTS - 1))
-        return Style(window_bytes=int(self._largest * max(1.0, times)))
+        window = int(self._largest * max(1.0, times))
+        return Style(window_bytes=window, late=late)
 
 
 def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
@@ -280,13 +293,16 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
 
     reach = judge.left_marks // 3
     starts = [
-        Family(recipes, tail, window)
-        for recipes in sorted({ends.recipes, ends.recipes // 2, 0}, reverse=True)
-        for tail in (0, ends.tail // 3)
-        for window in (ends.window, 3)
+        Family(recipes, tail, window, late)
+        for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
+        for tail in (0, 6, 9, 12)
+        for window in (ends.window, 9, 20)
+        for late in (0, 1)
     ]
-    ranked = sorted((value(start).rank, start) for start in starts)
-    for _, at in ranked[:3]:
+    for _, start in sorted((value(start).rank, start) for start in starts)[:NUM_EDGES]:
+        _to_the_edge(start, ends.window, value)
+    ranked = sorted((found.rank, family) for family, found in seen.items())
+    for _, at in ranked[:NUM_STARTS]:
         for step in STEPS:
             while judge.left_marks > reach:
                 better = min((value(near).rank, near) for near in _near(at, step, ends))
@@ -296,9 +312,30 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
     return min([best, *seen.values()], key=lambda candidate: candidate.rank)
 
 
+def _to_the_edge(
+    start: Family, last: int, value: Callable[[Family], Candidate]
+) -> None:
+    """Try the windows around the one at which the limit is met.
+
+    A narrower window costs time and saves memory; between a window that is within the
+    limit and one that is not, the best lies at the edge.
+    """
+    low, high = 0, last
+    low_fits = value(start._replace(window=low)).rank[0] == 0.0
+    if low_fits == (value(start._replace(window=high)).rank[0] == 0.0):
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = value(start._replace(window=middle)).rank[0] == 0.0
+        if fits == low_fits:
+            low = middle
+        else:
+            high = middle
+
+
 def _near(at: Family, step: int, ends: Family) -> list[Family]:
     found = {at}
-    for axis in range(3):
+    for axis in range(len(ends)):
         for sign in (-step, step):
             values = list(at)
             values[axis] = min(max(values[axis] + sign, 0), ends[axis])

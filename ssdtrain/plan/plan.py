@@ -155,8 +155,8 @@ def read_plan(path: str | Path) -> Plan:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"plan={str(path)!r} is neither 'auto', 'offload-all' nor 'keep-all', and "
-            f"no such file can be read ({error}); make one with `ssdtrain plan`."
+            "plan expects 'auto', 'offload-all', 'keep-all' or the path of a saved "
+            f"plan, got {str(path)!r} ({error}); make one with `ssdtrain plan`."
         ) from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Item, Phase
-from ssdtrain.plan.schedule import Style
+from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Placements, Timeline
 
@@ -91,7 +91,7 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
     """Every policy that ssdtrain can run, the simplest first."""
     target = away(timeline)
     window = WINDOW_LARGEST * largest_bytes(timeline)
-    strict = Style(window_bytes=window)
+    strict = Style(window_bytes=window, late=Late.WAIT)
 
     def recipe_or(placement: Placement) -> dict[str, tuple[Placement, ...]]:
         return placed_by(

@@ -11,6 +11,7 @@ backward. An item that would be back before it is gone is kept instead.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement
@@ -32,12 +33,23 @@ class Slack(NamedTuple):
 DEFAULT_SLACK = Slack()
 
 
+class Late(Enum):
+    """What becomes of an item that the link cannot bring back in time."""
+
+    KEEP = auto()
+    """It stays on the device."""
+    WAIT = auto()
+    """It leaves all the same, and backward waits for it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Style:
     """How strictly memory is freed."""
 
     window_bytes: int | None = None
     """Most bytes on their way out in forward; None: releases never wait."""
+    late: Late = Late.KEEP
+    """What becomes of an item that the link cannot bring back in time."""
     slack: Slack = DEFAULT_SLACK
 
 
@@ -193,7 +205,13 @@ class _Scheduler:
             # A lane's first use is the first moment at which it can load at all.
             earliest = self._start_ms[uses[0]]
             start = max(latest[item], earliest, link_free)
-            link_free = start + line.copy_in_ms[item]
+            end = start + line.copy_in_ms[item]
+            if (
+                self._style.late is Late.KEEP
+                and end > self._start_ms[self._first[item]]
+            ):
+                continue
+            link_free = end
             found[item] = self._last_use_by(uses, start)
         return found
 

@@ -125,25 +125,32 @@ class Run:
                 if loaded in self._away:
                     self._load(loaded)
             memory = self._live_bytes + line.other_bytes[mark]
-            if memory > outcome.peak_bytes and (mark < last_mark or last_mark == 0):
-                outcome.peak_bytes = memory
-                outcome.peak_mark = mark
-                if detailed:
-                    outcome.live_at_peak = frozenset(self._live)
-            if detailed:
-                outcome.curve.append((self._now, memory))
+            if mark < last_mark or last_mark == 0:
+                self._measure(mark, memory, detailed)
             copies = (self._out.free_ms > self._now) + (self._in.free_ms > self._now)
             self._now += line.length_ms[mark] * (1.0 + slowdown * copies)
-        outcome.step_ms = self._now + line.profile.tail_ms
+        self._finish()
+        return outcome
+
+    def _measure(self, mark: int, memory: int, detailed: bool) -> None:
+        outcome = self.outcome
+        if memory > outcome.peak_bytes:
+            outcome.peak_bytes, outcome.peak_mark = memory, mark
+            if detailed:
+                outcome.live_at_peak = frozenset(self._live)
+        if detailed:
+            outcome.curve.append((self._now, memory))
+
+    def _finish(self) -> None:
+        self.outcome.step_ms = self._now + self._line.profile.tail_ms
         for name, queue in (
             ("d2h", self._out),
             ("h2d", self._in),
             ("ssd_write", self._write),
             ("ssd_read", self._read),
         ):
-            outcome.busy_ms[name] = queue.busy_ms
-            outcome.moved_bytes[name] = queue.num_bytes
-        return outcome
+            self.outcome.busy_ms[name] = queue.busy_ms
+            self.outcome.moved_bytes[name] = queue.num_bytes
 
     def _by_depth(self, item: int) -> tuple[bool, int]:
         """Bytes before rebuilds, and inputs of recipes before their results."""
