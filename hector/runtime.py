@@ -1,7 +1,7 @@
 """Runs compiled programs: plans bound to a graph, one autograd function a program.
 
-[Note: hot path] A call looks up the executable of (graph, dtypes, needed gradients), and
-then only allocates and launches: no host synchronisation, no shape that depends on
+[Note: hot path] A call looks up the executable of (graph, dtypes, needed gradients),
+and then only allocates and launches: no host synchronisation, no shape that depends on
 data, so a call can be captured in a CUDA graph.
 """
 

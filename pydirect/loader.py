@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +74,12 @@ class MiniBatch:
 class Fetch(Protocol):
     """Brings rows of a host table to the training device."""
 
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether CPU threads gather. Where they do not, the fetching thread runs alone
+        and does not wait for cores on which samplers are at work."""
+        ...
+
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """``table[node_ids]`` on the device, on the current stream.
 
@@ -87,6 +93,8 @@ class Fetch(Protocol):
 class StagedFetch:
     """PyG's way: the CPU gathers with all its threads, pins, and copies."""
 
+    uses_cpu = True
+
     def __init__(self, table: torch.Tensor, device: torch.device) -> None:
         """``table``: CPU, shape (num_nodes, num_features)."""
         self._table = table
@@ -99,6 +107,8 @@ class StagedFetch:
 
 class DirectFetch:
     """The GPU gathers from host memory, into buffers that take turns."""
+
+    uses_cpu = False
 
     def __init__(
         self,
@@ -193,14 +203,15 @@ class MiniBatchLoader:
                 for future in waiting:
                     future.cancel()
                 self._epoch += 1
-                self.use_all_threads()
+                torch.set_num_threads(self._num_threads)
 
-    def use_all_threads(self) -> None:
-        """Let operators of this thread use the threads they had before sampling.
+    def use_threads(self) -> None:
+        """Let operators of the fetching thread use the threads there were before
+        sampling, if it is CPU threads that gather.
 
         See `_sample`: a thread's setting is also the default of threads to come.
         """
-        torch.set_num_threads(self._num_threads)
+        torch.set_num_threads(self._num_threads if self._fetch.uses_cpu else 1)
 
     def fetch(self, sampled: SampledBatch, slot: int = 0) -> MiniBatch:
         """One batch on the device, on the current stream."""
@@ -244,7 +255,15 @@ class MiniBatchLoader:
             self._scratch.sampler = NeighborSampler(self._graph, self._config.fanouts)
         sampler: NeighborSampler = self._scratch.sampler
         epoch = self._config.seed * 1_000_003 + self._epoch
-        return sampler.sample(seeds, (epoch << 24) + number)
+        batch = sampler.sample(seeds, (epoch << 24) + number)
+        if self._device.type != "cuda":
+            return batch
+        # Here and not in the fetching thread, on whose time the GPU waits.
+        return replace(
+            batch,
+            node_ids=batch.node_ids.pin_memory(),
+            edge_index=batch.edge_index.pin_memory(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +324,7 @@ class _Pipeline:
         on_side = torch.cuda.stream(self._side) if self._side else nullcontext()
         try:
             with on_side:
-                self._loader.use_all_threads()
+                self._loader.use_threads()
                 for batch in sampled:
                     slot = self._free.get()
                     if slot is None or self._stopping.is_set():

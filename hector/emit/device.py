@@ -5,7 +5,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ from hector.emit.gemm import (
     emit_outer,
     emit_reduce,
 )
+from hector.emit.launch import ALIGNMENT_BYTES, Launch, compile_together
 from hector.emit.reference import Reference
 from hector.emit.source import HEADER, Arg, ArgKind
 from hector.emit.traversal import emit_traversal
@@ -121,35 +122,6 @@ def load_module(text: str, directory: Path | None = None) -> ModuleType:
     return module
 
 
-ALIGNMENT_BYTES = 16
-"""Triton compiles a kernel for pointers aligned so; PyTorch's own memory always is."""
-
-
-@dataclass
-class _Launch:
-    """One kernel launch; slots are filled in at each call.
-
-    After its first launch the compiled kernel is called directly: Triton's dispatch by
-    argument types, most of a launch's host time, has nothing left to decide.
-    """
-
-    function: Any
-    grid: tuple[int, ...]
-    args: list[Any]
-    slots: tuple[tuple[int, Node], ...]
-    partials: tuple[tuple[int, Node, int], ...]
-    options: dict[str, int]
-    direct: Callable[..., Any] | None = None
-
-    def __call__(self, aligned: bool) -> None:
-        if self.direct is not None and aligned:
-            self.direct(*self.args)
-            return
-        made = self.function[self.grid](*self.args, **self.options)
-        if made is not None and aligned and hasattr(made, "__getitem__"):
-            self.direct = made[self.grid]
-
-
 @dataclass(frozen=True)
 class _TorchOp:
     """An operation on parameters run by PyTorch."""
@@ -178,7 +150,7 @@ class DevicePlan:
         parts = [e.source.text(e.doc.replace('"', "'")) for es in emitted for e in es]
         self.source = HEADER + "".join(f"\n\n{p}" for p in parts)
         module = load_module(self.source) if parts else None
-        self.steps: list[_Launch | _TorchOp] = []
+        self.steps: list[Launch | _TorchOp] = []
         for kernel, es in zip(plan.kernels, emitted, strict=True):
             if isinstance(kernel, ParameterOp | Fallback):
                 self.steps.append(_TorchOp(kernel.out))
@@ -186,6 +158,8 @@ class DevicePlan:
                 launch = self._launch(e, getattr(module, e.source.name))
                 if launch is not None:
                     self.steps.append(launch)
+        self.launches = tuple(s for s in self.steps if isinstance(s, Launch))
+        self.compiled = False
         self.made = tuple(
             (n, self._shape(n), dtypes.of(n))
             for k in plan.kernels
@@ -196,7 +170,7 @@ class DevicePlan:
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
 
-    def _launch(self, e: Emitted, function: Any) -> _Launch | None:
+    def _launch(self, e: Emitted, function: Any) -> Launch | None:
         grid = tuple(self._extent(g) for g in e.grid)
         if 0 in grid:
             return None
@@ -214,7 +188,7 @@ class DevicePlan:
                 partials.append((position, arg.what, grid[0]))
             else:
                 fixed[-1] = self._static(arg)
-        return _Launch(
+        return Launch(
             function,
             grid,
             fixed,
@@ -257,13 +231,24 @@ class DevicePlan:
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound and everything stored."""
+        device = self.arrays.graph.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            # Triton launches on the current device, wherever the tensors are.
+            with torch.cuda.device(device):
+                return self._run(bindings, device)
+        return self._run(bindings, device)
+
+    def _run(
+        self, bindings: Mapping[Node, Tensor], device: torch.device
+    ) -> dict[Node, Tensor]:
         values = dict(bindings)
         aligned = not any(
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
-        device = self.arrays.graph.device
         for node, shape, dtype in self.made:
             values[node] = torch.empty(shape, dtype=dtype, device=device)
+        if not self.compiled:
+            self._compile(values)
         scratch: dict[Node, Tensor] = {}
         for step in self.steps:
             if isinstance(step, _TorchOp):
@@ -275,14 +260,19 @@ class DevicePlan:
             for position, node, tiles in step.partials:
                 args[position] = self._scratch(scratch, node, tiles)
             step(aligned)
-        for step in self.steps:
-            if isinstance(step, _Launch):
-                # Values must not outlive the call.
-                for position, _ in step.slots:
-                    step.args[position] = None
-                for position, _, _ in step.partials:
-                    step.args[position] = None
+        for launch in self.launches:
+            launch.release()
         return values
+
+    def _compile(self, values: Mapping[Node, Tensor]) -> None:
+        """Before the first launch, when the dtypes of the bound values are known."""
+        self.compiled = True
+        if self.arrays.graph.device.type != "cuda":
+            return
+        dtypes = {n: t.dtype for n, t in values.items()}
+        made = [s.node for s in self.steps if isinstance(s, _TorchOp)]
+        dtypes.update((n, self.dtypes.of(n)) for n in made)
+        compile_together(self.launches, dtypes)
 
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]

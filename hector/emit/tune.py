@@ -1,4 +1,4 @@
-"""Schedules of a plan: the defaults, or the fastest of some candidates, kept on disk."""
+"""Schedules of a plan: the defaults, or the fastest candidates, kept on disk."""
 
 import hashlib
 import json

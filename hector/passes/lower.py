@@ -24,7 +24,7 @@ from hector.ir.node import LEAVES, ROWWISE, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 _MATERIALIZED_OPERAND = frozenset((Op.RESHAPE, Op.SLICE))
-"""Where they are needed in registers, their operand is addressed in memory, so it must be there."""
+"""In registers they are another address of their operand, which must have memory."""
 
 
 def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
@@ -206,11 +206,15 @@ class _Regions:
         self._add(node, self._open(loop))
 
     def _settle_foreign(self, node: Node, loop: Loop) -> None:
-        """Waiting operands on other rows than the loop's need their own kernel."""
+        """Waiting operands on other rows than the loop's, or that are read from
+        memory, need their own kernel."""
+        addressed = read_from_memory(node, self.stop)
         for dep in frontier(node, self.stop):
-            if dep in self.waiting and dep.domain is not loop.domain:
+            if dep not in self.waiting:
+                continue
+            if dep.domain is not loop.domain or dep in addressed:
                 self._settle(dep)
-            elif dep in self.waiting:
+            else:
                 self._settle_foreign(dep, loop)
 
     def _join_wherever(self, node: Node) -> bool:
@@ -231,13 +235,14 @@ class _Regions:
         return any(d in kernel.members for d in frontier(node, self.stop))
 
     def _legal(self, node: Node, kernel: _Open) -> bool:
+        addressed = read_from_memory(node, self.stop)
         for dep in frontier(node, self.stop):
             home = self.home.get(dep)
             if home is kernel:
-                if not self._reachable(node, dep, kernel):
+                if dep in addressed or not self._reachable(node, dep, kernel):
                     return False
             elif dep in self.waiting:
-                if not self._legal(dep, kernel):
+                if dep in addressed or not self._legal(dep, kernel):
                     return False
             elif home is not None and home.position >= kernel.position:
                 return False
@@ -305,6 +310,25 @@ def foreign_reads(node: Node, dep: Node, stop: set[Node]) -> list[Node]:
         if x not in stop:
             stack.extend((x, i) for i in x.inputs)
     return list(found)
+
+
+def read_from_memory(node: Node, stop: set[Node]) -> set[Node]:
+    """Operands that `node` needs in memory and not in registers.
+
+    A row is split and cut by addressing, and a concat is joined by its stores. A kernel
+    must not load what it stored itself: its threads would race.
+    """
+    found = {d for d in frontier(node, stop) if d.op is Op.CONCAT}
+    stack, seen = [node], {node}
+    while stack:
+        x = stack.pop()
+        if x.op in _MATERIALIZED_OPERAND:
+            found.update(stored(i) for i in x.inputs)
+        for i in x.inputs:
+            if i not in seen and i not in stop:
+                seen.add(i)
+                stack.append(i)
+    return found
 
 
 def _finish(

@@ -25,7 +25,8 @@ _MADV_HUGEPAGE = 14
 
 def cuda_works() -> bool:
     """Whether there is a CUDA device; without one memory stays plain."""
-    return torch.cuda.is_available()
+    # Counting devices takes microseconds, and every gather asks.
+    return torch.cuda.is_initialized() or torch.cuda.is_available()  # type: ignore[no-untyped-call]
 
 
 def register(address: int, num_bytes: int, *, read_only: bool) -> None:
@@ -67,6 +68,13 @@ def synchronize_all() -> None:
         # context of several hundred MB.
         if _has_context(device):
             torch.cuda.synchronize(device)
+
+
+def devices_in_use() -> list[int]:
+    """The current device and those on which this process has a context."""
+    current = torch.cuda.current_device()
+    every = range(torch.cuda.device_count())
+    return [gpu for gpu in every if gpu == current or _has_context(gpu)]
 
 
 def _has_context(device: int) -> bool:

@@ -1,34 +1,12 @@
 """What a benchmark writes down beside its numbers, and how: JSON, after every cell."""
 
 import json
-import os
-import platform
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-
-def environment() -> dict[str, Any]:
-    """Device, versions and command: enough to run the same thing again."""
-    gpus = [
-        torch.cuda.get_device_name(i)
-        for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    ]
-    return {
-        "command": "python "
-        + shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
-        "gpus": gpus,
-        "cpu_cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+from harness import environment
 
 
 class Record:

@@ -13,7 +13,16 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("torch", "triton", "transformers", "trl", "deepspeed", "megatron-core")
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "trl",
+    "deepspeed",
+    "megatron-core",
+    "torch-geometric",
+    "kvikio-cu13",
+)
 
 
 def environment() -> dict[str, Any]:

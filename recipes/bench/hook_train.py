@@ -36,18 +36,30 @@ def segments() -> list[dict[str, Any]] | None:
     return list(torch.cuda.memory_snapshot())
 
 
+def num_calls(hook: Any) -> int:
+    """Calls that went through the hook so far."""
+    counted = asdict(hook.counters())
+    return sum(count for name, count in counted.items() if name.endswith("_calls"))
+
+
 def main() -> None:
     """Train for as many steps as the argument says; print one line of JSON."""
     num_steps = int(sys.argv[1])
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     device = torch.device("cuda")
-    model = model_of(2048, 6).to(device, torch.bfloat16)
+    # Steps of some 60 ms, of products that fill the GPU: a step of a few milliseconds
+    # differs by more than the hook's target between two processes without it.
+    model = model_of(4096, 6).to(device, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batch = torch.randn(4096, 2048, device=device, dtype=torch.bfloat16)
+    batch = torch.randn(8192, 4096, device=device, dtype=torch.bfloat16)
     losses, times = [], []
-    with ssdtrain.offload(model, target="host", host_bytes=4 << 30):
-        for _ in range(num_steps):
+    hook = shim.loaded()
+    calls_before = 0
+    with ssdtrain.offload(model, target="host", host_bytes=8 << 30):
+        for number in range(num_steps):
+            if hook is not None and number == num_steps // 4:
+                calls_before = num_calls(hook)
             torch.cuda.synchronize()
             begin = time.monotonic()
             loss = model(batch).float().square().mean()
@@ -66,11 +78,12 @@ def main() -> None:
             "coverage": None,
             "recorded_lines": 0,
         }
-        hook, held = shim.loaded(), segments()
+        held = segments()
         if held is not None:
             result["segments"] = len(held)
         if hook is not None:
             result["counters"] = asdict(hook.counters())
+            result["calls_in_timed_steps"] = num_calls(hook) - calls_before
             recording = os.environ.get("SSDTRAIN_HOOK_RECORD")
             if recording is not None and Path(recording).exists():
                 lines = Path(recording).read_text().splitlines()

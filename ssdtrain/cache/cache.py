@@ -143,7 +143,7 @@ class TensorCache:
         reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
         if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        offset = tensor.storage_offset() - parameter.storage_offset()
+        offset = int(tensor.storage_offset()) - int(parameter.storage_offset())
         return Handle(
             ParameterView(
                 parameter, tensor._version, tensor.shape, tensor.stride(), offset

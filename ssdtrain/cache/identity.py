@@ -110,15 +110,17 @@ def stamp_of(tensor: Tensor) -> Stamp:
     if stamp is None:
         stamp = Stamp()
         setattr(storage, STAMP, stamp)
-    return stamp  # type: ignore[no-any-return]
+    return stamp
 
 
 def extent_bytes(tensor: Tensor) -> tuple[int, int]:
     """First byte and end of the tensor's elements inside its storage."""
-    start = tensor.storage_offset() * tensor.itemsize
+    # No symbolic sizes here: those live in the compiler, and hooks run outside it.
+    start = int(tensor.storage_offset()) * tensor.itemsize
     if tensor.numel() == 0:
         return start, start
-    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    steps = sum((int(n) - 1) * int(s) for n, s in sizes)
     return start, start + (steps + 1) * tensor.itemsize
 
 
@@ -136,7 +138,7 @@ def identify(tensor: Tensor) -> tuple[Key, View]:
         tensor.dtype,
         tensor.shape,
         tensor.stride(),
-        tensor.storage_offset() * tensor.itemsize - start,
+        int(tensor.storage_offset()) * tensor.itemsize - start,
         tensor.is_conj(),
         tensor.is_neg(),
     )

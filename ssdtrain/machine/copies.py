@@ -72,8 +72,8 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
     name = f"cuda:{device}"
     largest = max(budget.sizes_bytes)
     with torch.cuda.device(device):
-        out_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        in_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        out_stream = torch.cuda.Stream()
+        in_stream = torch.cuda.Stream()
         gpu = torch.zeros(2, largest, dtype=torch.uint8, device=name)
         host = torch.zeros(2, largest, dtype=torch.uint8, pin_memory=True)
 

@@ -76,15 +76,17 @@ def level(values: np.ndarray) -> np.ndarray:
 
 
 def _startup_and_peak(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """t_s, and BW_max as the median slope over the largest sizes.
+    """t_s, and BW_max as the slope over the largest sizes, all their bytes together.
 
     Not the best bandwidth seen: `t_s + m / BW` counts the start-up time already,
-    and caches can make a middle size faster than the link is.
+    and caches can make a middle size faster than the link is. A sum weighs the
+    largest most: just above the flat piece a copy hides its own start-up time, and
+    the slope there would be many times the link's.
     """
     startup = float(times[0])
     large = sizes >= sizes[-1] / LINEAR_RANGE
     spare = np.maximum(times[large] - startup, times[large] * 1e-3)
-    return startup, float(np.median(sizes[large] / spare))
+    return startup, float(sizes[large].sum() / spare.sum())
 
 
 def _breakpoints(

@@ -47,7 +47,7 @@ class Clock:
         """A moment in compute order, for `ms_between`."""
         if not self._cuda:
             return time.monotonic_ns()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -77,7 +77,7 @@ class StagedPath:
             self._local.staging = torch.empty(
                 self._buffer_bytes, dtype=torch.uint8, pin_memory=True
             )
-            self._local.stream = torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
+            self._local.stream = torch.cuda.Stream(buffer.device)
         return self._local.staging[: buffer.numel()], self._local.stream
 
 

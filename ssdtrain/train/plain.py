@@ -68,7 +68,7 @@ class PlainRunner:
         with self._autocast():
             loss: torch.Tensor = self.attachable(*tensors)
         count = self._workload.settings.train.num_micro_batches
-        self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(loss / count).backward()
         return loss.detach()
 
     def _autocast(self) -> AbstractContextManager[object]:

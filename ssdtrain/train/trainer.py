@@ -136,18 +136,19 @@ def runner_of(workload: Workload) -> Runner:
 def deterministic(wanted: bool) -> Iterator[None]:
     """torch's deterministic algorithms, as wanted; restored afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
-    filling = torch.utils.deterministic.fill_uninitialized_memory
+    filler: Any = torch.utils.deterministic
+    filling = filler.fill_uninitialized_memory
     if wanted:
         # cuBLAS reads this once, when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     # Filling every `empty` would touch all of DeepSpeed's gigabytes of buckets.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    filler.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filling
+        filler.fill_uninitialized_memory = filling
 
 
 def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:

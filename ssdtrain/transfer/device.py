@@ -314,7 +314,7 @@ class CudaDevice:
         def total_ms() -> float:
             for _, behind in stalls:
                 behind.synchronize()
-            return sum(before.elapsed_time(behind) for before, behind in stalls)
+            return float(sum(a.elapsed_time(b) for a, b in stalls))
 
         return total_ms
 

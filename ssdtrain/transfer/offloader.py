@@ -181,21 +181,25 @@ class Offloader:
             buffer = self.pool.take(num_bytes)
             if buffer is not None:
                 return buffer
-            if self.pool.pin_failures > failures:
-                return self._refuse(Fallback.KEPT_PIN_FAILED)
-            with self._lock:
-                if self.drain is Drain.WHEN_FULL:
-                    self._drain_oldest()
-                draining = bool(self._writing)
-            if not draining:
-                return self._refuse(Fallback.KEPT_HOST_FULL)
-            if not patient():
-                return self._refuse(Fallback.KEPT_BACK_PRESSURE)
+            reason = self._why_not_wait(self.pool.pin_failures > failures, patient)
+            if reason is not None:
+                self.fall_back(reason)
+                return None
             with self.device.stall():
                 self.pool.wait(WAIT_SLICE_S)
 
-    def _refuse(self, reason: Fallback) -> None:
-        self.fall_back(reason)
+    def _why_not_wait(
+        self, pin_failed: bool, patient: Callable[[], bool]
+    ) -> Fallback | None:
+        if pin_failed:
+            return Fallback.KEPT_PIN_FAILED
+        with self._lock:
+            if self.drain is Drain.WHEN_FULL:
+                self._drain_oldest()
+            draining = bool(self._writing)
+        if not draining:
+            return Fallback.KEPT_HOST_FULL
+        return None if patient() else Fallback.KEPT_BACK_PRESSURE
 
     def fall_back(self, reason: Fallback, detail: str = "") -> None:
         """Count a fallback; warn the first time."""

@@ -57,7 +57,10 @@ def test_pipeline_is_bitwise_equal(tmp_path: Path, target: str) -> None:
         reports = ours["reports"]
         assert len(reports) == 3
         for report in reports:
-            assert report["bytes_offloaded"] > 0.5 * report["bytes_saved"], rank
+            # What recipes rebuild has nothing to store.
+            stored = report["bytes_saved"] - report["bytes_recomputed"]
+            assert report["bytes_recomputed"] > 0
+            assert report["bytes_offloaded"] > 0.5 * stored, rank
             assert report["bytes_reloaded"] > 0
             # Two micro-batches are in flight on the first stage, one on the last.
             assert report["saved_backward_start_bytes"] < 0.3 * report["bytes_saved"]

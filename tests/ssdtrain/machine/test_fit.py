@@ -41,6 +41,13 @@ def test_a_cache_that_flatters_middle_sizes_does_not_set_the_peak() -> None:
     assert fit_curve(samples).bytes_per_second == pytest.approx(8e9, rel=0.02)
 
 
+def test_few_sizes_that_hide_their_startup_time() -> None:
+    # As seen on PCIe 5: 1 MiB takes hardly longer than 4 KiB, 8 MiB is linear.
+    times = {4096: 17e-6, 65536: 17.6e-6, 1 << 20: 21e-6, 1 << 23: 155e-6}
+    curve = fit_curve([Sample(size_bytes=m, seconds=s) for m, s in times.items()])
+    assert curve.seconds(1 << 23) == pytest.approx(155e-6, rel=0.15)
+
+
 def test_one_outlier_does_not_lift_all_larger_sizes() -> None:
     times = [1e-5 + m / 5e10 for m in SIZES]
     times[2] *= 30
