@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.course import Course, Entry, name_of
 from ssdtrain.cache.identity import (
     Key,
     Probe,
@@ -41,7 +41,7 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
-from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
+from ssdtrain.plan.placement import Candidate, Placement, Policy
 from ssdtrain.transfer.offloader import Offloader
 
 # Below this, waiting for single copies costs more than the memory is worth.
@@ -138,17 +138,10 @@ class TensorCache:
 
     def _pack_parameter(self, tensor: Tensor, parameter: nn.Parameter) -> Handle:
         self._counters.add("bytes_parameters", tensor.nbytes)
-        if tensor is parameter:
-            return Handle(ParameterView(parameter, tensor._version, None, (), 0))
-        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
-        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+        view = ParameterView.of(tensor, parameter)
+        if view is None:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        offset = int(tensor.storage_offset()) - int(parameter.storage_offset())
-        return Handle(
-            ParameterView(
-                parameter, tensor._version, tensor.shape, tensor.stride(), offset
-            )
-        )
+        return Handle(view)
 
     def _pack_record(self, tensor: Tensor) -> Handle:
         key, view = identify(tensor)
@@ -157,41 +150,35 @@ class TensorCache:
         ):
             return self._keep(tensor)
         record = self._records.get(key)
-        handle = self.recipes.again(tensor, key, view) if record is None else None
-        if record is None and handle is None:
-            record, handle = self._pack_new(tensor, key, view)
-        if handle is None and record is not None:
-            record.num_handles += 1
-            handle = Handle(RecordView(record, view, Probe.of(tensor)))
-        if handle is None:
-            raise RuntimeError("a saved tensor became neither a record nor a recipe")
+        handle = (
+            self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
+            if record is None
+            else _handle_of(record, tensor, view)
+        )
         self.recipes.note(tensor, handle)
         return handle
 
-    def _pack_new(
-        self, tensor: Tensor, key: Key, view: View
-    ) -> tuple[Record | None, Handle | None]:
-        """A record, or the first handle of a recipe."""
+    def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
+        """The first handle of a record or of a recipe."""
         lane = self.lanes.current
-        entry = self.course.enter(lane, _name(tensor), key.end_byte - key.start_byte)
+        entry = self.course.enter(lane, name_of(tensor), key.end_byte - key.start_byte)
         self.moves.release_due()
         handle: Handle | None = None
-        record: Record | None = None
         if entry.may_be_rebuilt:
             with self.course.serving(entry.number):
                 handle = self.recipes.offer(tensor, key, view)
         if handle is None:
-            record = self._open_record(tensor, key, entry)
+            handle = _handle_of(self._open_record(tensor, key, entry), tensor, view)
         elif isinstance(handle.source, RebuiltView):
             handle.source.rebuilt.item = entry.number
             self.course.rebuilds(handle.source.rebuilt)
         self.course.observer.seal()
-        return record, handle
+        return handle
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, _name(tensor), self.retired)
+        record = Record(key, lane, name_of(tensor), self.retired)
         record.item = entry.number
         self.course.of(lane).records[entry.number] = weakref.ref(record)
         self._records[key] = record
@@ -204,10 +191,7 @@ class TensorCache:
             num_bytes=record.num_bytes,
             bytes_before=bytes_before,
             tail_bytes=self.window_bytes(lane),
-            outlook=LaneOutlook(
-                total_bytes=lane.profile.total_bytes,
-                backward_follows=lane.profile.backward_follows,
-            ),
+            outlook=lane.profile.outlook,
         )
         planned = entry.order is not None and entry.order.placement in PLANNED
         leaves = (
@@ -215,10 +199,8 @@ class TensorCache:
             if planned
             else self._send_away(record, self.policy.place(candidate))
         )
-        if leaves:
-            self._counters.add("bytes_offloaded", record.num_bytes)
-        else:
-            self._counters.add("bytes_kept", record.num_bytes)
+        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        self._counters.add(fate, record.num_bytes)
         return record
 
     def _send_away(self, record: Record, placement: Placement) -> bool:
@@ -413,6 +395,6 @@ class TensorCache:
         self.offloader.close()
 
 
-def _name(tensor: Tensor) -> str:
-    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"
+def _handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
+    record.num_handles += 1
+    return Handle(RecordView(record, view, Probe.of(tensor)))

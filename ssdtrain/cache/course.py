@@ -8,6 +8,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from ssdtrain.cache.record import (
     Lane,
     LaneCourse,
@@ -201,3 +203,9 @@ class Course:
         finally:
             self._is_using = False
             self.observer.seal()
+
+
+def name_of(tensor: Tensor) -> str:
+    """Producer and shape: what a saved tensor is called in plans and reports."""
+    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
+    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View, check_version
+from ssdtrain.cache.identity import Key, Probe, View, check_version, is_plain
+from ssdtrain.plan.placement import LaneOutlook
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.expression import Expression, Layout, State
 from ssdtrain.transfer.parcel import Load, Parcel
@@ -54,6 +55,13 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
+
+    @property
+    def outlook(self) -> LaneOutlook:
+        """What a policy may know of it."""
+        return LaneOutlook(
+            total_bytes=self.total_bytes, backward_follows=self.backward_follows
+        )
 
 
 class LaneCourse:
@@ -276,6 +284,18 @@ class ParameterView(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     """Elements from the parameter's first element."""
+
+    @classmethod
+    def of(cls, tensor: Tensor, parameter: nn.Parameter) -> "ParameterView | None":
+        """A view that finds `tensor` again; None if it is none of plain elements."""
+        version = tensor._version
+        if tensor is parameter:
+            return cls(parameter, version, None, (), 0)
+        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
+        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+            return None
+        offset = int(tensor.storage_offset() - parameter.storage_offset())
+        return cls(parameter, version, tensor.shape, tensor.stride(), offset)
 
     def rebuild(self) -> Tensor:
         """The parameter, or the view of its present data.

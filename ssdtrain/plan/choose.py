@@ -24,6 +24,7 @@ from ssdtrain.plan.policies import (
     fixed_policies,
     largest_bytes,
     placed_by,
+    spilled,
     with_tail_kept,
 )
 from ssdtrain.plan.profile import Item, Profile
@@ -93,7 +94,7 @@ class Judge:
 
     def judge(self, placements: Placements, style: Style, policy: str) -> Candidate:
         """One candidate."""
-        orders = schedule(self.timeline, placements, style)
+        orders = schedule(self.timeline, spilled(self.timeline, placements), style)
         run = Run(self.timeline, orders)
         outcome = run.run()
         self.left_marks -= 4 * max(1, self.timeline.num_marks)
@@ -169,6 +170,9 @@ def _search(judge: Judge, best: Candidate) -> Candidate:
 def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
     """Everything that may happen to an item."""
     found = [Placement.KEEP, away(timeline)]
+    has_ssd = timeline.profile.links.ssd_write is not None
+    if has_ssd and found[-1] is Placement.OFFLOAD:
+        found.append(Placement.OFFLOAD_SSD)
     if item.recipe is not None:
         found.append(Placement.RECOMPUTE)
     return tuple(found)

@@ -9,6 +9,8 @@ from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Placements, Timeline
 
+HOST_SHARE = 0.6
+"""Share of the pinned memory that is planned with; the rest is for staging."""
 WINDOW_LARGEST = 2
 """The release window of offload-all, in largest tensors (as in the cache)."""
 
@@ -36,6 +38,32 @@ def away(timeline: Timeline) -> Placement:
     has_ssd = timeline.profile.links.ssd_write is not None
     only_ssd = has_ssd and timeline.profile.notes.get("target") == "ssd"
     return Placement.OFFLOAD_SSD if only_ssd else Placement.OFFLOAD
+
+
+def spilled(timeline: Timeline, placements: Placements) -> Placements:
+    """What is too much for pinned host memory goes on to the SSD, if there is one.
+
+    The first tensors of a lane go: backward asks for them last.
+    """
+    cap = timeline.profile.host_bytes
+    if timeline.profile.links.ssd_write is None or cap is None:
+        return placements
+    kinds = timeline.profile.kinds
+    excess = -HOST_SHARE * cap + sum(
+        item.num_bytes
+        for kind, items in kinds.items()
+        for item, placement in zip(items, placements[kind], strict=True)
+        if placement is Placement.OFFLOAD
+    )
+    found = {kind: list(placed) for kind, placed in placements.items()}
+    for kind, items in kinds.items():
+        for number, item in enumerate(items):
+            if excess <= 0:
+                return found
+            if found[kind][number] is Placement.OFFLOAD:
+                found[kind][number] = Placement.OFFLOAD_SSD
+                excess -= item.num_bytes
+    return found
 
 
 def largest_bytes(timeline: Timeline) -> int:

@@ -13,7 +13,6 @@ by then is ordered after the copy. No host wait, no `record_stream`.
 (tests/ssdtrain/transfer/test_device.py::test_release_is_ordered_behind_the_copy)
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -388,16 +387,3 @@ def open_device(device: torch.device) -> Device:
         f"ssdtrain moves activations of cpu and cuda devices, got {device}; "
         "move the model to one of them."
     )
-
-
-def page_aligned(num_bytes: int) -> torch.Tensor:
-    """Uninitialised host bytes of their own pages (1-D uint8, a multiple of 4 KiB).
-
-    Their own mapping: torch's CPU memory is aligned to 64 bytes only, and its pinned
-    allocator rounds up to powers of two and never gives back.
-    """
-    import mmap
-
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = (ctypes.c_uint8 * num_bytes).from_buffer(region)
-    return torch.frombuffer(view, dtype=torch.uint8)

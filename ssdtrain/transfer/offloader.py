@@ -23,9 +23,9 @@ import torch
 from ssdtrain.counters import Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
 from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.transfer.device import Device, Event, page_aligned
+from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, round_up
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
 
 logger = logging.getLogger(__name__)
 
