@@ -171,10 +171,11 @@ def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
             if mark.lane == lane and mark.phase is Phase.FORWARD
         )
         before = 0
-        for number, group in _modules(profile.kinds[kind], starts):
+        groups = _modules(profile.kinds[kind], starts)
+        ends = [starts[number] for number, _ in groups[1:]] + [total_ms]
+        for (_, group), end_ms in zip(groups, ends, strict=True):
             size = sum(profile.kinds[kind][n].num_bytes for n in group)
-            rest_ms = total_ms - starts[number]
-            until_ms = rest_ms + 2 * rest_ms
+            until_ms = total_ms + 2 * (total_ms - end_ms)
             if (before + 2 * size) > curve.bytes_per_second * until_ms / 1e3:
                 break
             before += size
