@@ -11,12 +11,21 @@ if TYPE_CHECKING:
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
     from ssdtrain.remat.registry import recipe
+    from ssdtrain.train.callback import OffloadCallback
 
-__all__ = ["OffloadConfig", "Session", "StepReport", "offload", "recipe"]
+__all__ = [
+    "OffloadCallback",
+    "OffloadConfig",
+    "Session",
+    "StepReport",
+    "offload",
+    "recipe",
+]
 
 _HOME = {
     "offload": "ssdtrain.api",
     "Session": "ssdtrain.api",
+    "OffloadCallback": "ssdtrain.train.callback",
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",
     "recipe": "ssdtrain.remat.registry",

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.identity import stamp_of
 from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed, plain
+from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan.choose import Goal
@@ -97,6 +97,20 @@ class Session:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
         return wear_of(self._cache.offloader.storage)
 
+    def _plan(self, settings: OffloadConfig, modules: list[nn.Module]) -> None:
+        """Start to plan, or to follow a saved plan."""
+        if settings.plan == PlanChoice.AUTO.value:
+            self._planner = Planner(
+                self._cache,
+                _goal_of(settings),
+                self.trace,
+                modules,
+                _notes_of(settings),
+            )
+            self._steps.on_start = self._planner.step_starts
+        elif settings.plan not in [choice.value for choice in PlanChoice]:
+            self._cache.course.plan = read_plan(settings.plan)
+
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.
 
@@ -151,25 +165,28 @@ def offload(
         prefetch_bytes=settings.prefetch_bytes,
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    cache.verifier = open_verifier(
+        settings.verify, device.torch_device, modules, counters
+    )
     engine = deepspeed.is_engine(model)
-    progress = deepspeed.progress_of(model) if engine else plain.progress_of(modules)
+    if engine:
+        progress = deepspeed.progress_of(model)
+    else:
+        progress = plain.progress_of(modules, patches)
     session = Session(cache, Steps(cache, progress), patches, trace)
     try:
         for module in modules:
-            for buffer in module.buffers():
+            # By class: Megatron's DDP has a list of its own under this name.
+            for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
-                    cache.keep_resident(stamp_of(buffer))
+                    cache.keep_storage_of(buffer)
         if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings)
-        if settings.plan == PlanChoice.AUTO.value:
-            session._planner = planner = Planner(
-                cache, _goal_of(settings), trace, modules, _notes_of(settings)
-            )
-            session._steps.on_start = planner.step_starts
-        elif settings.plan not in [choice.value for choice in PlanChoice]:
-            cache.course.plan = read_plan(settings.plan)
+        session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
+        elif megatron.is_megatron(modules):
+            megatron.attach(modules, session.hints, patches, cache.keep_storage_of)
         else:
             for number, module in enumerate(modules):
                 plain.attach(module, session.hints, patches, f"model{number or ''}")

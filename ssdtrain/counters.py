@@ -94,6 +94,10 @@ class StepReport:
     """Time of `recompute_ms`, by recipe."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """How often each `Fallback` happened."""
+    num_verified: int = 0
+    """Saved tensors that `verify` compared when backward got them."""
+    bytes_verified: int = 0
+    """Bytes of those, as the operators see them."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; peaks become dictionaries."""

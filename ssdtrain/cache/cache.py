@@ -22,6 +22,7 @@ from ssdtrain.cache.identity import (
     is_plain,
     parameter_of,
     raw_bytes,
+    stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -38,17 +39,12 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Candidate, Placement, Policy
 from ssdtrain.transfer.offloader import Offloader
-
-# Below this, waiting for single copies costs more than the memory is worth.
-WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
-# Measured on an H200 (recipes/bench/placement.py): one largest tensor ahead stalls
-# backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
-PREFETCH_LARGEST = 1.5
 
 
 class TensorCache:
@@ -69,6 +65,7 @@ class TensorCache:
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
         self.course = Course()
+        self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
@@ -76,7 +73,7 @@ class TensorCache:
         self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
         self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
-        self._resident: set[Stamp] = set()
+        self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._pace = Pace(self.device, self._window, self.ledger)
         self._closed = False
         self._lock = threading.RLock()
@@ -85,11 +82,13 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    def keep_resident(self, stamp: Stamp) -> None:
-        """Never move this storage: it lives as long as the model (a buffer)."""
-        self._resident.add(stamp)
+    def keep_storage_of(self, tensor: Tensor) -> None:
+        """Never move this storage: a buffer of the model, or one that its framework
+        empties and fills again by itself."""
+        self._resident.add(stamp_of(tensor))
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
@@ -231,10 +230,7 @@ class TensorCache:
 
     def window_bytes(self, lane: Lane) -> int:
         """The release window for this lane, in bytes."""
-        if self.limits.window_bytes is not None:
-            return self.limits.window_bytes
-        largest = max(lane.largest_bytes, lane.profile.largest_bytes)
-        return max(WINDOW_FLOOR_BYTES, 2 * largest)
+        return self.limits.window_of(lane.expected_largest_bytes)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -342,9 +338,7 @@ class TensorCache:
         recalling = True
         for record in upcoming:
             if budget is None:
-                lane = record.lane
-                largest = max(lane.largest_bytes, lane.profile.largest_bytes)
-                budget = int(PREFETCH_LARGEST * largest)
+                budget = self.limits.prefetch_of(record.lane.expected_largest_bytes)
             if record.state is RecordState.AWAY and (
                 ahead == 0 or ahead + record.num_bytes <= budget
             ):

@@ -105,6 +105,8 @@ class Ledger:
                 recipes=by(RECIPE),
                 recipe_ms=times,
                 fallbacks=by(FALLBACK),
+                num_verified=total("num_verified"),
+                bytes_verified=total("bytes_verified"),
             )
 
         return report

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -117,6 +117,11 @@ class Lane:
         """Its items and orders, from its first saved tensor on."""
         self._order: list[int] = []
         self._position: dict[int, int] = {}
+
+    @property
+    def expected_largest_bytes(self) -> int:
+        """The largest record so far, or of the last lane of this kind."""
+        return max(self.largest_bytes, self.profile.largest_bytes)
 
     def join(self, record: "Record") -> None:
         """Append a new record."""
@@ -332,9 +337,11 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "random_state", "source")
+    __slots__ = ("__weakref__", "random_state", "seal", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.random_state: State | None = None
         """See [Note: attention's dropout]."""
+        self.seal: Any = None
+        """What `verify` saw at pack; None: not to be checked."""

@@ -1,4 +1,4 @@
-"""Reversible patches of instance attributes, made and undone in one place."""
+"""Reversible patches, of instance attributes above all, undone in one place."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +27,10 @@ class Patches:
             else:
                 object.__delattr__(owner, name)
 
+        self._undo.append(undo)
+
+    def also(self, undo: Callable[[], None]) -> None:
+        """Undo something that was not an attribute."""
         self._undo.append(undo)
 
     def mark(self, owner: Any) -> None:

@@ -180,6 +180,8 @@ def _plus(one: int | None, other: int | None) -> int | None:
 
 def _module(runner: Runner) -> nn.Module:
     attached = runner.attachable
+    if isinstance(attached, list):
+        return nn.ModuleList(attached)
     module: nn.Module = getattr(attached, "module", attached)
     return module if isinstance(module, nn.Module) else attached
 

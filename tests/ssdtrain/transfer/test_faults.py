@@ -7,8 +7,6 @@ error that names what was lost. Never zeros, never a leak.
 import gc
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationLostError
-from ssdtrain.storage import open as opening
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 
 ALWAYS = 10**9
 WIDTH, NUM_LAYERS = 64, 8
@@ -37,26 +34,6 @@ def one_step(net: nn.Module) -> list[torch.Tensor]:
     net.zero_grad()
     net(x).square().sum().backward()
     return [x.grad, *(p.grad.clone() for p in net.parameters())]
-
-
-@pytest.fixture
-def faulty(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, everything: dict[str, Any]
-) -> Callable[..., ssdtrain.Session]:
-    """A session whose storage fails as scripted."""
-    real = opening.open_storage
-
-    def start(net: nn.Module, *faults: Fault, **settings: Any) -> ssdtrain.Session:
-        def open_faulty(*args: Any, **kwargs: Any) -> FaultyStorage:
-            return FaultyStorage(real(*args, **kwargs), faults)
-
-        monkeypatch.setattr(opening, "open_storage", open_faulty)
-        return ssdtrain.offload(
-            net,
-            **{**everything, "target": "ssd", "directory": str(tmp_path), **settings},
-        )
-
-    return start
 
 
 def settle(session: ssdtrain.Session) -> None:
