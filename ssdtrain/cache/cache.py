@@ -64,7 +64,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
-        self.course = Course()
+        self.course = Course(lambda: self.offloader.fall_back(Fallback.PLAN_MISMATCH))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
@@ -318,7 +318,8 @@ class TensorCache:
         """
         record.num_uses = 0
         if record.state is RecordState.BACK and record.parcel is not None:
-            self._drop_copy(record)
+            record.state, record.data = RecordState.AWAY, None
+            self.ledger.hand_over(record.num_bytes)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first."""
@@ -354,6 +355,7 @@ class TensorCache:
 
     def collect(self) -> None:
         """Give back what dead records held."""
+        self.ledger.settle()
         while self.retired:
             retired = self.retired.popleft()
             if retired.load is not None:

@@ -4,7 +4,7 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -99,7 +99,8 @@ class Unobserved:
 class Course:
     """The marks of one cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stray: Callable[[], None]) -> None:
+        self._on_stray = on_stray
         self.plan: Plan | None = None
         self.observer: Observer = Unobserved()
         self.mark = 0
@@ -120,7 +121,8 @@ class Course:
             orders = None
             if self.plan is not None and lane.kind:
                 orders = self.plan.orders.get(lane.kind)
-                self.num_strayed += orders is None
+                if orders is None:
+                    self._stray()
             lane.course = LaneCourse(self._num_lanes, orders)
             self._num_lanes += 1
             self.observer.lane(lane.course.number, lane.kind)
@@ -153,8 +155,12 @@ class Course:
             if (order.name, order.num_bytes) == (name, num_bytes):
                 return number, order
         course.orders = None
-        self.num_strayed += 1
+        self._stray()
         return number, None
+
+    def _stray(self) -> None:
+        self.num_strayed += 1
+        self._on_stray()
 
     def _is_absent(self, order: Order, course: LaneCourse) -> bool:
         """Whether it would serve a recipe that is not used."""

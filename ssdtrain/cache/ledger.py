@@ -19,6 +19,7 @@ class Ledger:
         self.clock = Clock(device.torch_device)
         """Times recipes."""
         self.live_bytes = 0
+        self._handed_bytes = 0
         self.num_steps = 0
         """Steps closed."""
         self.predicted_ms: float | None = None
@@ -36,6 +37,15 @@ class Ledger:
         self.live_bytes += change_bytes
         if change_bytes > 0:
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
+
+    def hand_over(self, num_bytes: int) -> None:
+        """The cache let go of bytes that autograd holds until the running node ends."""
+        self._handed_bytes += num_bytes
+
+    def settle(self) -> None:
+        """That node has ended, or a recipe has read its inputs."""
+        self.live_bytes -= self._handed_bytes
+        self._handed_bytes = 0
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""

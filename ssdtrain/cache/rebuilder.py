@@ -338,7 +338,7 @@ class Rebuilder:
         if rebuilt.num_uses >= rebuilt.num_handles:
             rebuilt.num_uses = 0
             rebuilt.data = None
-            self._cache.ledger.live(-rebuilt.num_bytes)
+            self._cache.ledger.hand_over(rebuilt.num_bytes)
         return tensor
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
@@ -347,6 +347,7 @@ class Rebuilder:
         clock, size = self._cache.ledger.clock, rebuilt.num_bytes
         with clock.measure(expression.recipe, rebuilt.place, size):
             tensor = evaluate(expression, tensors)
+        self._cache.ledger.settle()
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "

@@ -17,6 +17,7 @@ WINDOW_STEPS = 5
 TOLERANCE = 0.08
 """Error of the predicted step time that is not looked at."""
 FIRST_PAUSE_STEPS = 8
+FIRST_STRAY_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 1024
 GAIN = 0.01
 """A new plan must be better by this fraction."""
@@ -42,6 +43,8 @@ class Drift:
         self._pause = FIRST_PAUSE_STEPS
         self._wait = 0
         self._strayed = 0
+        self._stray_pause = FIRST_STRAY_PAUSE_STEPS
+        self._stray_wait = 0
 
     def planned(self, predicted_ms: float) -> None:
         """A plan is in force from now on."""
@@ -59,14 +62,17 @@ class Drift:
             num_strayed: lanes that saved other tensors than the plan expects.
         """
         self._wait = max(0, self._wait - 1)
+        self._stray_wait = max(0, self._stray_wait - 1)
         self._strayed = self._strayed + 1 if num_strayed else 0
         if num_strayed:
             self._errors.clear()
         elif measured_ms is not None and self.predicted_ms > 0:
             self._errors.append(measured_ms / self.predicted_ms - 1)
-        if self._strayed >= 2:
+        if self._strayed >= 2 and not self._stray_wait:
             # Two steps alike in being other: a new shape, not one odd batch.
-            return Verdict.FITS if self._is_paused else Verdict.OBSERVE
+            self._stray_wait = self._stray_pause
+            self._stray_pause = min(2 * self._stray_pause, LONGEST_PAUSE_STEPS)
+            return Verdict.OBSERVE
         if len(self._errors) < WINDOW_STEPS or self._is_paused:
             return Verdict.FITS
         off = abs(statistics.median(self._errors)) > TOLERANCE

@@ -87,7 +87,7 @@ def with_tail_kept(
     """Keep what backward asks for first, up to `tail_bytes` of a lane that follows."""
     kept: dict[str, set[int]] = {kind: set() for kind in placements}
     flat = timeline.placements_by_id(placements)
-    first, _ = timeline.spans(flat)
+    first = timeline.spans(flat).first
     done: set[str] = set()
     for lane, kind in enumerate(timeline.profile.lanes):
         if kind in done:

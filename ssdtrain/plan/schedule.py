@@ -121,7 +121,7 @@ class _Scheduler:
         self._line = line
         self._style = style
         self._placed = line.placements_by_id(placements)
-        self._first, _ = line.spans(self._placed)
+        self._first = line.spans(self._placed).first
         self._slowdown = 1.0 + line.profile.links.copy_slowdown
         self._start_ms: list[float] = []
         self._copied: dict[int, float] = {}

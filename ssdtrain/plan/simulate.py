@@ -72,17 +72,21 @@ class Run:
         flat = [order for kind in timeline.profile.lanes for order in orders[kind]]
         self._orders = flat
         self.placed = [order.placement for order in flat]
-        first, last = timeline.spans(self.placed)
+        first, last, ended = timeline.spans(self.placed)
         self._first = first
         count, marks = len(flat), timeline.num_marks
         self._used_at: list[list[int]] = [[] for _ in range(marks)]
         self._freed_at: list[list[int]] = [[] for _ in range(marks + 1)]
+        self._ended_at: list[list[int]] = [[] for _ in range(marks)]
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
         for item in range(count):
             if not timeline.exists(item, self.placed) or first[item] == NEVER:
                 continue
             self._used_at[first[item]].append(item)
-            self._freed_at[last[item] + 1].append(item)
+            if item in ended:
+                self._ended_at[last[item]].append(item)
+            else:
+                self._freed_at[last[item] + 1].append(item)
             if self.placed[item] in AWAY_PLACEMENTS:
                 uses = timeline.lane_uses[timeline.lane_of[item]]
                 at = flat[item].load_at
@@ -121,6 +125,8 @@ class Run:
                 self._backward_ms.setdefault(line.lane_of[item], self._now)
             for used in sorted(self._used_at[mark], key=self._by_depth):
                 self._use(used)
+            for item in self._ended_at[mark]:
+                self._free(item)
             for loaded in self._loads_at[mark]:
                 if loaded in self._away:
                     self._load(loaded)

@@ -1,6 +1,7 @@
 """A profile, indexed once for many simulations."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Item, Phase, Profile
@@ -9,6 +10,15 @@ Placements = Mapping[str, Sequence[Placement]]
 """A placement for each item, by kind of lane."""
 
 NEVER = -1
+
+
+class Spans(NamedTuple):
+    """Marks between which items are on the device; NEVER: nobody asks for the item."""
+
+    first: list[int]
+    last: list[int]
+    ended: set[int]
+    """Items that are gone already when the operator behind their last mark runs."""
 
 
 class Timeline:
@@ -71,14 +81,16 @@ class Timeline:
             flat.extend(placements[kind])
         return flat
 
-    def spans(self, placed: Sequence[Placement]) -> tuple[list[int], list[int]]:
-        """First and last mark at which each item must be on the device in backward.
+    def spans(self, placed: Sequence[Placement]) -> Spans:
+        """When each item must be on the device in backward.
 
-        A recipe needs its inputs when its own item is first asked for. NEVER for items
-        that nobody asks for.
+        A recipe needs its inputs when its own item is first asked for. An input that
+        nobody asks for later goes as soon as the recipe has run, unless it is kept:
+        then the recipe's item holds it to its own end.
         """
         first = [min(uses) if uses else NEVER for uses in self.uses]
         last = [max(uses) if uses else NEVER for uses in self.uses]
+        ended: set[int] = set()
         for lane, kind in enumerate(self.profile.lanes):
             base = self.first_id[lane]
             for number in self._orders[kind]:
@@ -90,8 +102,14 @@ class Timeline:
                     source = base + needed
                     if first[source] == NEVER or at < first[source]:
                         first[source] = at
-                    last[source] = max(last[source], at)
-        return first, last
+                    stays = placed[source] is Placement.KEEP
+                    until = last[item] if stays else at
+                    if until > last[source]:
+                        last[source] = until
+                        ended.discard(source)
+                        if not stays:
+                            ended.add(source)
+        return Spans(first, last, ended)
 
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:
         """Whether the item is saved at all: one that serves a recipe may not be."""

@@ -139,9 +139,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         orders = schedule(timeline, placements, style)
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(to_json(Plan(orders=orders, policy="random"))))
-        ours, reports, (plan, _) = train(
-            {**SETTINGS, "plan": str(path)}, num_steps=2
-        )
+        ours, reports, (plan, _) = train({**SETTINGS, "plan": str(path)}, num_steps=2)
         assert plan.orders == orders
         assert equal(ours, theirs), orders
         predicted = simulate(timeline, orders)

@@ -180,9 +180,7 @@ def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="damaged"):
         profile_from_json({**profile, "marks": [{"lane": 0}]})
     with pytest.raises(ConfigError, match="unknown item"):
-        profile_from_json(
-            {**profile, "marks": [{**profile["marks"][0], "item": 7}]}
-        )
+        profile_from_json({**profile, "marks": [{**profile["marks"][0], "item": 7}]})
     plan = to_json(choose(made.chain(2), Goal()))
     with pytest.raises(ConfigError, match="version"):
         from_json({**plan, "schema_version": 0})

@@ -83,9 +83,7 @@ def test_a_link_bound_step_is_the_maximum(gb_per_s: float) -> None:
 
 def test_stall_is_the_part_of_a_copy_that_compute_does_not_hide() -> None:
     profile = made.chain(2, gb_per_s=0.1)  # 10 ms a copy
-    orders = orders_of(
-        profile, Order(name="", num_bytes=0, placement=Placement.KEEP)
-    )
+    orders = orders_of(profile, Order(name="", num_bytes=0, placement=Placement.KEEP))
     first = replace(
         orders["model/0"][0],
         placement=Placement.OFFLOAD,
@@ -140,9 +138,7 @@ def test_ssd_waits_for_staging_and_reads_back() -> None:
         links=made.links(10.0, ssd_write=made.curve(0.25), ssd_read=made.curve(10.0)),
         host_bytes=2 * MB,
     )
-    each = Order(
-        name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1
-    )
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1)
     outcome = Run(Timeline(profile), orders_of(profile, each)).run()
     # Writes of 4 ms each, two buffers: six of the eight packs wait for one.
     assert outcome.moved_bytes["ssd_write"] == 8 * MB
