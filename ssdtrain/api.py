@@ -19,6 +19,7 @@ from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.plan import words
 from ssdtrain.plan.choose import Goal
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
 from ssdtrain.plan.plan import Plan, read_plan
@@ -64,6 +65,19 @@ class Session:
     def profile(self) -> Profile | None:
         """What the planner observed last; None before."""
         return None if self._planner is None else self._planner.profile
+
+    def explain(self) -> str:
+        """The stall report in plain words: what moved, what waited at which tensor of
+        which module, and the next thing to change. Waits for the device."""
+        if self.plan is None or self.profile is None:
+            return "no plan yet: plan='auto' observes the second step, then plans."
+        last = self.last_step
+        measured = None
+        prediction = self.plan.prediction
+        if last is not None and last.plan_error is not None and prediction is not None:
+            step_ms = prediction.step_ms * (1 + last.plan_error)
+            measured = {"step_ms": step_ms, "stall_ms": last.stall_ms}
+        return words.explain(self.profile, self.plan, measured)
 
     @property
     def is_settled(self) -> bool:

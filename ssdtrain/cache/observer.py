@@ -19,7 +19,14 @@ from ssdtrain.cache.course import Recipe, Saved
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.curves import Curve
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
+from ssdtrain.plan.profile import (
+    COPY_SLOWDOWN,
+    Item,
+    Links,
+    Mark,
+    Phase,
+    Profile,
+)
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Copy, Device
 from ssdtrain.transfer.pinned import PinnedPool
@@ -27,8 +34,6 @@ from ssdtrain.transfer.pinned import PinnedPool
 COPY_STARTUP_S = 1e-5
 PROBE_BYTES = 16 * 1024 * 1024
 NUM_PROBES = 3
-# Measured on an H200: copies in one direction slow a step by about this (0 to 0.5 %).
-COPY_SLOWDOWN = 0.004
 
 
 @dataclass

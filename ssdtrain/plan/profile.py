@@ -21,6 +21,9 @@ from ssdtrain.errors import ConfigError
 
 SCHEMA = "ssdtrain-profile"
 SCHEMA_VERSION = 1
+COPY_SLOWDOWN = 0.004
+"""What copies in one direction cost compute meanwhile, where it was not measured
+(H200, recipes/bench/results/placement.json: 0 to 0.5 % of a step)."""
 
 
 class Phase(str, Enum):
