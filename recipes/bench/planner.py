@@ -240,6 +240,34 @@ def _budgets(
     return found
 
 
+def bandwidth(
+    size: Size, device: torch.device, directory: str, gb_per_s: float | None
+) -> dict[str, Any]:
+    """The least peak at 1 % overhead behind a storage of this speed."""
+    limit = {} if gb_per_s is None else {"write_gb_per_s": gb_per_s}
+    lab = Lab(size, device, target="ssd", directory=directory, **limit)
+    try:
+        profile = lab.settle()
+        own = [lab.step() for _ in range(4)]
+        report = lab.session.last_step
+        forward_backward_ms = profile.compute_ms - profile.tail_ms
+        write = profile.links.ssd_write
+        rate = 0.0 if write is None else write.bytes_per_second / 1e9
+        return {
+            "gb_per_s": gb_per_s,
+            "measured_write_gb_per_s": rate,
+            "step_ms": statistics.median(ms for ms, _ in own[1:]),
+            "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
+            "plan": _summary(lab.session.plan),
+            "offloaded_gb": report.bytes_offloaded / 1e9,
+            "written_gb": report.bytes_written / 1e9,
+            "half_step_gb": rate * forward_backward_ms / 2e3,
+            "report": report.as_dict(),
+        }
+    finally:
+        lab.close()
+
+
 def least_peak(profile: Profile) -> int:
     """The least peak the planner says it can reach."""
     try:
@@ -255,6 +283,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=250)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", nargs="+", help="cells whose name begins so")
+    parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
     parser.add_argument("--out", type=Path, default=RESULTS / "planner.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -287,6 +316,12 @@ def main() -> None:
             f"{name}/full recompute",
             lambda s=size: run_column(s, recompute, device, NUM_STEPS),
         )
+    if options.directory:
+        for rate in (None, 2.0, 6.0, 12.0, 18.0, 24.0):
+            run(
+                f"bandwidth/{rate or 'disk'}",
+                lambda r=rate: bandwidth(labs[1], device, options.directory, r),
+            )
 
 
 if __name__ == "__main__":

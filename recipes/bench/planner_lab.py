@@ -56,7 +56,7 @@ class Lab:
         if size.hidden < 1024:
             settings["min_bytes"] = 1024
         self.session = ssdtrain.offload(
-            self.model, target="host", plan="auto", **settings
+            self.model, **{"target": "host", "plan": "auto", **settings}
         )
         self.losses: list[float] = []
         self.cache = self.session._cache

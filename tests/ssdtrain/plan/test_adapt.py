@@ -1,5 +1,7 @@
 """When a plan is looked at again, and when it is left alone."""
 
+import itertools
+
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
 from ssdtrain.plan.plan import Prediction
 
@@ -41,10 +43,10 @@ def test_single_slow_steps_are_noise() -> None:
 
 def test_a_lasting_drift_is_looked_at_with_growing_pauses() -> None:
     asked = run(planned(), [150.0] * 400)
-    gaps = [b - a for a, b in zip(asked, asked[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(asked)]
     assert asked[0] < 10
     assert all(
-        later >= 1.9 * earlier for earlier, later in zip(gaps, gaps[1:], strict=False)
+        later >= 1.9 * earlier for earlier, later in itertools.pairwise(gaps)
     )
     assert len(asked) < 8
 
