@@ -46,6 +46,7 @@ class Fallback(str, Enum):
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"
+    PLAN_MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
     NO_GDS = "staged: no direct path from the GPU to the SSD"
 
 
