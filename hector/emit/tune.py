@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hector.arrays import GraphArrays
-from hector.emit.device import DevicePlan, ValueTypes, cache_directory
+from hector.emit.device import DevicePlan, ValueTypes
+from hector.emit.module import cache_directory
 from hector.emit.schedules import candidates, default_schedule
 from hector.ir.kernels import (
     GemmSchedule,

@@ -84,14 +84,16 @@ def operands(
 ) -> dict[Node, torch.Tensor]:
     """Random values of moderate size; positive where something divides by them."""
     found = {}
-    gen = torch.Generator().manual_seed(1)
+    device = arrays.graph.device
+    gen = torch.Generator(device=device).manual_seed(1)
     for n in kernel.operands:
         if n.op in (Op.GRAPH, Op.CONST):
             continue
-        value = torch.randn(arrays.rows(n.domain), *n.shape, generator=gen)
+        shape = (arrays.rows(n.domain), *n.shape)
+        value = torch.randn(shape, generator=gen, device=device)
         if n.op is Op.AGG and n.type.width <= 16:
             value = value.abs() + 0.5
-        found[n] = (value * 0.5).to(arrays.graph.device, types.of(n))
+        found[n] = (value * 0.5).to(types.of(n))
     return found
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.utils.checkpoint
 
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed
@@ -74,3 +76,21 @@ def test_unknown_engine_is_refused() -> None:
     engine = SimpleNamespace(_exec_schedule=_exec_schedule)
     with pytest.raises(AttachError, match="tested versions"):
         deepspeed.check(engine)
+
+
+def test_checkpointing_that_hides_its_inputs_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpointing = pytest.importorskip(
+        "deepspeed.runtime.activation_checkpointing.checkpointing"
+    )
+    hidden = {
+        "activation_checkpoint_interval": 1,
+        "activation_checkpoint_func": checkpointing.checkpoint,
+    }
+    seen = {**hidden, "activation_checkpoint_func": torch.utils.checkpoint.checkpoint}
+    unused = {**hidden, "activation_checkpoint_interval": 0}
+    for module, num_warnings in ((hidden, 1), (seen, 0), (unused, 0)):
+        caplog.clear()
+        deepspeed._warn_of_checkpointing(SimpleNamespace(**module))
+        assert len(caplog.records) == num_warnings
