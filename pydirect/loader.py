@@ -51,6 +51,8 @@ class LoaderConfig:
                 raise ValueError(
                     f"{name}: expects at least 1, got {getattr(self, name)}"
                 )
+        if self.max_sms is not None and self.max_sms < 1:
+            raise ValueError(f"max_sms: expects at least 1, got {self.max_sms}")
 
 
 @dataclass(frozen=True, kw_only=True)
