@@ -43,11 +43,11 @@ def passes(settings: Optimizations) -> tuple[Pass, ...]:
     """The steps for one setting, in order: data, to be printed or changed."""
     steps = [Pass(name="canonicalize", rules=canonicalize.RULES)]
     if settings.reorder:
-        rules = (*optimize.REORDER, *canonicalize.RULES)
-        steps.append(Pass(name="reorder", rules=rules))
+        reorder = (*optimize.REORDER, *canonicalize.RULES)
+        steps.append(Pass(name="reorder", rules=reorder))
     if settings.compact:
-        rules = (*optimize.COMPACT, *canonicalize.RULES)
-        steps.append(Pass(name="compact", rules=rules))
+        compact = (*optimize.COMPACT, *canonicalize.RULES)
+        steps.append(Pass(name="compact", rules=compact))
     return tuple(steps)
 
 
