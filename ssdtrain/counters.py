@@ -42,10 +42,11 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
-    RECIPE_TOO_SLOW = "stored: recipes had spent max_overhead already"
+    RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"
+    PLAN_MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
     NO_GDS = "staged: no direct path from the GPU to the SSD"
 
 
@@ -93,6 +94,10 @@ class StepReport:
     """Time of `recompute_ms`, by recipe."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """How often each `Fallback` happened."""
+    num_verified: int = 0
+    """Saved tensors that `verify` compared when backward got them."""
+    bytes_verified: int = 0
+    """Bytes of those, as the operators see them."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; peaks become dictionaries."""

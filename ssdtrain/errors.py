@@ -16,6 +16,14 @@ class ActivationLostError(RuntimeError):
     """
 
 
+class ActivationChangedError(ActivationLostError):
+    """`verify` found that backward got other bytes than autograd saved.
+
+    The text names the module, the operator, the record and, under
+    `verify="shadow"`, the first byte that differs.
+    """
+
+
 class StorageFullError(OSError):
     """The storage has no room for this write; the caller still owns the bytes."""
 

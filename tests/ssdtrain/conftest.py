@@ -1,6 +1,7 @@
 """Shared by the ssdtrain tests: a module around any function, and sessions on it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.storage import open as opening
+from ssdtrain.storage.faulty import Fault, FaultyStorage
 
 EVERYTHING = {
     "target": "host",
@@ -70,3 +73,23 @@ def gradients() -> Callable[..., Gradients]:
         return [x.grad for x in [*leaves, *model.weights]], reports
 
     return run
+
+
+@pytest.fixture
+def faulty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, everything: dict[str, Any]
+) -> Callable[..., ssdtrain.Session]:
+    """A session whose storage fails as scripted."""
+    real = opening.open_storage
+
+    def start(net: nn.Module, *faults: Fault, **settings: Any) -> ssdtrain.Session:
+        def open_faulty(*args: Any, **kwargs: Any) -> FaultyStorage:
+            return FaultyStorage(real(*args, **kwargs), faults)
+
+        monkeypatch.setattr(opening, "open_storage", open_faulty)
+        return ssdtrain.offload(
+            net,
+            **{**everything, "target": "ssd", "directory": str(tmp_path), **settings},
+        )
+
+    return start

@@ -192,3 +192,24 @@ def test_bitwise_law(
         settings["directory"] = str(tmp_path)
     check(Cell(checkpointing, num_micro_batches, kind, device), settings)
     assert not list(tmp_path.iterdir()), "files left behind"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("verify", ["checksum", "shadow"])
+@pytest.mark.parametrize("checkpointing", ["none", "non-reentrant"])
+def test_bitwise_law_under_verify(verify: str, checkpointing: str, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    settings: dict[str, object] = {
+        "target": "host",
+        "min_bytes": 0,
+        "plan": "offload-all",
+        "window_bytes": 1,
+        "verify": verify,
+    }
+    cell = Cell(checkpointing, 1, "bf16 autocast", device)
+    ours, theirs = train(cell, settings), reference(cell)
+    assert equal_bytes(ours.losses, theirs.losses)
+    assert equal_bytes(ours.gradients, theirs.gradients)
+    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert all(report.num_verified > report.num_records for report in ours.reports)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from unusual import DISTRIBUTED, TWO_DEVICES, UNUSUAL
 
 Step = Callable[["Program", Tensor], Tensor]
 SIZES = [(4, 6), (3, 5), (2, 3, 4), (7,), (1, 8), (6, 6), (0, 3)]
@@ -20,7 +21,8 @@ SIZES = [(4, 6), (3, 5), (2, 3, 4), (7,), (1, 8), (6, 6), (0, 3)]
 class Program:
     """One random forward. Deterministic in its seed."""
 
-    def __init__(self, seed: int, features: Counter[str]) -> None:
+    def __init__(self, seed: int, features: Counter[str], device: str = "cpu") -> None:
+        self.device = device
         self.random = random.Random(seed)
         self.features = features
         self.size = self.random.choice(SIZES)
@@ -29,25 +31,43 @@ class Program:
         )
         self.length = self.random.randint(2, 9)
         self.live: list[Tensor] = []
+        self.table: Tensor | None = None
+        self.steps = available_steps()
 
     def inputs(self) -> list[Tensor]:
         """Leaves, drawn from torch's generator."""
         leaves = [torch.randn(self.size).to(self.dtype) for _ in range(2)]
-        return [leaf.requires_grad_() for leaf in leaves]
+        return [leaf.to(self.device).requires_grad_() for leaf in leaves]
 
     def run(self, module: Any, *leaves: Tensor) -> Tensor:
         """The forward: a scalar of everything that is still alive."""
         # Twice the same program: the choices are drawn again from a saved state.
         state = self.random.getstate()
+        self.features[str(self.dtype).removeprefix("torch.")] += 1
+        self.features["zero size"] += 0 in self.size
+        self.table = module.table
         self.live = [leaf * 1 for leaf in leaves]
         self.live.append(module.weight * leaves[0].flatten().narrow(0, 0, 0).sum().real)
         for _ in range(self.length):
-            name = self.random.choice(list(STEPS))
-            self.features[name] += 1
-            self.live.append(STEPS[name](self, self.pick()))
+            name = self.random.choice(list(self.steps))
+            tensor = self.pick()
+            self.count(name, tensor)
+            self.live.append(self.steps[name](self, tensor))
         result = torch.stack([self.scalar(t) for t in self.live]).sum()
         self.random.setstate(state)
         return result
+
+    def count(self, name: str, tensor: Tensor) -> None:
+        """What this step meets, for the campaign's account."""
+        self.features[name] += 1
+        for trait, present in (
+            ("of a conj view", tensor.is_conj()),
+            ("of a neg view", tensor.is_neg()),
+            ("of a view", tensor._base is not None),
+            ("of a tensor with gaps or strides", not tensor.is_contiguous()),
+            ("of nothing", tensor.numel() == 0),
+        ):
+            self.features[trait] += present
 
     def pick(self) -> Tensor:
         """A tensor of the program so far, mostly a recent one."""
@@ -75,7 +95,9 @@ def _view(change: Callable[[Program, Tensor], Tensor]) -> Step:
 
 
 def _matmul(program: Program, tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.view(1, 1)
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        return tensor * tensor
+    flat = tensor.reshape(tensor.shape[0], -1)
     return flat @ flat.t().conj()
 
 
@@ -176,7 +198,19 @@ STEPS: dict[str, Step] = {
     "concatenate": lambda p, t: torch.cat([t, t * 2]) if t.dim() else t,
     "norm": lambda p, t: t / (t.abs().square().sum() + 1).sqrt(),
     "cumulative product": lambda p, t: t.cumprod(0) if t.dim() else t,
+    **UNUSUAL,
 }
+
+
+def available_steps() -> dict[str, Step]:
+    """DTensor needs a process group, and two devices a GPU."""
+    distributed = torch.distributed
+    steps = dict(STEPS)
+    if distributed.is_available() and distributed.is_initialized():
+        steps |= DISTRIBUTED
+    if torch.cuda.is_available():
+        steps |= TWO_DEVICES
+    return steps
 
 
 class Holder(nn.Module):
@@ -185,6 +219,7 @@ class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
+        self.table = nn.Parameter(torch.linspace(-1, 1, 64).reshape(4, 16))
         self.program: Program | None = None
 
     def forward(self, *leaves: Tensor) -> Tensor:
@@ -200,14 +235,19 @@ class Outcome(dict[str, Any]):
 def outcome(holder: Holder, seed: int, features: Counter[str]) -> Outcome:
     """Run the program of this seed forward and backward."""
     torch.manual_seed(seed)
-    holder.program = program = Program(seed, features)
-    holder.weight.grad = None
+    device = holder.weight.device.type
+    holder.program = program = Program(seed, features, device)
+    holder.zero_grad()
     leaves = program.inputs()
     try:
-        holder(*leaves).backward()
+        loss = holder(*leaves)
+        # Some graphs are walked twice: what was stored must outlive its first use.
+        for again in range(2 if seed % 8 == 0 else 1):
+            features["backward twice"] += again
+            loss.backward(retain_graph=seed % 8 == 0)
     except RuntimeError as error:
         return Outcome(refused="inplace" in str(error), text=str(error))
-    found = [leaf.grad for leaf in [*leaves, holder.weight]]
+    found = [leaf.grad for leaf in [*leaves, holder.weight, holder.table]]
     return Outcome(gradients=[None if g is None else as_bytes(g) for g in found])
 
 
@@ -218,6 +258,7 @@ def as_bytes(tensor: Tensor) -> bytes:
         .contiguous()
         .view(-1)
         .view(torch.uint8)
+        .cpu()
         .numpy()
         .tobytes()
     )

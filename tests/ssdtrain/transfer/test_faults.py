@@ -7,8 +7,6 @@ error that names what was lost. Never zeros, never a leak.
 import gc
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationLostError
-from ssdtrain.storage import open as opening
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 
 ALWAYS = 10**9
 WIDTH, NUM_LAYERS = 64, 8
@@ -37,26 +34,6 @@ def one_step(net: nn.Module) -> list[torch.Tensor]:
     net.zero_grad()
     net(x).square().sum().backward()
     return [x.grad, *(p.grad.clone() for p in net.parameters())]
-
-
-@pytest.fixture
-def faulty(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, everything: dict[str, Any]
-) -> Callable[..., ssdtrain.Session]:
-    """A session whose storage fails as scripted."""
-    real = opening.open_storage
-
-    def start(net: nn.Module, *faults: Fault, **settings: Any) -> ssdtrain.Session:
-        def open_faulty(*args: Any, **kwargs: Any) -> FaultyStorage:
-            return FaultyStorage(real(*args, **kwargs), faults)
-
-        monkeypatch.setattr(opening, "open_storage", open_faulty)
-        return ssdtrain.offload(
-            net,
-            **{**everything, "target": "ssd", "directory": str(tmp_path), **settings},
-        )
-
-    return start
 
 
 def settle(session: ssdtrain.Session) -> None:
@@ -164,19 +141,20 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any, everything: Any) -
     net = model()
     expected = one_step(net)
     slow = Fault(
-        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=1.0
+        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=0.3
     )
     record = 32 * WIDTH * 4
     with faulty(net, slow, plan="auto", host_bytes=4 * record) as session:
-        start = time.monotonic()
-        found = one_step(net)
-        stepped = time.monotonic() - start
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        report = session.last_step
+        for _ in range(3):  # warm-up, observed, planned
+            start = time.monotonic()
+            found = one_step(net)
+            stepped = time.monotonic() - start
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            report = session.last_step
         assert report is not None
         assert report.bytes_kept > report.bytes_saved / 2
-        # 16 records through four threads of this disk would take four seconds.
-        assert stepped < 3
+        # 16 records through four threads of this disk would take 1.2 seconds.
+        assert stepped < 0.9
 
 
 def test_unpinnable_memory_is_counted(everything: Any) -> None:

@@ -1,0 +1,306 @@
+"""Verify mode: is what backward gets what autograd saved?
+
+It stands around `pack` and `unpack`, so it checks everything between them at once:
+identity, placement, copies, storage, recipes and views. Layout and bits are compared
+at every unpack, without a wait; the bytes by a digest (`checksum`) or against a copy
+(`shadow`).
+
+[Note: when verify raises]
+A comparison with the host's eyes waits for the device, and one wait for every tensor
+would cost more than the digests. So on a GPU the digests' differences stay on the
+device, and the host looks at all of them at once when the backward's graph task ends,
+before `backward()` returns: no optimizer can step with the gradients. On a CPU, and
+under `shadow`, the error comes from the very unpack.
+(tests/ssdtrain/cache/test_verify.py)
+
+What the cache never moves is not checked, because it is the same object: tensors
+below `min_bytes`, parameters and what has no plain storage.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
+from ssdtrain.cache.record import Handle, RebuiltView, RecordView
+from ssdtrain.config import Verify
+from ssdtrain.counters import Counters
+from ssdtrain.errors import ActivationChangedError
+
+Pack = Callable[[Tensor], Handle]
+Unpack = Callable[[Handle], Tensor]
+ADVICE = (
+    "Its gradients would be silently wrong, so backward stops: restart from the last "
+    "checkpoint. Check the storage and the host memory; if both are sound, report "
+    "this text as a bug."
+)
+
+
+class Verifier(Protocol):
+    """Stands around the hooks. Off is an object: `NoVerifier`."""
+
+    def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+        """The hooks to give to autograd."""
+
+
+class NoVerifier:
+    """Trusts the cache."""
+
+    def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+        """The hooks as they are."""
+        return pack, unpack
+
+
+class Look(NamedTuple):
+    """All of a tensor but its bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_conj: bool
+    is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Look":
+        """Read from the host's side of the tensor."""
+        return cls(
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+
+class Seal(NamedTuple):
+    """What was seen of a tensor when it was saved."""
+
+    look: Look
+    module: str
+    """Innermost module whose forward was running, "" outside any."""
+    word_bytes: int
+    evidence: Tensor
+    """The digest (0-D int64), or a copy of the elements."""
+
+
+class Doubt(NamedTuple):
+    """A comparison whose result is still on the device."""
+
+    text: str
+    differs: Tensor
+    """0-D bool."""
+
+
+class Moment(Enum):
+    """When the host looks at a digest's comparison. See [Note: when verify raises]."""
+
+    AT_UNPACK = auto()
+    AT_BACKWARD_END = auto()
+
+
+class Modules:
+    """Names the module that runs, from the interpreter's frames: no hook is needed."""
+
+    _CALLS = (nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__)
+
+    def __init__(self, roots: Iterable[nn.Module]) -> None:
+        self._names = {
+            id(module): f"{name or 'model'} ({type(module).__name__})"
+            for root in roots
+            for name, module in root.named_modules()
+        }
+
+    def running(self) -> str:
+        """The innermost one, by its name in the model."""
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code in self._CALLS:
+                name = self._names.get(id(frame.f_locals.get("self")))
+                if name is not None:
+                    return name
+        return ""
+
+
+class Checksum:
+    """Compares digests."""
+
+    def __init__(self, device: torch.device, moment: Moment) -> None:
+        self._digests = Digests(device)
+        self._moment = moment
+        self._doubts: list[Doubt] = []
+        self._streams: set[torch.cuda.Stream] = set()
+        self._armed: set[int] = set()
+        self._lock = threading.Lock()
+
+    def evidence(self, tensor: Tensor, word: int) -> Tensor:
+        """The digest; nothing waits."""
+        return self._digests.of(tensor, word)
+
+    def compare(self, tensor: Tensor, seal: Seal, text: str) -> None:
+        """Compare now or at the end of this backward.
+
+        Raises:
+            ActivationChangedError: the digests differ.
+        """
+        found = self._digests.of(tensor, seal.word_bytes)
+        differs = found.ne(seal.evidence)
+        text += "; verify='shadow' names the first byte that differs"
+        task = torch._C._current_graph_task_id()
+        with self._lock:
+            self._doubts.append(Doubt(text, differs))
+            if tensor.is_cuda:
+                self._streams.add(torch.cuda.current_stream(tensor.device))
+            wait = self._moment is Moment.AT_BACKWARD_END and task != -1
+            if wait and task not in self._armed:
+                self._armed.add(task)
+                Variable._execution_engine.queue_callback(lambda: self._end_of(task))
+        if not wait:
+            self.settle()
+
+    def _end_of(self, task: int) -> None:
+        self._armed.discard(task)
+        self.settle()
+
+    def settle(self) -> None:
+        """Look at every comparison that is still on the device; waits for it.
+
+        Raises:
+            ActivationChangedError: at least one tensor is not what was saved.
+        """
+        with self._lock:
+            doubts, self._doubts = self._doubts, []
+            streams, self._streams = self._streams, set()
+        if not doubts:
+            return
+        for stream in streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        flags = torch.stack([doubt.differs for doubt in doubts])
+        wrong = [at for (at,) in flags.nonzero().tolist()]
+        if wrong:
+            more = f" {len(wrong) - 1} more tensors differ." if wrong[1:] else ""
+            raise ActivationChangedError(f"{doubts[wrong[0]].text}.{more} {ADVICE}")
+
+
+class Shadow:
+    """Compares with a copy, byte by byte; waits for the device at every tensor."""
+
+    def evidence(self, tensor: Tensor, word: int) -> Tensor:
+        """A copy of the distinct elements, dense."""
+        return elements(tensor).clone(memory_format=torch.contiguous_format)
+
+    def compare(self, tensor: Tensor, seal: Seal, text: str) -> None:
+        """Compare and name the first byte that differs.
+
+        Raises:
+            ActivationChangedError: a byte differs.
+        """
+        before = 0
+        parts = zip(chunks(elements(tensor)), chunks(seal.evidence), strict=True)
+        for found, saved in parts:
+            ours, theirs = _bytes_of(found), _bytes_of(saved)
+            if not torch.equal(ours, theirs):
+                wrong = ours.ne(theirs).nonzero().flatten()
+                at = int(wrong[0])
+                raise ActivationChangedError(
+                    f"{text}: byte {before + at} of {seal.evidence.nbytes} is the "
+                    f"first that differs (saved {int(theirs[at]):#04x}, came back "
+                    f"{int(ours[at]):#04x}). {ADVICE}"
+                )
+            before += ours.numel()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    # Not view(-1): what is empty is contiguous at any stride, and keeps it.
+    dense = tensor.contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+class Verified:
+    """Seals what autograd saves and checks what backward gets."""
+
+    def __init__(
+        self, mode: Checksum | Shadow, modules: Modules, counters: Counters
+    ) -> None:
+        self._mode = mode
+        self._modules = modules
+        self._counters = counters
+
+    def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+        """The hooks with a check around both."""
+
+        def packing(tensor: Tensor) -> Handle:
+            handle = pack(tensor)
+            if isinstance(handle.source, RecordView | RebuiltView):
+                handle.seal = self._seal(tensor)
+            return handle
+
+        def unpacking(handle: Handle) -> Tensor:
+            tensor = unpack(handle)
+            if handle.seal is not None:
+                self._check(tensor, handle, handle.seal)
+            return tensor
+
+        return packing, unpacking
+
+    def _seal(self, tensor: Tensor) -> Seal:
+        with torch.no_grad():
+            word = word_bytes(tensor)
+            evidence = self._mode.evidence(tensor, word)
+        return Seal(Look.of(tensor), self._modules.running(), word, evidence)
+
+    def _check(self, tensor: Tensor, handle: Handle, seal: Seal) -> None:
+        self._counters.add("num_verified")
+        self._counters.add("bytes_verified", tensor.nbytes)
+        text = describe(handle, seal)
+        if Look.of(tensor) != seal.look:
+            raise ActivationChangedError(
+                f"{text}: saved as {seal.look}, came back as {Look.of(tensor)}. "
+                f"{ADVICE}"
+            )
+        with torch.no_grad():
+            self._mode.compare(tensor, seal, text)
+
+
+def describe(handle: Handle, seal: Seal) -> str:
+    """Record, module and operator of a tensor that is being checked."""
+    source = handle.source
+    if isinstance(source, RebuiltView):
+        name, how = source.rebuilt.name, "rebuilt by a recipe"
+    elif isinstance(source, RecordView):
+        name = f"{source.record.name}, record {source.record.ordinal}"
+        away = source.record.parcel is not None
+        how = "brought back" if away else "kept on the device"
+    else:
+        raise TypeError(f"no seal is put on {type(source).__name__}")
+    node = torch._C._current_autograd_node()
+    operator = "a reader outside backward" if node is None else node.name()
+    shape = "x".join(map(str, seal.look.shape))
+    where = seal.module or "outside any module"
+    return (
+        f"the tensor that {operator} asks for is not the one that was saved: {name} "
+        f"({seal.look.dtype}, {shape}; saved in {where}; {how})"
+    )
+
+
+def open_verifier(
+    mode: Verify,
+    device: torch.device,
+    modules: Iterable[nn.Module],
+    counters: Counters,
+) -> Verifier:
+    """The verifier that a configuration asks for."""
+    if mode is Verify.OFF:
+        return NoVerifier()
+    names = Modules(modules)
+    if mode is Verify.SHADOW:
+        return Verified(Shadow(), names, counters)
+    on_gpu = device.type == "cuda"
+    moment = Moment.AT_BACKWARD_END if on_gpu else Moment.AT_UNPACK
+    return Verified(Checksum(device, moment), names, counters)

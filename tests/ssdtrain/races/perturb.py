@@ -1,0 +1,127 @@
+"""Random delays wherever order could matter, and poison where memory is let go.
+
+Nothing of this is product code: it patches the facade of a device for the length of a
+`with` block. Also used on a GPU by `recipes/bench/sanitize.py`.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.storage.posix import PosixStorage
+from ssdtrain.transfer.device import CpuDevice, CpuEvent, CudaDevice
+
+POISON = 0xCC
+# Longest sleep of a GPU stream in cycles: about a millisecond.
+MAX_CYCLES = 2_000_000
+
+
+class Delays:
+    """Draws a delay at every point; most are none, some are long."""
+
+    def __init__(self, seed: int, longest_s: float = 0.003) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._longest_s = longest_s
+        self.num = 0
+
+    def draw(self) -> float:
+        with self._lock:
+            self.num += 1
+            return self._random.choice((0, 0, 0.1, 1)) * self._random.random()
+
+    def sleep(self) -> None:
+        seconds = self.draw() * self._longest_s
+        if seconds:
+            time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def perturbed(seed: int, longest_s: float = 0.003) -> Iterator[Delays]:
+    """Delays in every copy, every event, every read and write of a storage."""
+    delays = Delays(seed, longest_s)
+    cpu_copy, cuda_copy, reach = CpuDevice._copy, CudaDevice._copy, CpuEvent.reach
+    write, read = PosixStorage.write, PosixStorage.read
+
+    def copy(self: CpuDevice, executor: Any, *rest: Any) -> CpuEvent:
+        executor.submit(delays.sleep)
+        return cpu_copy(self, executor, *rest)
+
+    def copy_on_gpu(self: CudaDevice, stream: torch.cuda.Stream, *rest: Any) -> Any:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1 + int(delays.draw() * MAX_CYCLES))
+        return cuda_copy(self, stream, *rest)
+
+    def reached(self: CpuEvent) -> None:
+        delays.sleep()
+        reach(self)
+
+    def slow(call: Any) -> Any:
+        def late(self: PosixStorage, *args: Any) -> None:
+            delays.sleep()
+            call(self, *args)
+            delays.sleep()
+
+        return late
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(CpuDevice, "_copy", copy))
+        stack.enter_context(patched(CudaDevice, "_copy", copy_on_gpu))
+        stack.enter_context(patched(CpuEvent, "reach", reached))
+        stack.enter_context(patched(PosixStorage, "write", slow(write)))
+        stack.enter_context(patched(PosixStorage, "read", slow(read)))
+        yield delays
+
+
+def num_holders(data: torch.Tensor) -> int:
+    """References to a tensor's storage, this call's own not counted."""
+    storage = data.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[list[int]]:
+    """What the window lets go of, and nobody else holds, is overwritten first.
+
+    On a GPU the overwriting stands in compute order, as a new owner's would.
+    """
+    release = ReleaseWindow.release_oldest
+    counts: list[int] = []
+
+    def release_oldest(self: ReleaseWindow) -> int:
+        data = self._leavers[0].data
+        freed = release(self)
+        if freed and num_holders(data) == 1:
+            data.fill_(POISON)
+            counts.append(data.numel())
+        return freed
+
+    with patched(ReleaseWindow, "release_oldest", release_oldest):
+        yield counts
+
+
+@contextlib.contextmanager
+def missing_event() -> Iterator[None]:
+    """The bug of Megatron#7398 planted: compute does not wait for a copy."""
+
+    def forget(self: Any, event: Any, order: object = None) -> None:
+        """The edge is gone."""
+
+    with patched(CpuDevice, "wait", forget), patched(CudaDevice, "wait", forget):
+        yield

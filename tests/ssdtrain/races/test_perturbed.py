@@ -1,0 +1,94 @@
+"""Races: any schedule of the workers gives the same bytes, and a missing edge shows."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.errors import ActivationChangedError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from perturb import missing_event, num_holders, perturbed, poisoned
+
+WIDTH = 64
+SEEDS = range(2)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)]
+    return nn.Sequential(*[layer for pair in pairs for layer in pair])
+
+
+def step(net: nn.Module) -> list[Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(32, WIDTH, requires_grad=True)
+    net.zero_grad()
+    net(x).square().sum().backward()
+    return [x.grad, *(p.grad.clone() for p in net.parameters())]
+
+
+def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
+    settings = {**everything, "target": target, "window_bytes": 2 * 32 * WIDTH * 4}
+    if target != "host":
+        # So little host memory that bytes go to the disk and back.
+        settings |= {"directory": str(tmp_path), "host_bytes": 64 << 10}
+    return settings
+
+
+@pytest.mark.parametrize("target", ["host", "ssd", "tiered"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_schedule_changes_a_byte(
+    target: str, seed: int, everything: Any, tmp_path: Path
+) -> None:
+    net = model()
+    expected = step(net)
+    settings = settings_of(target, everything, tmp_path)
+    with (
+        perturbed(seed) as delays,
+        poisoned() as poison,
+        ssdtrain.offload(net, **settings) as session,
+    ):
+        for _ in range(3):
+            found = step(net)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert session._cache.is_idle
+    assert delays.num > 20
+    assert sum(poison) > 0, "nothing was released, so nothing was poisoned"
+
+
+@pytest.mark.parametrize("verify", ["off", "checksum"])
+def test_a_missing_event_is_caught(verify: str, everything: Any) -> None:
+    """Perturbation finds it by gradients; verify stops the backward that meets it."""
+    net = model()
+    expected = step(net)
+    wrong = 0
+    for seed in range(3):
+        with (
+            perturbed(seed),
+            poisoned(),
+            missing_event(),
+            ssdtrain.offload(net, verify=verify, **everything),
+        ):
+            try:
+                found = step(net)
+            except ActivationChangedError:
+                wrong += 1
+                continue
+            same = [torch.equal(a, b) for a, b in zip(found, expected, strict=True)]
+            assert verify == "off" or all(same), "verify let wrong bytes through"
+            wrong += not all(same)
+    assert wrong
+
+
+def test_the_count_of_holders_is_what_we_think() -> None:
+    base = torch.ones(8)
+    assert num_holders(base) == 1
+    view = base[2:]
+    assert num_holders(base) == 2
+    del view
+    assert num_holders(base) == 1
