@@ -214,7 +214,8 @@ class _Traversal:
     def _settle(self, node: Node, cursor: _Cursor) -> None:
         """Computes a member and stores it if somebody reads it."""
         if node.op is Op.CONCAT:
-            self._store_halves(node, node, cursor, 0)
+            if node in self.k.stores:
+                self._store_halves(node, node, cursor, 0)
             return
         value = self.value(node, cursor)
         if cursor.level == 0 and self.group is not None:
@@ -331,7 +332,7 @@ class _Traversal:
         self, whole: Node, part: Node, cursor: _Cursor, start: int
     ) -> None:
         """A concat is joined in memory: it has no value in registers."""
-        if part.op is not Op.CONCAT:
+        if part.op is not Op.CONCAT or part in self.k.loads:
             value = self.value(part, cursor)
             self._store_at(whole, value, cursor, part.shape, start)
             return
