@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -293,6 +293,10 @@ def _result(s: Sym, value: Tensor, graph: HeteroGraph) -> Tensor:
     return value
 
 
+@overload
+def compile(function: Callable[..., Any]) -> CompiledLayer: ...
+@overload
+def compile(**options: Any) -> Callable[[Callable[..., Any]], CompiledLayer]: ...
 def compile(
     function: Callable[..., Any] | None = None, **options: Any
 ) -> CompiledLayer | Callable[[Callable[..., Any]], CompiledLayer]:

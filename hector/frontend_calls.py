@@ -160,7 +160,7 @@ def _method(
 
 def _propagate(reader: Reader, module: nn.Module, named: dict[str, Any]) -> Any:
     """PyG's propagate: message on edges, reduction to destinations, update."""
-    message = module.message
+    message: Any = module.message
     wanted = inspect.signature(message).parameters
     values: dict[str, Any] = {}
     for name in wanted:

@@ -173,7 +173,7 @@ class Interpreter:
         rows = as_sym(self.state, value, b.const(0.0, owner.domain))
         node = rows.node
         if node.op is Op.CONST:
-            node = b.const(float(node.attr("value") or 0.0), owner.domain)
+            node = b.const(node.number("value"), owner.domain)
         if node.domain is not owner.domain:
             raise self.error(
                 target,

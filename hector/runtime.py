@@ -171,7 +171,7 @@ class Executable:
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs [rows, *shape], in the autograd graph if gradients are wanted."""
         if self.trains:
-            result: tuple[Tensor, ...] = _Run.apply(self, *tensors)
+            result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return result
         return tuple(self.forward(tensors)[0])
 
@@ -315,6 +315,7 @@ class Compiled:
         costs = {}
         for settings in ALL_SETTINGS:
             program = self.optimized(settings)
+            parts: tuple[Plan, ...]
             if training:
                 plans = training_plan(self.builder, program, self.inputs)
                 parts = (plans.forward, plans.backward)

@@ -116,16 +116,16 @@ class DevicePlan:
             {"num_warps": e.num_warps, "num_stages": e.num_stages},
         )
 
-    def _extent(self, g: object) -> int:
+    def _extent(self, g: Any) -> int:
         if isinstance(g, int):
             return g
-        kind, *rest = g  # type: ignore[misc]
+        kind, *rest = g
         if kind == "tiles":
             return self.arrays.tiles(*rest).num_tiles
         if kind == "types":
             return len(self.arrays.type_offsets(*rest)) - 1
         domain, block = rest
-        return -(-self.arrays.rows(domain) // block)
+        return -(-self.arrays.rows(domain) // int(block))
 
     def _static(self, arg: Arg) -> Any:
         a, what = self.arrays, arg.what

@@ -119,6 +119,22 @@ def emit_gemm(
             f"acc = tl.dot(a.to({precision.dtype}), b.to({precision.dtype}), acc"
             f"{precision.argument})"
         )
+    _epilogue(src, k, scale, (heads, cols, bn))
+    grid = (("tiles", *tiles), -(-cols // bn), heads)
+    return Emitted(
+        source=src,
+        doc=str(k),
+        grid=grid,
+        num_warps=schedule.num_warps,
+        num_stages=schedule.num_stages,
+    )
+
+
+def _epilogue(
+    src: Source, k: Gemm, scale: str | None, columns: tuple[int, int, int]
+) -> None:
+    """Scales the tile's rows, adds the bias of their type and stores them."""
+    heads, cols, bn = columns
     if scale is not None:
         src.emit(f"acc = acc * {scale}[:, None]")
     if k.bias is not None:
@@ -130,14 +146,6 @@ def emit_gemm(
     place = f"row.to(tl.int64)[:, None] * {heads * cols} + head * {cols} + col[None, :]"
     more = f" & (col < {cols})[None, :]" if cols % bn else ""
     src.emit(f"tl.store({out} + {place}, acc, mask=ok[:, None]{more})")
-    grid = (("tiles", *tiles), -(-cols // bn), heads)
-    return Emitted(
-        source=src,
-        doc=str(k),
-        grid=grid,
-        num_warps=schedule.num_warps,
-        num_stages=schedule.num_stages,
-    )
 
 
 def _and(*masks: str) -> str:

@@ -78,11 +78,13 @@ class Reference:
         return self.arrays.number(node.name, self.dtype).unsqueeze(-1)
 
     def _const(self, node: Node, args: list[Tensor]) -> Tensor:
-        value = node.attr("value")
         rows = self.arrays.rows(node.domain)
         device = self.arrays.graph.device
-        full = torch.full((1, 1, 1), float(value or 0.0), dtype=self.dtype)
-        return full.to(device).expand(rows, 1, 1)
+        # Made on the device: a copy from the host would wait for it.
+        full = torch.full(
+            (1, 1, 1), node.number("value"), dtype=self.dtype, device=device
+        )
+        return full.expand(rows, 1, 1)
 
     def _read(self, node: Node, args: list[Tensor]) -> Tensor:
         if node.index is Index.ALL:
@@ -145,7 +147,7 @@ class Reference:
         return out if to_type else out.unsqueeze(0)
 
     def _leaky_relu(self, node: Node, args: list[Tensor]) -> Tensor:
-        return F.leaky_relu(args[0], float(node.attr("slope") or 0.0))
+        return F.leaky_relu(args[0], node.number("slope"))
 
     def _sum_width(self, node: Node, args: list[Tensor]) -> Tensor:
         return args[0].sum(2, keepdim=True)
@@ -160,7 +162,7 @@ class Reference:
         return args[0].reshape(args[0].shape[0], *node.shape)
 
     def _slice(self, node: Node, args: list[Tensor]) -> Tensor:
-        start = int(node.attr("start") or 0)
+        start = node.integer("start")
         return args[0][:, :, start : start + node.shape[1]]
 
     def _concat(self, node: Node, args: list[Tensor]) -> Tensor:

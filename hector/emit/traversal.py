@@ -214,7 +214,8 @@ class _Traversal:
     def _settle(self, node: Node, cursor: _Cursor) -> None:
         """Computes a member and stores it if somebody reads it."""
         if node.op is Op.CONCAT:
-            self._store_halves(node, node, cursor, 0)
+            if node in self.k.stores:
+                self._store_halves(node, node, cursor, 0)
             return
         value = self.value(node, cursor)
         if cursor.level == 0 and self.group is not None:
@@ -238,7 +239,7 @@ class _Traversal:
             self.reads_kept = True
             return self._load(node, cursor, node.shape, 0)
         if node.op is Op.CONST:
-            return _Value(repr(float(node.attr("value") or 0.0)), 0)
+            return _Value(repr(node.number("value")), 0)
         if node.op is Op.READ and node not in self.k.loads:
             return self.value(node.inputs[0], self._follow(cursor, node.index))
         if self._in_memory(node):
@@ -248,7 +249,7 @@ class _Traversal:
         if node.op is Op.RESHAPE:
             return self._load(stored(node), cursor, node.shape, 0)
         if node.op is Op.SLICE:
-            start = int(node.attr("start") or 0)
+            start = node.integer("start")
             return self._load(stored(node.inputs[0]), cursor, node.shape, start)
         parts = [self.value(i, cursor) for i in node.inputs]
         return self._let(node, parts)
@@ -275,7 +276,7 @@ class _Traversal:
         return _Value(name, level)
 
     def leaky(self, node: Node, texts: list[str]) -> str:
-        slope = float(node.attr("slope") or 0.0)
+        slope = node.number("slope")
         return f"tl.where({texts[0]} > 0, {texts[0]}, {texts[0]} * {slope!r})"
 
     def sum_width(self, node: Node, texts: list[str]) -> str:
@@ -331,7 +332,7 @@ class _Traversal:
         self, whole: Node, part: Node, cursor: _Cursor, start: int
     ) -> None:
         """A concat is joined in memory: it has no value in registers."""
-        if part.op is not Op.CONCAT:
+        if part.op is not Op.CONCAT or part in self.k.loads:
             value = self.value(part, cursor)
             self._store_at(whole, value, cursor, part.shape, start)
             return

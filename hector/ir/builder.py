@@ -185,7 +185,7 @@ class Builder:
         if x.domain is domain:
             return x
         if x.op is Op.CONST:
-            return self.const(float(x.attr("value") or 0.0), domain)
+            return self.const(x.number("value"), domain)
         return self.read(x, TYPE_INDEX[x.domain], domain)
 
     def add(self, a: Node, b: Node) -> Node:

@@ -90,6 +90,17 @@ class Node:
                 return value
         raise KeyError(f"{self.op.value} has no attribute {name!r}")
 
+    def number(self, name: str) -> float:
+        """An attribute that is a number."""
+        value = self.attr(name)
+        if not isinstance(value, int | float):
+            raise TypeError(f"{self.op.value} has {name} {value!r}, expected a number")
+        return float(value)
+
+    def integer(self, name: str) -> int:
+        """An attribute that counts something."""
+        return int(self.number(name))
+
     @property
     def domain(self) -> Domain:
         return self.type.domain

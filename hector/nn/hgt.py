@@ -106,7 +106,8 @@ class HGTConv(CompiledConv):
     def reset_parameters(self) -> None:
         for lins in (self.kqv_lin, self.out_lin):
             for lin in lins.lins.values():
-                lin.reset_parameters()
+                if isinstance(lin, nn.Linear):
+                    lin.reset_parameters()
         for rel in (self.k_rel, self.v_rel):
             kaiming_uniform(rel.weight, rel.weight.shape[1])
         for group in (self.skip, self.p_rel):
@@ -181,7 +182,7 @@ class HGTConv(CompiledConv):
     def _gated(self, name: str, out: Tensor, x: Tensor) -> Tensor:
         if self._uniform or x.shape[1] != self.out_channels:
             return out
-        gate = self.skip[name].sigmoid()
+        gate: Tensor = self.skip[name].sigmoid()
         return gate * out + (1 - gate) * x
 
     def _join(self, x: dict[str, Tensor]) -> Tensor:

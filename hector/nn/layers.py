@@ -105,7 +105,7 @@ def _attention(e: Any, extra: Any, p: Any, o: Any) -> None:
 
 
 def _summed(g: Any, p: Any, o: Any) -> Any:
-    outs = ()
+    outs: tuple[Any, ...] = ()
     for i in range(o.groups):
         for n in g.dst_nodes():
             n["sum"] = 0.0

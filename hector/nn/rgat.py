@@ -43,6 +43,9 @@ class RGATConv(CompiledConv):
     concat, negative_slope, dropout, edge_dim, bias.
     """
 
+    bias: nn.Parameter | None
+    e: nn.Parameter | None
+
     def __init__(
         self,
         in_channels: int,

@@ -29,6 +29,10 @@ class RGCNConv(CompiledConv):
     `conv(x, edge_index, edge_type)` or `conv(x, graph)`.
     """
 
+    root: nn.Parameter | None
+    bias: nn.Parameter | None
+    comp: nn.Parameter | None
+
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -103,7 +107,7 @@ class RGCNConv(CompiledConv):
         if sides.first_target and isinstance(edge_index, Tensor):
             edge_index = self._shifted(edge_index, sides.first_target)
         graph = self.graph_of(edge_index, edge_type, num_nodes, self.num_relations)
-        weight = self.weight
+        weight: Tensor = self.weight
         if self.comp is not None:
             weight = combine_bases(self.comp, weight)
         plain = not sides.first_target and sides.source.is_floating_point()

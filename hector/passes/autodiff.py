@@ -25,8 +25,8 @@ def differentiate(
     order = topological(outputs)
     reached = _reached(order, set(wanted))
     grads: dict[Node, Node] = {}
-    for node, grad in outputs.items():
-        _accumulate(b, grads, node, grad)
+    for node, given in outputs.items():
+        _accumulate(b, grads, node, given)
     for node in reversed(order):
         grad = grads.get(node)
         if grad is None or not node.inputs or node not in reached:
@@ -149,7 +149,7 @@ def _positive(b: Builder, x: Node) -> Node:
 
 
 def _leaky(b: Builder, n: Node, g: Node) -> Grads:
-    slope = float(n.attr("slope") or 0.0)
+    slope = n.number("slope")
     gate = b.add(b.mul(_positive(b, n.inputs[0]), b.const(1 - slope)), b.const(slope))
     return [b.mul(g, gate)]
 
@@ -199,7 +199,7 @@ def _reshape(b: Builder, n: Node, g: Node) -> Grads:
 
 def _slice(b: Builder, n: Node, g: Node) -> Grads:
     (x,) = n.inputs
-    start, length = int(n.attr("start") or 0), n.shape[1]
+    start, length = n.integer("start"), n.shape[1]
     heads, width = x.shape
     if start:
         g = b.concat(b.full(0.0, x.domain, (heads, start)), g)

@@ -17,7 +17,7 @@ from hector.passes.rewrite import rebuild, retype, rule
 def compose_reads(b: Builder, n: Node) -> Node | None:
     (x,) = n.inputs
     if x.op is Op.CONST:
-        return b.const(float(x.attr("value") or 0.0), n.domain)
+        return b.const(x.number("value"), n.domain)
     if x.op is Op.EXPAND:
         return b.expand(b.read(x.inputs[0], n.index, n.domain), n.shape)
     if x.op is not Op.READ:
@@ -149,7 +149,7 @@ def _outside(b: Builder, n: Node, op: Op, parts: tuple[Node, Node]) -> Node | No
         value = b.spread(value, n.domain) if n.domain not in TYPE_DOMAINS else value
     inner = b.agg(kept, n.index)
     if n.domain in TYPE_DOMAINS and value.domain is not n.domain:
-        value = b.const(float(value.attr("value") or 0.0), n.domain)
+        value = b.const(value.number("value"), n.domain)
     return b.expand(b.binary(op, inner, value), n.shape)
 
 
@@ -197,7 +197,7 @@ def _never_zero(x: Node) -> bool:
 
 
 def _positive(x: Node) -> bool:
-    return x.op is Op.CONST and float(x.attr("value") or 0.0) > 0.0
+    return x.op is Op.CONST and x.number("value") > 0.0
 
 
 def _factor_nested(b: Builder, n: Node, x: Node) -> Node | None:
@@ -315,7 +315,7 @@ def _cut(b: Builder, x: Node, start: int, length: int) -> Node:
 @rule("slice moves towards the leaves", Op.SLICE)
 def sink_slice(b: Builder, n: Node) -> Node | None:
     (x,) = n.inputs
-    start, length = int(n.attr("start") or 0), n.shape[1]
+    start, length = n.integer("start"), n.shape[1]
     if x.op is Op.CONCAT:
         cut = x.inputs[0].shape[1]
         if start + length <= cut:

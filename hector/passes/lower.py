@@ -24,10 +24,10 @@ from hector.ir.node import LEAVES, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 from hector.passes.reads import (
     ADDRESSED,
-    foreign_reads,
     frontier,
     needed_again,
     read_from_memory,
+    reads_between,
     wide_reads,
 )
 
@@ -247,7 +247,7 @@ class _Regions:
             return dep.domain is loop.domain
         return all(
             use.op is Op.READ and use.index is loop.group and use.domain is loop.domain
-            for use in foreign_reads(node, dep, self.stop)
+            for use in reads_between(node, dep, self.stop)
         )
 
     def _add(self, node: Node, kernel: _Open) -> None:

@@ -51,7 +51,7 @@ def _on_pair(b: Builder, x: Node, domain: Domain) -> Node:
     if x.domain in TYPE_DOMAINS:
         return x
     if x.op is Op.CONST:
-        return b.const(float(x.attr("value") or 0.0), domain)
+        return b.const(x.number("value"), domain)
     value = x.inputs[0]
     if value.domain is domain:
         return value

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hector.ir.builder import Builder
 from hector.ir.kernels import Kernel, Plan, Traversal
-from hector.ir.node import Node, Op, Program
+from hector.ir.node import Node, Op, Program, stored
 from hector.ir.rules import check_plan, check_program
 from hector.passes import canonicalize, finish, optimize
 from hector.passes.autodiff import differentiate
@@ -43,11 +43,11 @@ def passes(settings: Optimizations) -> tuple[Pass, ...]:
     """The steps for one setting, in order: data, to be printed or changed."""
     steps = [Pass(name="canonicalize", rules=canonicalize.RULES)]
     if settings.reorder:
-        rules = (*optimize.REORDER, *canonicalize.RULES)
-        steps.append(Pass(name="reorder", rules=rules))
+        reorder = (*optimize.REORDER, *canonicalize.RULES)
+        steps.append(Pass(name="reorder", rules=reorder))
     if settings.compact:
-        rules = (*optimize.COMPACT, *canonicalize.RULES)
-        steps.append(Pass(name="compact", rules=rules))
+        compact = (*optimize.COMPACT, *canonicalize.RULES)
+        steps.append(Pass(name="compact", rules=compact))
     return tuple(steps)
 
 
@@ -87,6 +87,18 @@ def _computed(kernel: Kernel) -> tuple[Node, ...]:
     return kernel.members if isinstance(kernel, Traversal) else kernel.outputs
 
 
+def _compared(program: Program, back: Program) -> list[Node]:
+    """Forward values that the gradient of a maximum compares with it.
+
+    They are kept: computed again, the last bit might differ, and no row would be the
+    maximum.
+    """
+    forward = set(program.order())
+    sides = [i for n in back.order() if n.op is Op.EQ for i in n.inputs]
+    values = (stored(i.inputs[0] if i.op is Op.READ else i) for i in sides)
+    return list(dict.fromkeys(v for v in values if v in forward and v.inputs))
+
+
 def training_plan(
     b: Builder, program: Program, wanted: tuple[Node, ...]
 ) -> TrainingPlan:
@@ -101,7 +113,7 @@ def training_plan(
     program, back = (rewrite(b, p, finish.RULES) for p in (program, back))
     check_program(back, "finish")
     simplified = dict(zip(grads, back.nodes, strict=True))
-    first = lower(program.nodes)
+    first = lower((*program.nodes, *_compared(program, back)))
     kept = {n for k in first.kernels for n in _computed(k)}
     backward = lower(back.nodes, given=kept)
     saved = tuple(n for n in backward.given if n not in heads.values())

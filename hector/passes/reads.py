@@ -41,21 +41,28 @@ def wide_reads(node: Node) -> set[Node]:
     return found
 
 
-def foreign_reads(node: Node, dep: Node, stop: set[Node]) -> list[Node]:
-    """The READ and AGG nodes between `node` and its operand `dep`."""
-    found: dict[Node, None] = {}
-    stack = [(node, i) for i in node.inputs]
-    seen: set[tuple[Node, Node]] = set()
+def reads_between(node: Node, dep: Node, stop: set[Node]) -> list[Node]:
+    """The READ nodes on any path from `node` down to its operand `dep`."""
+    between: dict[Node, None] = {node: None}
+    stack = [node]
     while stack:
-        user, x = stack.pop()
-        if (user, x) in seen:
-            continue
-        seen.add((user, x))
-        if x is dep and user.op is Op.READ:
-            found[user] = None
-        if x not in stop:
-            stack.extend((x, i) for i in x.inputs)
-    return list(found)
+        for i in stack.pop().inputs:
+            if i not in between and i not in stop:
+                between[i] = None
+                stack.append(i)
+    leads = {dep}
+    for x in topological(between):
+        if x in between and not leads.isdisjoint(x.inputs):
+            leads.add(x)
+    return [x for x in between if x in leads and x.op is Op.READ]
+
+
+def _halves(node: Node) -> set[Node]:
+    """The concats that a concat is made of: they are joined where it is stored."""
+    if node.op is not Op.CONCAT:
+        return set()
+    inner = [i for i in node.inputs if i.op is Op.CONCAT]
+    return set(inner).union(*(_halves(i) for i in inner))
 
 
 def read_from_memory(node: Node, stop: set[Node]) -> set[Node]:
@@ -64,7 +71,8 @@ def read_from_memory(node: Node, stop: set[Node]) -> set[Node]:
     A row is split and cut by addressing, and a concat is joined by its stores. A kernel
     must not load what it stored itself: its threads would race.
     """
-    found = {d for d in frontier(node, stop) if d.op is Op.CONCAT}
+    halves = _halves(node)
+    found = {d for d in frontier(node, stop) if d.op is Op.CONCAT} - halves
     stack, seen = [node], {node}
     while stack:
         x = stack.pop()

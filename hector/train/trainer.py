@@ -273,7 +273,7 @@ class _Repetition:
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(self.task.graph)[self.task.train_nodes]
         loss = functional.cross_entropy(logits, self.task.train_labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return loss.detach(), _accuracy(logits.detach(), self.task.train_labels)
 

@@ -192,7 +192,9 @@ def choice(results: Results, tolerance: float = 0.05) -> str:
             ratios[name] = chosen / min(known)
     missed = {n: r for n, r in ratios.items() if r > 1 + tolerance}
     close = len(ratios) - len(missed)
-    share = 100 * close / len(ratios) if ratios else math.nan
+    if not ratios:
+        return ""
+    share = 100 * close / len(ratios)
     text = (
         f"The cost model's choice is within {100 * tolerance:.0f} % of the best fixed "
         f"setting in {close} of {len(ratios)} cells ({share:.0f} %)."
@@ -265,6 +267,27 @@ def breakdown(results: Results) -> str:
     return table([*header, "CUDA API", "API %", "launches"], sorted(rows))
 
 
+def kernels(results: Results, count: int = 5) -> str:
+    """Our most expensive kernels of each cell against the device's ceilings."""
+    rows = []
+    for record in results.by_key.values():
+        if record["key"]["what"] != "kernels" or "kernels" not in record:
+            continue
+        key, limit = record["key"], results.runs[record["run"]]["ceilings"]
+        for k in record["kernels"][:count]:
+            work = f"{k['gb_per_s']:.0f}", f"{k['tflop_per_s']:.1f}"
+            share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
+            if k["operations"]:
+                rate = 300 * k["tflop_per_s"] / limit["tf32_tflop_per_s"]
+                share = max(share, rate)
+            name = f"{key['graph']} {key['model']} {k['plan']}"
+            what = " ".join(k["kernel"].replace("|", "/").split())[:70]
+            times = number(k["us"], 0), number(k["predicted_us"], 0)
+            rows.append([name, f"`{what}`", *times, *work, f"{share:.0f}"])
+    header = ["cell", "kernel", "us", "predicted us", "GB/s", "TFLOP/s"]
+    return table([*header, "% of a ceiling"], rows)
+
+
 SECTIONS = {
     "Speed-up over the best other": summary,
     "Ablation (Table 3.5)": ablation,
@@ -272,8 +295,73 @@ SECTIONS = {
     "Memory against compaction ratio (Figure 3.10)": memory,
     "Widths (Figure 3.12)": widths,
     "Breakdown in microseconds (Figure 3.3)": breakdown,
+    "Most expensive kernels": kernels,
     "All cells": details,
 }
+
+
+def machines(results: Results) -> str:
+    """Device, versions and command of every run that took something."""
+    used = {r["run"] for r in results.by_key.values()}
+    lines = {}
+    for i in sorted(used):
+        run = results.runs[i]
+        versions = ", ".join(
+            f"{k} {run[k]}" for k in ("torch", "triton", "torch_geometric") if k in run
+        )
+        lines[f"{run['device']}; {versions}; `{run.get('command', '')}`"] = None
+    return "\n".join(lines)
+
+
+IN_README = {
+    "Speed-up over the best other": summary,
+    "Ablation (Table 3.5)": ablation,
+    "Cost model": choice,
+    "Memory against compaction ratio (Figure 3.10)": memory,
+}
+
+
+def rgnn(results: Path) -> str:
+    """The README's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
+    empty if neither is there."""
+    parts = []
+    path = results / "rgnn.json"
+    if path.exists():
+        found = Results(json.loads(path.read_text()))
+        parts.append(
+            "**Relational layers.** One layer, 64 channels, one head, loss on random "
+            "labels, 24 GiB: the fastest other of PyG's layers, a sorted per-relation "
+            "product and torch's grouped product, over ours. "
+            "Medians of 20 steps, all in one process."
+        )
+        sections = {name: build(found) for name, build in IN_README.items()}
+        # A table without rows is a header and a line.
+        filled = {n: t for n, t in sections.items() if t and t.count("\n") != 1}
+        parts += [f"*{name}*\n\n{text}" for name, text in filled.items()]
+        parts.append(machines(found))
+    path = results / "rgnn_parity.json"
+    if path.exists():
+        parts.append(parity(json.loads(path.read_text())))
+    return "\n\n".join(parts)
+
+
+def parity(data: dict[str, Any]) -> str:
+    """Same start, same losses as PyG; accuracies over seeds."""
+    rows = [
+        [
+            f"{r['data']} {r['model']}",
+            str(r["num_epochs"]),
+            f"{r['loss_difference']:.1e}",
+            number(r["accuracy_same_start"], 4),
+            number(r["pyg_accuracy_same_start"], 4),
+            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}",
+        ]
+        for r in data["rows"]
+    ]
+    head = ["", "epochs", "largest loss difference", "accuracy", "PyG's", "mean, seeds"]
+    text = "**Training as PyG's layers train**, float64, from the same initial weights."
+    where = f"{data['device']}; torch {data['torch']}; `{data['command']}`"
+    return f"{text}\n\n{table(head, rows)}\n\n{where}"
 
 
 def main(argv: list[str] | None = None) -> int:

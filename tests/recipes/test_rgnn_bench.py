@@ -174,3 +174,48 @@ def test_plots_are_written(tmp_path: Path) -> None:
     path.write_text(json.dumps({**data, "records": list(results.by_key.values())}))
     rgnn_table.main([str(path), "--plots", str(tmp_path)])
     assert (tmp_path / "rgnn_speedup.svg").stat().st_size > 1000
+
+
+def test_the_readme_section(tmp_path: Path) -> None:
+    assert rgnn_table.rgnn(tmp_path) == ""
+    results = results_of(record("hector", 2.0), record("pyg", 9.0))
+    data = {"runs": results.runs, "graphs": results.graphs}
+    records = list(results.by_key.values())
+    (tmp_path / "rgnn.json").write_text(json.dumps({**data, "records": records}))
+    row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
+    row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}
+    row |= {"accuracy_same_start": 0.9, "pyg_accuracy_same_start": 0.9}
+    about = {"device": "cpu", "torch": "2", "command": "rgnn_parity"}
+    path = tmp_path / "rgnn_parity.json"
+    path.write_text(json.dumps({**about, "rows": [row]}))
+    text = rgnn_table.rgnn(tmp_path)
+    assert "| rgcn training float32 | 4.50 | 2.76 |" in text
+    assert "| aifb rgcn | 50 | 2.0e-13 | 0.9000 | 0.9000 | 0.8500 of 2 |" in text
+    assert "Ablation" not in text
+    assert text.count("rgnn_parity") == 1
+
+
+def test_kernels_are_held_against_the_ceilings() -> None:
+    kernel = {"plan": "forward", "kernel": "gemm %1", "us": 10.0, "predicted_us": 12.0}
+    kernel |= {"gb_per_s": 2000.0, "tflop_per_s": 40.0, "operations": 4e8}
+    taken = record("hector", None, what="kernels")
+    results = results_of({**taken, "status": "ok", "kernels": [kernel]})
+    results.runs[0]["ceilings"] = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
+    row = rgnn_table.kernels(results).splitlines()[2]
+    assert row == "| g rgcn forward | `gemm %1` | 10 | 12 | 2000 | 40.0 | 50 |"
+
+
+def test_a_setting_that_was_chosen_is_not_timed_again(tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    words = [*ARGS[:-6], "main", "ablation", "--budget-s", "60", "--out", str(out)]
+    words += ["--contenders", "hector", "hector-none", "hector-both"]
+    rgnn.main([w for w in words if w != "bfloat16"])
+    found = json.loads(out.read_text())["records"]
+    by_name = {(r["key"]["task"], r["key"]["contender"]): r for r in found}
+    assert {r["status"] for r in found} == {"ok"}
+    for task in Task:
+        ours = by_name[task.value, "hector"]
+        for name, setting in (("none", "none"), ("both", "compact+reorder")):
+            fixed = by_name[task.value, f"hector-{name}"]
+            assert fixed["setting"] == setting
+            assert ("taken_from" in fixed) == (ours["setting"] == setting)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hector.arrays import GraphArrays
 from hector.emit.device import DevicePlan, ValueTypes
+from hector.emit.reference import Reference
 from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import (
@@ -24,7 +25,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
-from hector.ir.node import Node
+from hector.ir.node import Node, Op
 from hector.passes.pipeline import (
     ALL_SETTINGS,
     Optimizations,
@@ -46,8 +47,13 @@ BOTH = Optimizations(compact=True, reorder=True)
 SMALL = random_graph((15, 30, 3, 2), DEVICE)
 
 
-def check(kernel: Kernel, graph: HeteroGraph, dtype: torch.dtype) -> None:
-    error = error_of(kernel, GraphArrays(graph), dtype)
+def check(
+    kernel: Kernel,
+    graph: HeteroGraph,
+    dtype: torch.dtype,
+    given: dict[Node, torch.Tensor] | None = None,
+) -> None:
+    error = error_of(kernel, GraphArrays(graph), dtype, given)
     assert error <= TOLERANCE[dtype], f"{error}: {kernel}"
 
 
@@ -82,9 +88,20 @@ def test_random_programs(made: Made, graph: HeteroGraph) -> None:
     graph = graph.to(DEVICE)
     program = optimize_program(made.b, made.program, BOTH)
     both = training_plan(made.b, program, tuple(program.inputs()))
-    for plan in (inference_plan(made.b, program), both.backward):
+    arrays, types = GraphArrays(graph), ValueTypes(torch.float32)
+    gen = torch.Generator().manual_seed(0)
+    inputs = {}
+    for n in (*program.inputs(), *both.output_grads):
+        rows = torch.randn(arrays.rows(n.domain), *n.shape, generator=gen)
+        inputs[n] = (0.5 * rows).to(DEVICE).double()
+    # Operands as the program makes them: random ones need not fit together.
+    oracle = Reference(arrays, torch.float64)
+    for plan in (inference_plan(made.b, program), both.forward, both.backward):
         for kernel in plan.kernels:
-            check(kernel, graph, torch.float32)
+            read = [n for n in kernel.operands if n.op not in (Op.GRAPH, Op.CONST)]
+            values = oracle.run(read, inputs)
+            given = {n: v.to(types.of(n)).contiguous() for n, v in values.items()}
+            check(kernel, graph, torch.float32, given)
 
 
 def run(kernel: Kernel, arrays: GraphArrays, schedule: Schedule) -> list[torch.Tensor]:
