@@ -10,13 +10,20 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
 
-.PHONY: train test lint clean
+.PHONY: train test test-ssdtrain test-others lint clean
 
 train: $(VENV)/.installed-train
 	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
 
+# Two halves side by side, a core each; the output of each comes in one piece.
 test: $(VENV)/.installed-test
-	"$(BIN)/python" -m pytest
+	$(MAKE) --no-print-directory -j2 --output-sync=target test-ssdtrain test-others
+
+test-ssdtrain: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest tests/ssdtrain
+
+test-others: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest $(filter-out tests/ssdtrain,$(wildcard tests/*))
 
 lint: $(VENV)/.installed-dev
 	"$(BIN)/ruff" check .

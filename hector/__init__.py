@@ -1,7 +1,7 @@
 """Compiles relational GNN layers to GEMM and traversal kernels (seed, chapter 3)."""
 
 from hector.frontend import CompiledLayer, compile
-from hector.frontend_interp import UnsupportedPythonError
+from hector.frontend_source import UnsupportedPythonError
 from hector.functions import (
     columns,
     concat,

@@ -18,7 +18,9 @@ from hector.ir.kernels import (
     Traversal,
 )
 from hector.ir.node import Node, Op
-from hector.ir.types import TYPE_DOMAINS
+from hector.ir.types import NARROW, ROW_DOMAINS, TYPE_DOMAINS
+
+INDEX_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,68 +30,107 @@ class DeviceModel:
 
     bytes_per_second: float = 2.5e12
     gather_bytes_per_second: float = 1.8e12
-    products_per_second: float = 3e13
+    cache_bytes: float = 4e7
+    """A gathered value of at most this size stays in the L2 cache."""
+    cached_bytes_per_second: float = 4.5e12
+    operations_per_second: float = 6e13
     launch_seconds: float = 8e-6
     parameter_launch_seconds: float = 1.5e-5
-    value_bytes: int = 4
     sector_bytes: int = 32
     """The least that a gathered row costs."""
 
 
-def plan_seconds(plan: Plan, arrays: GraphArrays, device: DeviceModel) -> float:
-    """Predicted time of one run of a plan."""
-    return sum(_kernel_seconds(k, arrays, device) for k in plan.kernels)
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one run of a kernel does."""
+
+    streamed_bytes: float = 0.0
+    """Rows read or written once, in order."""
+    gathered_bytes: float = 0.0
+    """Rows read through an index, counted as often as they are read."""
+    cached_bytes: float = 0.0
+    """The same, of values that the cache holds."""
+    operations: float = 0.0
+    """Floating-point operations of matrix products."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            streamed_bytes=self.streamed_bytes + other.streamed_bytes,
+            gathered_bytes=self.gathered_bytes + other.gathered_bytes,
+            cached_bytes=self.cached_bytes + other.cached_bytes,
+            operations=self.operations + other.operations,
+        )
+
+    def seconds(self, device: DeviceModel) -> float:
+        return (
+            self.streamed_bytes / device.bytes_per_second
+            + self.gathered_bytes / device.gather_bytes_per_second
+            + self.cached_bytes / device.cached_bytes_per_second
+            + self.operations / device.operations_per_second
+        )
 
 
-def _kernel_seconds(k: Kernel, arrays: GraphArrays, device: DeviceModel) -> float:
-    if isinstance(k, ParameterOp | Fallback):
-        view = k.out.op is Op.RESHAPE
-        return 0.0 if view else device.parameter_launch_seconds
-    seconds = device.launch_seconds
-    for node in k.outputs:
-        seconds += _stream(node, arrays, device)
-    if isinstance(k, Traversal):
-        return seconds + _traversal_seconds(k, arrays, device)
-    domain = k.out.domain if isinstance(k, Gemm) else k.domain
-    rows = arrays.rows(domain)
-    for operand in (k.rows,) if isinstance(k, Gemm) else (k.left, k.right):
-        seconds += _touch(operand.value, rows, operand.gather is not None, device)
-    h, inner, cols = k.weight.shape if isinstance(k, Gemm) else k.out.shape
-    cols = max(cols, 16)
-    return seconds + 2.0 * rows * h * inner * cols / device.products_per_second
+class CostModel:
+    """Work and time of kernels on one graph, features of `value_bytes` bytes."""
+
+    def __init__(
+        self, arrays: GraphArrays, device: DeviceModel, value_bytes: int = 4
+    ) -> None:
+        self.arrays, self.device, self.value_bytes = arrays, device, value_bytes
+
+    def plan_seconds(self, plan: Plan) -> float:
+        """Predicted time of one run of a plan."""
+        return sum(self.kernel_seconds(k) for k in plan.kernels)
+
+    def kernel_seconds(self, k: Kernel) -> float:
+        if isinstance(k, ParameterOp | Fallback):
+            view = k.out.op is Op.RESHAPE
+            return 0.0 if view else self.device.parameter_launch_seconds
+        return self.device.launch_seconds + self.work(k).seconds(self.device)
+
+    def work(self, k: Kernel) -> Work:
+        """Bytes and operations of one launch; nothing for what PyTorch runs."""
+        if isinstance(k, ParameterOp | Fallback):
+            return Work()
+        total = Work()
+        for node in k.outputs:
+            total += self._touch(node, self.arrays.rows(node.domain))
+        if isinstance(k, Traversal):
+            return total + self._traversal(k)
+        rows = self.arrays.rows(k.out.domain if isinstance(k, Gemm) else k.domain)
+        for operand in (k.rows,) if isinstance(k, Gemm) else (k.left, k.right):
+            total += self._touch(operand.value, rows, operand.gather is not None)
+        h, inner, cols = k.weight.shape if isinstance(k, Gemm) else k.out.shape
+        return total + Work(operations=2.0 * rows * h * inner * max(cols, 16))
+
+    def _traversal(self, k: Traversal) -> Work:
+        """Each value is read once an item of the loop if it is gathered, else once."""
+        items = self.arrays.rows(k.loop.domain)
+        total = Work()
+        for node in k.loads:
+            if node.domain in TYPE_DOMAINS:
+                continue
+            rows = self.arrays.rows(node.domain)
+            hoisted = rows <= items and node.domain is not k.loop.domain
+            gathered = hoisted and not _is_group(k, node)
+            total += self._touch(node, items if gathered else rows, gathered)
+        if k.loop.group is not None:
+            total += Work(streamed_bytes=2.0 * items * INDEX_BYTES)
+        return total
+
+    def _touch(self, node: Node, rows: int, gathered: bool = False) -> Work:
+        wide = node.domain in ROW_DOMAINS and node.type.width > NARROW
+        size = node.type.width * (self.value_bytes if wide else 4)
+        if not gathered:
+            return Work(streamed_bytes=float(rows * size))
+        moved = float(rows * max(size, self.device.sector_bytes))
+        if self.arrays.rows(node.domain) * size <= self.device.cache_bytes:
+            return Work(cached_bytes=moved)
+        return Work(gathered_bytes=moved)
 
 
-def _traversal_seconds(k: Traversal, arrays: GraphArrays, device: DeviceModel) -> float:
-    """Each value is read once an item of the loop if it is gathered, else once."""
-    items = arrays.rows(k.loop.domain)
-    seconds = 0.0
-    for node in k.loads:
-        if node.domain in TYPE_DOMAINS:
-            continue
-        rows = arrays.rows(node.domain)
-        hoisted = rows <= items and node.domain is not k.loop.domain
-        gathered = hoisted and not _is_group(k, node, arrays)
-        count = items if gathered else rows
-        seconds += _touch(node, count, gathered, device)
-    if k.loop.group is not None:
-        seconds += 2 * items * device.value_bytes / device.bytes_per_second
-    return seconds
-
-
-def _is_group(k: Traversal, node: Node, arrays: GraphArrays) -> bool:
+def _is_group(k: Traversal, node: Node) -> bool:
     return any(
         out.domain is node.domain and out.op is Op.AGG and out.index is k.loop.group
         for out in k.members
     )
-
-
-def _touch(node: Node, rows: int, gathered: bool, device: DeviceModel) -> float:
-    size = node.type.width * device.value_bytes
-    if not gathered:
-        return rows * size / device.bytes_per_second
-    return rows * max(size, device.sector_bytes) / device.gather_bytes_per_second
-
-
-def _stream(node: Node, arrays: GraphArrays, device: DeviceModel) -> float:
-    size = arrays.rows(node.domain) * node.type.width * device.value_bytes
-    return size / device.bytes_per_second

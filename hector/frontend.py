@@ -1,5 +1,6 @@
 """`@hector.compile`: from layer code to compiled programs (seed, section 3.3.2)."""
 
+import ast
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hector.frontend_interp import Interpreter
+from hector.frontend_source import parse
 from hector.frontend_values import (
     EdgeIndex,
     FrontendError,
@@ -263,12 +265,8 @@ def _symbol(name: str, value: Any, graph: HeteroGraph) -> Any:
 
 
 def _node_arguments(function: Callable[..., Any]) -> set[str]:
-    """Arguments that the source indexes by an endpoint: `x[src]`, `x[edge_index[0]]`."""
-    import ast
-
-    from hector.frontend_interp import parse
-
-    tree, _, _ = parse(inspect.unwrap(function))
+    """Arguments that the source indexes by an endpoint: `x[src]`."""
+    tree = parse(inspect.unwrap(function)).tree
     ends = {"src", "dst", "row", "col"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):

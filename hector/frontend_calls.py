@@ -16,8 +16,8 @@ from hector.frontend_functions import (
     select,
     transposed_linear,
 )
+from hector.frontend_source import UnsupportedPythonError
 from hector.frontend_values import (
-    FrontendError,
     GraphVar,
     IndexVar,
     Param,
@@ -30,10 +30,6 @@ from hector.frontend_values import (
 from hector.ir.types import Domain, Index
 
 
-class UnsupportedPythonError(FrontendError):
-    """Python that the compiler does not read; names the file and line."""
-
-
 class Reader(Protocol):
     """What calls need of the interpreter."""
 
@@ -41,6 +37,8 @@ class Reader(Protocol):
     tree: ast.FunctionDef
 
     def value(self, node: ast.expr) -> Any: ...
+
+    def items(self, nodes: list[ast.expr]) -> list[Any]: ...
 
     def error(self, node: ast.AST, why: str) -> UnsupportedPythonError: ...
 
@@ -69,7 +67,7 @@ _GRAPH_LOOPS = {
 
 def call(reader: Reader, node: ast.Call) -> Any:
     function = reader.value(node.func)
-    args = [reader.value(a) for a in node.args]
+    args = reader.items(node.args)
     named = {k.arg: reader.value(k.value) for k in node.keywords if k.arg}
     if len(named) != len(node.keywords):
         raise reader.error(node, "** arguments are not supported")
@@ -81,17 +79,27 @@ def call(reader: Reader, node: ast.Call) -> Any:
         return range(*args)
     if function in (isinstance, len, int, float) and not named:
         return function(*args)
+    return _named(reader, node, function, args, named)
+
+
+def _named(
+    reader: Reader,
+    node: ast.Call,
+    function: Any,
+    args: list[Any],
+    named: dict[str, Any],
+) -> Any:
+    """A call of a Python function: built in by its name, or read like the layer."""
     name = getattr(function, "__name__", "")
-    symbolic = any(isinstance(a, _SYMBOLS) for a in (*args, *named.values()))
     if any(isinstance(a, GraphVar) for a in args) and name == "edge_softmax":
         return _softmax_in_place(reader, args, function)
     owner = getattr(function, "__self__", None)
     if name == "propagate" and isinstance(owner, nn.Module):
         return _propagate(reader, owner, named)
     if name in FUNCTIONS and not _is_layer_code(function, owner):
-        items = [*args, *named.values()]
+        items = (*args, *named.values())
         ours = getattr(function, "__module__", "") == "hector.api"
-        if ours or symbolic or any(isinstance(a, tuple) for a in items):
+        if ours or any(isinstance(a, (*_SYMBOLS, tuple)) for a in items):
             return FUNCTIONS[name](reader.state, *args, **named)
     if inspect.isfunction(function) or inspect.ismethod(function):
         return _inline(reader, function, args, named)

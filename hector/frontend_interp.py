@@ -1,20 +1,20 @@
 """Reads the source of a layer and builds its inter-operator IR.
 
-An abstract interpreter of Python's syntax tree: numbers and module attributes have their
-values, tensors are symbols. A loop over edges or nodes is read once, since its body says
-what one row does. Whatever is not understood is an error with its source line.
+An abstract interpreter of Python's syntax tree: numbers and module attributes have
+their values, tensors are symbols. A loop over edges or nodes is read once, since its
+body says what one row does. Whatever is not understood is an error with its line.
 """
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from hector.frontend_calls import BoundMethod, UnsupportedPythonError, call
+from hector.frontend_calls import BoundMethod, call
 from hector.frontend_functions import aggregate, as_sym, binary, select, unary
+from hector.frontend_source import UnsupportedPythonError, parse
 from hector.frontend_values import (
     DataVar,
     EdgeIndex,
@@ -40,27 +40,14 @@ class _Return(Exception):
         self.value = value
 
 
-def parse(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
-    """(syntax tree, file, first line) of a function."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-    except (OSError, TypeError) as missing:
-        raise UnsupportedPythonError(
-            f"the source of {function!r} is not available; define it in a file"
-        ) from missing
-    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    if not isinstance(tree, ast.FunctionDef):
-        raise UnsupportedPythonError(f"expected a function, got {function!r}")
-    return tree, inspect.getsourcefile(function) or "<unknown>", first
-
-
 class Interpreter:
     """Reads one function; functions that it calls get interpreters of their own."""
 
     def __init__(self, state: State, function: Callable[..., Any]) -> None:
         self.state = state
         self.function = inspect.unwrap(function)
-        self.tree, self.file, self.first = parse(self.function)
+        self.source = parse(self.function)
+        self.tree = self.source.tree
         self.names: dict[str, Any] = {}
 
     def call(self, args: dict[str, Any]) -> Any:
@@ -85,9 +72,10 @@ class Interpreter:
 
     def error(self, node: ast.AST, why: str) -> UnsupportedPythonError:
         """An error that shows where it is."""
-        at = self.first + getattr(node, "lineno", 1) - 1
-        text = ast.unparse(node).split("\n")[0]
-        return UnsupportedPythonError(f"{self.file}:{at}: {why}\n    {text}")
+        line = getattr(node, "lineno", 1) - 1
+        text = self.source.lines[line].strip()
+        where = f"{self.source.file}:{self.source.first + line}"
+        return UnsupportedPythonError(f"{where}: {why}\n    {text}")
 
     def statement(self, node: ast.stmt) -> None:
         handler = _STATEMENTS.get(type(node))
@@ -253,7 +241,17 @@ class Interpreter:
         return self.value(node.body if self.value(node.test) else node.orelse)
 
     def _tuple(self, node: ast.Tuple | ast.List) -> tuple[Any, ...]:
-        return tuple(self.value(e) for e in node.elts)
+        return tuple(self.items(node.elts))
+
+    def items(self, nodes: list[ast.expr]) -> list[Any]:
+        """Values of a list of expressions, `*these` unpacked."""
+        found: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                found.extend(_unpack(self.value(node.value)))
+            else:
+                found.append(self.value(node))
+        return found
 
     def _subscript(self, node: ast.Subscript) -> Any:
         owner, key = self.value(node.value), self.value(node.slice)

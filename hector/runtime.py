@@ -1,7 +1,7 @@
 """Runs compiled programs: plans bound to a graph, one autograd function a program.
 
-[Note: hot path] A call looks up the executable of (graph, dtypes, needed gradients), and
-then only allocates and launches: no host synchronisation, no shape that depends on
+[Note: hot path] A call looks up the executable of (graph, dtypes, needed gradients),
+and then only allocates and launches: no host synchronisation, no shape that depends on
 data, so a call can be captured in a CUDA graph.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hector.arrays import GraphArrays
-from hector.cost import DeviceModel, plan_seconds
+from hector.cost import CostModel, DeviceModel
 from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
@@ -73,6 +73,11 @@ def graph_arrays(graph: HeteroGraph) -> GraphArrays:
         found = GraphArrays(graph)
         graph.__dict__["_hector_arrays"] = found
     return found
+
+
+def executables(graph: HeteroGraph) -> list["Executable"]:
+    """What was compiled for a graph so far, oldest first."""
+    return list(graph.__dict__.get("_hector_executables", {}).values())
 
 
 class _Runner:
@@ -137,12 +142,12 @@ class Executable:
         self.arrays = arrays
         self.trains = bool(key.wanted)
         options = compiled.options
-        settings = compiled.settings_for(arrays, bool(key.wanted))
-        program = compiled.optimized(settings)
         dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
         floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
-        feature = floats[0] if floats else key.dtypes[0]
+        feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
         self.feature = feature
+        settings = compiled.settings_for(arrays, bool(key.wanted), feature)
+        program = compiled.optimized(settings)
         backward: Plan | None = None
         if key.wanted:
             wanted = tuple(self.inputs[i] for i in key.wanted)
@@ -293,18 +298,20 @@ class Compiled:
         """The outputs after the last rewrites."""
         return rewrite(self.builder, program, finish.RULES).nodes
 
-    def settings_for(self, arrays: GraphArrays, training: bool) -> Optimizations:
+    def settings_for(
+        self, arrays: GraphArrays, training: bool, feature: torch.dtype
+    ) -> Optimizations:
         """The chosen optimizations, or the ones that the cost model finds fastest."""
         if self.options.optimizations is not None:
             return self.options.optimizations
-        costs = self.predicted_seconds(arrays, training)
+        costs = self.predicted_seconds(arrays, training, feature)
         return min(costs, key=lambda s: costs[s])
 
     def predicted_seconds(
-        self, arrays: GraphArrays, training: bool
+        self, arrays: GraphArrays, training: bool, feature: torch.dtype = torch.float32
     ) -> dict[Optimizations, float]:
         """The cost model's view of every setting."""
-        model = self.options.device_model
+        model = CostModel(arrays, self.options.device_model, feature.itemsize)
         costs = {}
         for settings in ALL_SETTINGS:
             program = self.optimized(settings)
@@ -313,5 +320,5 @@ class Compiled:
                 parts = (plans.forward, plans.backward)
             else:
                 parts = (inference_plan(self.builder, program),)
-            costs[settings] = sum(plan_seconds(p, arrays, model) for p in parts)
+            costs[settings] = sum(map(model.plan_seconds, parts))
         return costs

@@ -10,15 +10,16 @@ is what PyG does (CPU gather, pin, copy).
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from pydirect.gather import index_select
+from pydirect.memory import pin
 from pydirect.sampling import Graph, NeighborSampler, SampledBatch
 
 
@@ -74,6 +75,12 @@ class MiniBatch:
 class Fetch(Protocol):
     """Brings rows of a host table to the training device."""
 
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether CPU threads gather. Where they do not, the fetching thread runs alone
+        and does not wait for cores on which samplers are at work."""
+        ...
+
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """``table[node_ids]`` on the device, on the current stream.
 
@@ -86,6 +93,8 @@ class Fetch(Protocol):
 
 class StagedFetch:
     """PyG's way: the CPU gathers with all its threads, pins, and copies."""
+
+    uses_cpu = True
 
     def __init__(self, table: torch.Tensor, device: torch.device) -> None:
         """``table``: CPU, shape (num_nodes, num_features)."""
@@ -100,6 +109,8 @@ class StagedFetch:
 class DirectFetch:
     """The GPU gathers from host memory, into buffers that take turns."""
 
+    uses_cpu = False
+
     def __init__(
         self,
         table: torch.Tensor,
@@ -107,9 +118,9 @@ class DirectFetch:
         num_slots: int,
         max_sms: int | None = None,
     ) -> None:
-        """``table``: pinned CPU tensor, shape (num_nodes, num_features); plain memory
-        does where ``device`` is the CPU."""
-        self._table = table
+        """``table``: contiguous CPU tensor, shape (num_nodes, num_features); pinned in
+        place for a GPU, if it is not (`pydirect.memory.to_table` makes faster ones)."""
+        self._table = pin(table) if device.type == "cuda" else table
         self._device = device
         self._max_sms = max_sms
         self._buffers: list[torch.Tensor | None] = [None] * num_slots
@@ -177,7 +188,7 @@ class MiniBatchLoader:
     def epoch(self, value: int) -> None:
         self._epoch = value
 
-    def sampled(self) -> Iterator[SampledBatch]:
+    def sampled(self) -> Generator[SampledBatch, None, None]:
         """The sampled batches of one epoch, in order, on the CPU."""
         plan = self._plan()
         waiting: deque[Future[SampledBatch]] = deque()
@@ -193,14 +204,15 @@ class MiniBatchLoader:
                 for future in waiting:
                     future.cancel()
                 self._epoch += 1
-                self.use_all_threads()
+                torch.set_num_threads(self._num_threads)
 
-    def use_all_threads(self) -> None:
-        """Let operators of this thread use the threads they had before sampling.
+    def use_threads(self) -> None:
+        """Let operators of the fetching thread use the threads there were before
+        sampling, if it is CPU threads that gather.
 
         See `_sample`: a thread's setting is also the default of threads to come.
         """
-        torch.set_num_threads(self._num_threads)
+        torch.set_num_threads(self._num_threads if self._fetch.uses_cpu else 1)
 
     def fetch(self, sampled: SampledBatch, slot: int = 0) -> MiniBatch:
         """One batch on the device, on the current stream."""
@@ -244,7 +256,15 @@ class MiniBatchLoader:
             self._scratch.sampler = NeighborSampler(self._graph, self._config.fanouts)
         sampler: NeighborSampler = self._scratch.sampler
         epoch = self._config.seed * 1_000_003 + self._epoch
-        return sampler.sample(seeds, (epoch << 24) + number)
+        batch = sampler.sample(seeds, (epoch << 24) + number)
+        if self._device.type != "cuda":
+            return batch
+        # Here and not in the fetching thread, on whose time the GPU waits.
+        return replace(
+            batch,
+            node_ids=batch.node_ids.pin_memory(),
+            edge_index=batch.edge_index.pin_memory(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +325,7 @@ class _Pipeline:
         on_side = torch.cuda.stream(self._side) if self._side else nullcontext()
         try:
             with on_side:
-                self._loader.use_all_threads()
+                self._loader.use_threads()
                 for batch in sampled:
                     slot = self._free.get()
                     if slot is None or self._stopping.is_set():
@@ -315,7 +335,7 @@ class _Pipeline:
         except BaseException as error:  # handed to the caller, who raises it
             self._ready.put(error)
         finally:
-            sampled.close()  # type: ignore[attr-defined]
+            sampled.close()
 
     def _fetch(self, sampled: SampledBatch, slot: _Slot) -> _Ready:
         if self._side is None:
@@ -329,7 +349,7 @@ class _Pipeline:
 
 
 def _new_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 def _hand_over(batch: MiniBatch, fetched: Any) -> None:

@@ -31,7 +31,6 @@ from pydirect.memory import (
     device_alias,
     empty_pinned,
     empty_table,
-    is_pinned,
     pin,
     reach,
 )
@@ -69,8 +68,7 @@ class Region:
         """A CUDA storage over the same bytes; pins the memory at the first call."""
         storage = self._device_storages.get(device)
         if storage is None:
-            if not is_pinned(self._flat):
-                self._flat = pin(self._flat)
+            self._flat = pin(self._flat)
             storage = device_alias(self._flat, device).untyped_storage()
             self._device_storages[device] = storage
         return storage

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
     from ssdtrain.remat.registry import recipe
+    from ssdtrain.train.callback import OffloadCallback as OffloadCallback
 
+# Without OffloadCallback: a star import must not ask for transformers.
 __all__ = ["OffloadConfig", "Session", "StepReport", "offload", "recipe"]
 
 _HOME = {
     "offload": "ssdtrain.api",
     "Session": "ssdtrain.api",
+    "OffloadCallback": "ssdtrain.train.callback",
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",
     "recipe": "ssdtrain.remat.registry",

@@ -1,14 +1,7 @@
 """The Triton back end: generated modules, launches, memory of intermediate values."""
 
-import hashlib
-import importlib.util
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,32 +11,19 @@ from hector.arrays import GraphArrays
 from hector.emit.gemm import (
     DotPrecision,
     Emitted,
-    emit_gemm,
-    emit_outer,
-    emit_reduce,
 )
+from hector.emit.launch import ALIGNMENT_BYTES, Launch, compile_together
+from hector.emit.module import generate
 from hector.emit.reference import Reference
-from hector.emit.source import HEADER, Arg, ArgKind
-from hector.emit.traversal import emit_traversal
+from hector.emit.source import Arg, ArgKind
 from hector.ir.kernels import (
     Fallback,
-    Gemm,
-    GemmSchedule,
-    Kernel,
-    Outer,
-    OuterSchedule,
     ParameterOp,
     Plan,
     Schedule,
-    Traversal,
-    TraversalSchedule,
 )
 from hector.ir.node import Node, Op
-from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain
-
-NARROW = 16
-"""Rows up to this width are kept in fp32 whatever the features are: attention scores
-and softmax sums lose too much in 16 bits, and they weigh nothing."""
+from hector.ir.types import NARROW, ROW_DOMAINS, Domain
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",
@@ -63,91 +43,6 @@ def dot_precision(dtype: torch.dtype) -> DotPrecision:
     return DotPrecision(
         dtype=_TRITON_DTYPE[dtype], input_precision="tf32" if allowed else "tf32x3"
     )
-
-
-def emit(
-    kernel: Kernel, name: str, schedule: Schedule | None, precision: DotPrecision
-) -> list[Emitted]:
-    """The generated kernels of one instance, in launch order."""
-    if isinstance(kernel, Gemm) and isinstance(schedule, GemmSchedule):
-        return [emit_gemm(kernel, name, schedule, precision)]
-    if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
-        tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
-        return [
-            emit_outer(kernel, name, schedule, precision),
-            emit_reduce(tiles, kernel.out, kernel.out.type.width, f"{name}_sum"),
-        ]
-    if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
-        parts = [emit_traversal(kernel, name, schedule)]
-        group = kernel.loop.group
-        if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
-            tiles = (kernel.loop.domain, group, schedule.chunk_rows)
-            for i, node in enumerate(kernel.stores):
-                if node.domain in TYPE_DOMAINS:
-                    width = node.type.width
-                    parts.append(emit_reduce(tiles, node, width, f"{name}_sum{i}"))
-        return parts
-    return []
-
-
-def cache_directory() -> Path:
-    """Where generated modules live: `$HECTOR_CACHE`, else the user's cache."""
-    chosen = os.environ.get("HECTOR_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "hector"
-
-
-def load_module(text: str, directory: Path | None = None) -> ModuleType:
-    """The generated module, written under its content's hash and imported."""
-    directory = directory or cache_directory()
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    name = f"hector_generated_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.py"
-    if not path.exists():
-        # Renamed into place, so that a reader never sees half a file.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=directory, suffix=".tmp", delete=False
-        ) as out:
-            out.write(text)
-        os.replace(out.name, path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import the generated module {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ALIGNMENT_BYTES = 16
-"""Triton compiles a kernel for pointers aligned so; PyTorch's own memory always is."""
-
-
-@dataclass
-class _Launch:
-    """One kernel launch; slots are filled in at each call.
-
-    After its first launch the compiled kernel is called directly: Triton's dispatch by
-    argument types, most of a launch's host time, has nothing left to decide.
-    """
-
-    function: Any
-    grid: tuple[int, ...]
-    args: list[Any]
-    slots: tuple[tuple[int, Node], ...]
-    partials: tuple[tuple[int, Node, int], ...]
-    options: dict[str, int]
-    direct: Callable[..., Any] | None = None
-
-    def __call__(self, aligned: bool) -> None:
-        if self.direct is not None and aligned:
-            self.direct(*self.args)
-            return
-        made = self.function[self.grid](*self.args, **self.options)
-        if made is not None and aligned and hasattr(made, "__getitem__"):
-            self.direct = made[self.grid]
 
 
 @dataclass(frozen=True)
@@ -171,21 +66,19 @@ class DevicePlan:
         self.schedules = tuple(schedules)
         self.reference = Reference(arrays, torch.float32)
         precision = dot_precision(dtypes.feature)
-        emitted = [
-            emit(k, f"k{i}", s, precision)
-            for i, (k, s) in enumerate(zip(plan.kernels, self.schedules, strict=True))
-        ]
-        parts = [e.source.text(e.doc.replace('"', "'")) for es in emitted for e in es]
-        self.source = HEADER + "".join(f"\n\n{p}" for p in parts)
-        module = load_module(self.source) if parts else None
-        self.steps: list[_Launch | _TorchOp] = []
-        for kernel, es in zip(plan.kernels, emitted, strict=True):
+        self.steps: list[Launch | _TorchOp] = []
+        texts: list[str] = []
+        for kernel, schedule in zip(plan.kernels, self.schedules, strict=True):
             if isinstance(kernel, ParameterOp | Fallback):
                 self.steps.append(_TorchOp(kernel.out))
-            for e in es:
-                launch = self._launch(e, getattr(module, e.source.name))
-                if launch is not None:
-                    self.steps.append(launch)
+                continue
+            made = generate(kernel, schedule, precision)
+            texts.append(made.text)
+            launches = (self._launch(e, f) for e, f in made.functions())
+            self.steps.extend(launch for launch in launches if launch is not None)
+        self.source = "\n\n".join(texts)
+        self.launches = tuple(s for s in self.steps if isinstance(s, Launch))
+        self.compiled = False
         self.made = tuple(
             (n, self._shape(n), dtypes.of(n))
             for k in plan.kernels
@@ -196,7 +89,7 @@ class DevicePlan:
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
 
-    def _launch(self, e: Emitted, function: Any) -> _Launch | None:
+    def _launch(self, e: Emitted, function: Any) -> Launch | None:
         grid = tuple(self._extent(g) for g in e.grid)
         if 0 in grid:
             return None
@@ -214,7 +107,7 @@ class DevicePlan:
                 partials.append((position, arg.what, grid[0]))
             else:
                 fixed[-1] = self._static(arg)
-        return _Launch(
+        return Launch(
             function,
             grid,
             fixed,
@@ -257,13 +150,24 @@ class DevicePlan:
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound and everything stored."""
+        device = self.arrays.graph.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            # Triton launches on the current device, wherever the tensors are.
+            with torch.cuda.device(device):
+                return self._run(bindings, device)
+        return self._run(bindings, device)
+
+    def _run(
+        self, bindings: Mapping[Node, Tensor], device: torch.device
+    ) -> dict[Node, Tensor]:
         values = dict(bindings)
         aligned = not any(
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
-        device = self.arrays.graph.device
         for node, shape, dtype in self.made:
             values[node] = torch.empty(shape, dtype=dtype, device=device)
+        if not self.compiled:
+            self._compile(values)
         scratch: dict[Node, Tensor] = {}
         for step in self.steps:
             if isinstance(step, _TorchOp):
@@ -275,14 +179,19 @@ class DevicePlan:
             for position, node, tiles in step.partials:
                 args[position] = self._scratch(scratch, node, tiles)
             step(aligned)
-        for step in self.steps:
-            if isinstance(step, _Launch):
-                # Values must not outlive the call.
-                for position, _ in step.slots:
-                    step.args[position] = None
-                for position, _, _ in step.partials:
-                    step.args[position] = None
+        for launch in self.launches:
+            launch.release()
         return values
+
+    def _compile(self, values: Mapping[Node, Tensor]) -> None:
+        """Before the first launch, when the dtypes of the bound values are known."""
+        self.compiled = True
+        if self.arrays.graph.device.type != "cuda":
+            return
+        dtypes = {n: t.dtype for n, t in values.items()}
+        made = [s.node for s in self.steps if isinstance(s, _TorchOp)]
+        dtypes.update((n, self.dtypes.of(n)) for n in made)
+        compile_together(self.launches, dtypes)
 
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]

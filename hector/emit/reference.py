@@ -7,6 +7,7 @@ can be had from autograd, independent of `hector.passes.autodiff`.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -117,7 +118,7 @@ class Reference:
             return torch.einsum("ehk,hkn->ehn", x, w[0])
         parts = [
             torch.einsum("ehk,hkn->ehn", x[a:b], w[t])
-            for t, (a, b) in enumerate(zip(offsets, offsets[1:], strict=False))
+            for t, (a, b) in enumerate(pairwise(offsets))
             if b > a
         ]
         return torch.cat(parts) if parts else x.new_zeros(0, *node.shape)
@@ -126,8 +127,7 @@ class Reference:
         x, y = args
         offsets = self.arrays.type_offsets(node.inputs[0].domain, node.index)
         parts = [
-            torch.einsum("ehk,ehn->hkn", x[a:b], y[a:b])
-            for a, b in zip(offsets, offsets[1:], strict=False)
+            torch.einsum("ehk,ehn->hkn", x[a:b], y[a:b]) for a, b in pairwise(offsets)
         ]
         return torch.stack(parts)
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from hector.emit.source import pow2
-from hector.ir.node import Op
+from hector.ir.node import Node, Op
+from hector.ir.types import NARROW
 
 UNARY_TEXT: dict[Op, str] = {
     Op.NEG: "-{0}",
@@ -96,3 +97,8 @@ class Tiles:
 
     def spread(self, rows: str) -> str:
         return f"{rows}{self.axes(0)}"
+
+
+def is_narrow(node: Node) -> bool:
+    """Whether a row is kept in fp32, so that reading it back changes nothing."""
+    return len(node.shape) == 2 and node.type.width <= NARROW

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from hector.emit.gemm import Emitted
 from hector.emit.phases import has_heads, is_sum, phases_of
 from hector.emit.source import ArgKind, Source, pow2
-from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles
+from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles, is_narrow
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
 from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
+
+ONLY_ROW = "0"
+"""Where a value of one row is read; its partial sums have a row a tile."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class _Traversal:
         self.lanes = self.lanes and schedule.mapping is SegmentMapping.LANE
         self.tiles = Tiles(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
+        self.kept: set[Node] = set()
+        """Rows stored in an earlier phase: see [Note: phases]."""
+        self.reads_kept = False
         self.scopes = [_Scope(), _Scope()]
 
     # The nest.
@@ -141,10 +147,11 @@ class _Traversal:
     def _loop(self, sums: list[Node], rows: list[Node], phase: int) -> None:
         block = 1 if self.lanes else self.schedule.block
         self.scopes[1] = _Scope()
+        self.reads_kept = False
         element = self._element(block)
         for node in rows:
             self._settle(node, element)
-        accumulators = {n: f"acc{phase}_{n.serial}" for n in sums}
+        accumulators = {n: f"acc{phase}_{i}" for i, n in enumerate(sums)}
         for node, acc in accumulators.items():
             self._accumulate(node, acc, element)
         lanes = self.schedule.block
@@ -153,6 +160,8 @@ class _Traversal:
             shape = ", ".join(map(str, self.tiles.shape(node.shape, lanes)))
             self._line(0, f"{acc} = tl.full([{shape}], {start}, tl.float32)")
         self._flush(0)
+        if self.reads_kept:
+            self.src.emit("tl.debug_barrier()")
         header = f"for at in range(lo, hi, {block}):"
         if self.lanes:
             self.src.emit("longest = tl.max(hi - lo, axis=0)")
@@ -161,12 +170,11 @@ class _Traversal:
             self._flush(1)
         for node, acc in accumulators.items():
             self._finish(node, acc)
+        self.kept.update(n for n in rows if n in self.k.stores and is_narrow(n))
 
     def _element(self, block: int) -> _Cursor:
-        if self.lanes:
-            self._line(1, "pos = lo + at")
-        else:
-            self._line(1, f"pos = at + tl.arange(0, {block})")
+        rows = "lo + at" if self.lanes else f"at + tl.arange(0, {block})"
+        self._line(1, f"pos = {rows}")
         self._line(1, "ok = pos < hi")
         key = (self.k.loop.domain, self.group)
         if self.into_types or key == (Domain.EDGE, Index.DST_PAIR):
@@ -226,6 +234,9 @@ class _Traversal:
         return found
 
     def _compute(self, node: Node, cursor: _Cursor) -> _Value:
+        if node in self.kept and cursor.level == 1:
+            self.reads_kept = True
+            return self._load(node, cursor, node.shape, 0)
         if node.op is Op.CONST:
             return _Value(repr(float(node.attr("value") or 0.0)), 0)
         if node.op is Op.READ and node not in self.k.loads:
@@ -285,7 +296,7 @@ class _Traversal:
 
     def _follow(self, cursor: _Cursor, index: Index) -> _Cursor:
         if index is Index.ALL:
-            return _Cursor(Domain.GLOBAL, "0", 0)
+            return _Cursor(Domain.GLOBAL, ONLY_ROW, 0)
         if cursor.level == 1 and cursor.domain is self.k.loop.domain:
             if index is self.group:
                 return self.segment
@@ -354,7 +365,7 @@ class _Traversal:
     def _place(
         self, node: Node, cursor: _Cursor, shape: tuple[int, ...], start: int
     ) -> str:
-        row = None if cursor.domain is Domain.GLOBAL else cursor.var
+        row = None if cursor.var == ONLY_ROW else cursor.var
         return self.tiles.place(row, node.type.width, shape, start)
 
     def _load_mask(self, cursor: _Cursor, shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Schedules of a plan: the defaults, or the fastest of some candidates, kept on disk."""
+"""Schedules of a plan: the defaults, or the fastest candidates, kept on disk."""
 
 import hashlib
 import json
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from hector.arrays import GraphArrays
-from hector.emit.device import DevicePlan, ValueTypes, cache_directory
+from hector.emit.device import DevicePlan, ValueTypes
+from hector.emit.module import cache_directory
 from hector.emit.schedules import candidates, default_schedule
 from hector.ir.kernels import (
     GemmSchedule,

@@ -16,7 +16,7 @@ from hector.ir.types import Domain, Index
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A GEMM operand, row i: scale[..] * value[gather(i)]; see `hector.passes.lower`."""
+    """A GEMM operand, row i: scale[..] * value[gather(i)]; see `passes.lower`."""
 
     value: Node
     gather: Index | None = None
@@ -89,8 +89,9 @@ class Outer:
 
     def __str__(self) -> str:
         return (
-            f"outer     %{self.out.serial}[{self.type_index.value}] += ({self.left}).T @ "
-            f"({self.right}) : {self.out.type}, i in {self.domain.value}"
+            f"outer     %{self.out.serial}[{self.type_index.value}] += "
+            f"({self.left}).T @ ({self.right}) : {self.out.type}, "
+            f"i in {self.domain.value}"
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hector.ir.kernels import Gemm, Outer, Plan, Traversal
-from hector.ir.node import BINARY, LEAVES, ROWWISE, UNARY, Node, Op, Program
+from hector.ir.node import BINARY, LEAVES, ROWWISE, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, TYPE_INDEX
 
 
@@ -114,5 +114,25 @@ def _check_kernel(kernel: object) -> None:
         for r in rows:
             if r.scale is not None and r.scale.shape != (1, 1):
                 raise IllegalIRError(f"a per-row scalar of shape {r.scale.shape}")
-    if isinstance(kernel, Traversal) and not kernel.stores:
-        raise IllegalIRError(f"a traversal that stores nothing: {kernel}")
+    if isinstance(kernel, Traversal):
+        if not kernel.stores:
+            raise IllegalIRError(f"a traversal that stores nothing: {kernel}")
+        _check_no_race(kernel)
+
+
+def _check_no_race(kernel: Traversal) -> None:
+    """Splitting and cutting a row loads it from memory: not what the kernel makes."""
+    made, loaded = set(kernel.members), set(kernel.loads)
+    stack, seen = list(kernel.members), set(kernel.members)
+    while stack:
+        x = stack.pop()
+        if x.op in (Op.RESHAPE, Op.SLICE):
+            source = stored(x if x.op is Op.RESHAPE else x.inputs[0])
+            if source in made:
+                raise IllegalIRError(f"{x!r} loads what its kernel stores: {kernel}")
+        for i in x.inputs:
+            if i.op is Op.CONCAT and i in made and x.op is not Op.CONCAT:
+                raise IllegalIRError(f"{x!r} joins rows in registers: {kernel}")
+            if i not in seen and i not in loaded:
+                seen.add(i)
+                stack.append(i)

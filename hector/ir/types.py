@@ -30,6 +30,11 @@ PAIR_DOMAINS = frozenset((Domain.SRC_PAIR, Domain.DST_PAIR))
 TYPE_DOMAINS = frozenset((Domain.ETYPE, Domain.NTYPE, Domain.GLOBAL))
 
 
+NARROW = 16
+"""Rows up to this width are kept in fp32 whatever the features are: attention scores
+and softmax sums lose too much in 16 bits, and they weigh nothing."""
+
+
 class Index(Enum):
     """A function from the rows of one domain to those of another."""
 

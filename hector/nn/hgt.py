@@ -27,13 +27,18 @@ class _TypedLinears(nn.Module):
 
     def stacked(self, names: list[str], width: int) -> tuple[Tensor, Tensor]:
         """Weights [types, width, out] (rows of narrower types are 0) and biases."""
-        weights, biases = [], []
-        for name in names:
-            lin = self.lins[name]
-            w = lin.weight.t()
-            weights.append(functional.pad(w, (0, 0, 0, width - w.shape[0])))
-            biases.append(lin.bias)
-        return torch.stack(weights), torch.stack(biases)
+        weights = [self._of(name, "weight") for name in names]
+        biases = [self._of(name, "bias") for name in names]
+        # Padding copies: on small graphs that is a visible part of a call.
+        padded = [
+            w if w.shape[1] == width else functional.pad(w, (0, width - w.shape[1]))
+            for w in weights
+        ]
+        return torch.stack(padded).transpose(1, 2), torch.stack(biases)
+
+    def _of(self, name: str, what: str) -> Tensor:
+        found: Tensor = getattr(self.lins[name], what)
+        return found
 
 
 class _RelationWeights(nn.Module):

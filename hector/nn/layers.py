@@ -1,4 +1,4 @@
-"""The three layers of the seed as users write them: plain loops over edges and nodes."""
+"""The seed's three layers as users write them: plain loops over edges and nodes."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def rgat(g: Any, feature: Any, edge_attr: Any, edge_keep: Any, p: Any, o: Any) -
         _attention(e, extra, p, o)
         if edge_keep is not None:
             e["factor"] = e["factor"] * reshape(e.edge_keep, o.heads * o.dim, 1)
-    return _summed(g, p, o) + (g.edata["att"],)
+    return (*_summed(g, p, o), g.edata["att"])
 
 
 @compile()

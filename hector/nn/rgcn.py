@@ -89,7 +89,7 @@ class RGCNConv(CompiledConv):
 
     def forward(
         self,
-        x: Tensor | None | tuple[Tensor | None, Tensor],
+        x: Tensor | tuple[Tensor | None, Tensor] | None,
         edge_index: Tensor | HeteroGraph,
         edge_type: Tensor | None = None,
     ) -> Tensor:
@@ -128,7 +128,7 @@ class RGCNConv(CompiledConv):
         out: Tensor = call(values)
         return out
 
-    def _sides(self, x: Tensor | None | tuple[Tensor | None, Tensor]) -> _Sides:
+    def _sides(self, x: Tensor | tuple[Tensor | None, Tensor] | None) -> _Sides:
         source = x[0] if isinstance(x, tuple) else x
         if source is None:
             source = torch.arange(self.in_channels_l, device=self.weight.device)

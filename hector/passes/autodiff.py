@@ -20,9 +20,10 @@ def differentiate(
     b: Builder, outputs: dict[Node, Node], wanted: Iterable[Node]
 ) -> dict[Node, Node]:
     """Gradients of `wanted` given those of the outputs ({output: gradient})."""
-    wanted = set(wanted)
+    # In the caller's order: the generated text must not differ from run to run.
+    wanted = dict.fromkeys(wanted)
     order = topological(outputs)
-    reached = _reached(order, wanted)
+    reached = _reached(order, set(wanted))
     grads: dict[Node, Node] = {}
     for node, grad in outputs.items():
         _accumulate(b, grads, node, grad)

@@ -20,11 +20,16 @@ from hector.ir.kernels import (
     Rows,
     Traversal,
 )
-from hector.ir.node import LEAVES, ROWWISE, Node, Op, stored, topological
+from hector.ir.node import LEAVES, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
-
-_MATERIALIZED_OPERAND = frozenset((Op.RESHAPE, Op.SLICE))
-"""Where they are needed in registers, their operand is addressed in memory, so it must be there."""
+from hector.passes.reads import (
+    ADDRESSED,
+    foreign_reads,
+    frontier,
+    needed_again,
+    read_from_memory,
+    wide_reads,
+)
 
 
 def lower(outputs: Iterable[Node], given: Iterable[Node] = ()) -> Plan:
@@ -93,7 +98,7 @@ def _operands_in_memory(node: Node) -> tuple[Node, ...]:
         return (*peel(node.inputs[0]).nodes, *node.inputs[1:])
     if node.op is Op.OUTER:
         return (*peel(node.inputs[0]).nodes, *peel(node.inputs[1]).nodes)
-    if node.op in _MATERIALIZED_OPERAND or node.op is Op.EINSUM:
+    if node.op in ADDRESSED or node.op is Op.EINSUM:
         return tuple(stored(i) for i in node.inputs)
     if node.domain in TYPE_DOMAINS and node.op not in LEAVES | {Op.AGG, Op.OUTER}:
         return node.inputs
@@ -106,24 +111,6 @@ def _ends_kernel(node: Node) -> bool:
     if node.op is Op.SUM_WIDTH and node.domain in ROW_DOMAINS:
         return True
     return node.domain in TYPE_DOMAINS and node.op not in LEAVES
-
-
-def frontier(node: Node, stop: Iterable[Node]) -> list[Node]:
-    """The anchors and leaves that `node` is computed from."""
-    stop = set(stop)
-    found: dict[Node, None] = {}
-    stack = list(reversed(node.inputs))
-    seen: set[Node] = set()
-    while stack:
-        x = stack.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if x in stop or x.op in (Op.INPUT, Op.GRAPH):
-            found[x] = None
-        else:
-            stack.extend(reversed(x.inputs))
-    return list(found)
 
 
 def _by_level(anchors: list[Node]) -> list[Node]:
@@ -206,11 +193,15 @@ class _Regions:
         self._add(node, self._open(loop))
 
     def _settle_foreign(self, node: Node, loop: Loop) -> None:
-        """Waiting operands on other rows than the loop's need their own kernel."""
+        """Waiting operands on other rows than the loop's, or that are read from
+        memory, need their own kernel."""
+        addressed = read_from_memory(node, self.stop)
         for dep in frontier(node, self.stop):
-            if dep in self.waiting and dep.domain is not loop.domain:
+            if dep not in self.waiting:
+                continue
+            if dep.domain is not loop.domain or dep in addressed:
                 self._settle(dep)
-            elif dep in self.waiting:
+            else:
                 self._settle_foreign(dep, loop)
 
     def _join_wherever(self, node: Node) -> bool:
@@ -231,13 +222,14 @@ class _Regions:
         return any(d in kernel.members for d in frontier(node, self.stop))
 
     def _legal(self, node: Node, kernel: _Open) -> bool:
+        addressed = read_from_memory(node, self.stop)
         for dep in frontier(node, self.stop):
             home = self.home.get(dep)
             if home is kernel:
-                if not self._reachable(node, dep, kernel):
+                if dep in addressed or not self._reachable(node, dep, kernel):
                     return False
             elif dep in self.waiting:
-                if not self._legal(dep, kernel):
+                if dep in addressed or not self._legal(dep, kernel):
                     return False
             elif home is not None and home.position >= kernel.position:
                 return False
@@ -277,36 +269,6 @@ def _covers(loop: Loop, domain: Domain) -> bool:
     return target is domain and target in ROW_DOMAINS
 
 
-def wide_reads(node: Node) -> set[Node]:
-    """READs of wide rows in the expression right below `node`."""
-    found: set[Node] = set()
-    stack = [node]
-    while stack:
-        for x in stack.pop().inputs:
-            if x.op is Op.READ and x.shape[1] > 1:
-                found.add(x)
-            elif x.op in ROWWISE and x.op is not Op.SUM_WIDTH:
-                stack.append(x)
-    return found
-
-
-def foreign_reads(node: Node, dep: Node, stop: set[Node]) -> list[Node]:
-    """The READ and AGG nodes between `node` and its operand `dep`."""
-    found: dict[Node, None] = {}
-    stack = [(node, i) for i in node.inputs]
-    seen: set[tuple[Node, Node]] = set()
-    while stack:
-        user, x = stack.pop()
-        if (user, x) in seen:
-            continue
-        seen.add((user, x))
-        if x is dep and user.op is Op.READ:
-            found[user] = None
-        if x not in stop:
-            stack.extend((x, i) for i in x.inputs)
-    return list(found)
-
-
 def _finish(
     regions: _Regions, outputs: tuple[Node, ...], known: frozenset[Node]
 ) -> Plan:
@@ -335,10 +297,11 @@ def _kernel(k: _Open, loads: list[Node], needed: set[Node]) -> Kernel:
     node = k.members[0]
     if k.loop is not None:
         members = tuple(topological_members(k.members))
+        again = needed_again(k.loop, members)
         return Traversal(
             loop=k.loop,
             members=members,
-            stores=tuple(m for m in members if m in needed),
+            stores=tuple(m for m in members if m in needed or m in again),
             loads=tuple(loads),
         )
     if node.op is Op.LINEAR:

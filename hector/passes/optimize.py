@@ -1,9 +1,9 @@
 """The seed's two optimizations as rewrite rules, both optional.
 
 Compact materialization (section 3.3.2): what depends on nothing but an endpoint and
-the edge type is computed once a pair. Linear operator reordering (section 3.3.2): of two
-linear operators in a row, the product of their parameters is taken first; and a sum
-over edges is taken before the linear operator that it commutes with.
+the edge type is computed once a pair. Linear operator reordering (section 3.3.2): of
+two linear operators in a row, the product of their parameters is taken first; and a
+sum over edges is taken before the linear operator that it commutes with.
 """
 
 from hector.ir.builder import Builder
@@ -137,7 +137,7 @@ def sum_before_linear(b: Builder, n: Node) -> Node | None:
     x, w = y.inputs
     if w.domain is not Domain.ETYPE:
         return None
-    domain, index = _PAIR[n.index]
+    _, index = _PAIR[n.index]
     if scale is not None:
         scale = _match_heads(b, scale, x.shape)
         if scale is None:

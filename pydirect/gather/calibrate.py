@@ -23,10 +23,15 @@ from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
 from pydirect.memory import empty_pinned, reach
 
-_VERSION = 2
+_VERSION = 3
 _SMALLEST_BYTES = 64 << 20
 _LINE_BYTES = 128
 _LONG_BYTES = 4096
+# Of GPU memory, while measuring: a first gather must not be what runs out of it.
+_OUT_BYTES = 32 << 20
+_NUM_LINES = _OUT_BYTES // _LINE_BYTES
+_COPIES = 4
+_NUM_LONG = _OUT_BYTES // _LONG_BYTES
 _PAGE_CANDIDATES = tuple(1 << log2 for log2 in range(12, 23))
 
 
@@ -35,16 +40,21 @@ def size_class(table_bytes: int) -> int:
     return max(0, round(math.log2(max(1, table_bytes) / _SMALLEST_BYTES)))
 
 
-def load_or_measure(engine: Engine, table: torch.Tensor) -> Rates:
-    """The rates for ``table`` (uint8, 2-D, pinned) on the engine's device."""
-    file = _cache_file(engine.device, table)
+def load(engine: Engine, table: torch.Tensor) -> Rates | None:
+    """The rates for ``table`` from the cache directory; None: not there."""
     try:
-        return Rates(**json.loads(file.read_text()))
+        text = _cache_file(engine.device, table).read_text()
+        return Rates(**json.loads(text))
     except (OSError, TypeError, ValueError):
         # Missing, from another version, or damaged: measure again.
-        rates = measure(engine, table)
+        return None
+
+
+def measure_and_store(engine: Engine, table: torch.Tensor) -> Rates:
+    """Measure the rates for ``table`` (uint8, 2-D, pinned) and cache them."""
+    rates = measure(engine, table)
     text = json.dumps(dataclasses.asdict(rates), indent=1)
-    write_atomically(file, text.encode())
+    write_atomically(_cache_file(engine.device, table), text.encode())
     return rates
 
 
@@ -64,7 +74,7 @@ def _cache_file(device: torch.device, table: torch.Tensor) -> FilePath:
 
 
 def measure(engine: Engine, table: torch.Tensor) -> Rates:
-    """Measure all rates; takes 0.2 to 1 s and waits for the device."""
+    """Measure all rates; takes 0.2 to 1 s, 32 MiB of the device, and waits for it."""
     flat = table.reshape(-1)
     if flat.numel() < _SMALLEST_BYTES:
         flat = empty_pinned((_SMALLEST_BYTES,), torch.uint8)
@@ -73,27 +83,27 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
     def ms(rows: torch.Tensor, num: int, path: Path) -> float:
         return _gather_ms(engine, rows, num, path)
 
-    num_long = (128 << 20) // _LONG_BYTES
-    link_gbps = num_long * _LONG_BYTES / ms(long_rows, num_long, Path.SORTED) / 1e6
     direct_ms = ms(lines, 64, Path.DIRECT)
     sorted_ms = ms(lines, 64, Path.SORTED)
-    random_ns = (ms(lines, 200_000, Path.DIRECT) - direct_ms) * 5
-    near = lines[: _SMALLEST_BYTES // _LINE_BYTES]
-    near_ms = ms(near, 1_000_000, Path.SORTED) - sorted_ms
-    sort_ns = max(0.0, near_ms - 1e6 * _LINE_BYTES / link_gbps / 1e6)
+    cpu_ms = ms(lines, 64, Path.CPU)
+    long_direct_ms = ms(long_rows, _NUM_LONG, Path.DIRECT) - direct_ms
+    link_gbps = _OUT_BYTES / max(1e-3, long_direct_ms) / 1e6
+    random_ns = (ms(lines, _NUM_LINES, Path.DIRECT) - direct_ms) * 1e6 / _NUM_LINES
+    near = lines[:_NUM_LINES]
+    near_ms = ms(near, _NUM_LINES, Path.SORTED) - sorted_ms
+    sort_ns = max(0.0, near_ms * 1e6 - _OUT_BYTES / link_gbps) / _NUM_LINES
     page_bytes, page_ns = fit_pages(
         {
             n: ms(lines, n, Path.SORTED) - sorted_ms
-            for n in (50_000, 200_000, 1_000_000)
+            for n in (_NUM_LINES // 16, _NUM_LINES // 4, _NUM_LINES)
         },
         table_bytes=lines.nbytes,
         sort_ns=sort_ns,
     )
-    cpu_ms = ms(lines, 64, Path.CPU)
     dma_gbps = _dma_gbps(engine.device, flat)
     run_ms = _run_ms(engine, near)
-    line_ns = (ms(lines, 200_000, Path.CPU) - cpu_ms) * 5
-    long_ns = (ms(long_rows, 16_384, Path.CPU) - cpu_ms) * 1e6 / 16_384
+    line_ns = (ms(lines, _NUM_LINES, Path.CPU) - cpu_ms) * 1e6 / _NUM_LINES
+    long_ns = (ms(long_rows, _NUM_LONG, Path.CPU) - cpu_ms) * 1e6 / _NUM_LONG
     cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
     return Rates(
         link_gbps=link_gbps,
@@ -184,11 +194,13 @@ def _median_ms(device: torch.device, prepare: Callable[[], Callable[[], Any]]) -
 
 
 def _dma_gbps(device: torch.device, flat: torch.Tensor) -> float:
-    size = min(flat.numel(), 256 << 20)
-    target = torch.empty(size, dtype=torch.uint8, device=device)
-    copy = target.copy_
-    took = _median_ms(device, lambda: lambda: copy(flat[:size], non_blocking=True))
-    return size / took / 1e6
+    target = torch.empty(_OUT_BYTES, dtype=torch.uint8, device=device)
+
+    def copies() -> None:
+        for _ in range(_COPIES):
+            target.copy_(flat[:_OUT_BYTES], non_blocking=True)
+
+    return _COPIES * _OUT_BYTES / _median_ms(device, lambda: copies) / 1e6
 
 
 def _dma_call_us(device: torch.device, flat: torch.Tensor) -> float:

@@ -4,7 +4,7 @@ import logging
 
 import torch
 
-from pydirect.gather.calibrate import load_or_measure, size_class
+from pydirect.gather.calibrate import load, measure_and_store, size_class
 from pydirect.gather.model import Rates, Workload, choose_path
 from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
@@ -12,6 +12,8 @@ from pydirect.gather.survey import Look
 from pydirect.memory import Reach
 
 _REMEMBERED = 4096
+# Smaller gathers are over before a measurement would have paid: they do not start one.
+_WORTH_BYTES = 4 << 20
 
 RatesKey = tuple[Reach, int, int]
 logger = logging.getLogger(__name__)
@@ -23,11 +25,15 @@ class Chooser:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._rates: dict[RatesKey, Rates] = {}
+        self._not_cached: set[RatesKey] = set()
         # Weighing takes longer than launching; training repeats its shapes.
         self._chosen: dict[object, Path] = {}
 
     def choose(self, request: Request, look: Look, found: Reach) -> Path:
-        """The path with the least predicted time; CPU for memory that is not pinned."""
+        """The path with the least predicted time; CPU for memory that is not pinned.
+
+        Before there are rates, small gathers go DIRECT and large ones measure them.
+        """
         if found is Reach.NONE:
             return Path.CPU
         key = (
@@ -39,7 +45,10 @@ class Chooser:
         )
         path = self._chosen.get(key)
         if path is None:
-            rates = self.rates(request.table, found)
+            worth = request.num_indices * request.row_bytes >= _WORTH_BYTES
+            rates = self.rates(request.table, found, measure=worth)
+            if rates is None:
+                return Path.DIRECT
             path = choose_path(rates, workload(request, look))
             if len(self._chosen) >= _REMEMBERED:
                 self._chosen.clear()
@@ -50,12 +59,24 @@ class Chooser:
         """All rates so far, by (memory, size class, number of threads)."""
         return dict(self._rates)
 
-    def rates(self, table: torch.Tensor, found: Reach) -> Rates:
-        """The calibrated rates for ``table``, which GPUs reach as ``found``."""
+    def rates(
+        self, table: torch.Tensor, found: Reach, *, measure: bool = True
+    ) -> Rates | None:
+        """The calibrated rates for ``table``, which GPUs reach as ``found``; None if
+        there are none yet and ``measure`` is off."""
         key = (found, size_class(table.nbytes), torch.get_num_threads())
-        if key not in self._rates:
-            self._rates[key] = load_or_measure(self._engine, table)
-            logger.info("gather rates for size class %s: %s", key, self._rates[key])
+        if key in self._rates:
+            return self._rates[key]
+        if key not in self._not_cached:
+            cached = load(self._engine, table)
+            if cached is not None:
+                self._rates[key] = cached
+                return cached
+            self._not_cached.add(key)
+        if not measure:
+            return None
+        self._rates[key] = measure_and_store(self._engine, table)
+        logger.info("gather rates for size class %s: %s", key, self._rates[key])
         return self._rates[key]
 
 

@@ -17,6 +17,10 @@ from pydirect.memory import empty_pinned
 _EVERY = 16
 _TABLES = 64
 _BITS_AN_INDEX = 16
+# A gather that is over sooner than a survey has nothing to learn from it.
+_WORTH_BYTES = 2 << 20
+
+_Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +44,23 @@ class Survey:
     def __init__(self, module: Module, device: torch.device) -> None:
         self._module = module
         self._device = device
-        self._calls: OrderedDict[int, int] = OrderedDict()
-        self._looks: dict[int, Look] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._calls: OrderedDict[_Key, int] = OrderedDict()
+        self._looks: dict[_Key, Look] = {}
+        self._pending: dict[_Key, _Pending] = {}
 
     def look(self, table: torch.Tensor, index: torch.Tensor) -> Look:
         """The last survey of ``table`` that has arrived; starts one now and then."""
-        key = table.data_ptr()
+        if index.numel() * table.shape[1] < _WORTH_BYTES:
+            return Look()
+        # Larger batches repeat more: sizes within a factor of two share a survey.
+        key = (table.data_ptr(), int(table.shape[1]), index.numel().bit_length())
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)
             self._pending.pop(key, None)
         calls = self._calls.pop(key, 0)
         self._calls[key] = calls + 1
-        if calls % _EVERY == 0 and key not in self._pending and index.numel() > 1:
+        if calls % _EVERY == 0 and key not in self._pending:
             self._pending[key] = self._start(index)
         if len(self._calls) > _TABLES:
             oldest, _ = self._calls.popitem(last=False)

@@ -3,7 +3,11 @@
 from pydirect.memory.alias import device_alias
 from pydirect.memory.allocate import empty_pinned, empty_table
 from pydirect.memory.arena import Backing
-from pydirect.memory.errors import HostMemoryError, HostMemoryWarning
+from pydirect.memory.errors import (
+    HostMemoryError,
+    HostMemoryWarning,
+    ManagedMemoryError,
+)
 from pydirect.memory.limits import MemoryLimits, read_limits
 from pydirect.memory.managed import Reach, managed_capacity_bytes
 from pydirect.memory.pinning import is_pinned, pin, reach, to_table
@@ -17,6 +21,7 @@ __all__ = [
     "HostMemoryWarning",
     "HostPool",
     "HostTable",
+    "ManagedMemoryError",
     "MemoryLimits",
     "PoolStats",
     "Reach",

@@ -36,11 +36,13 @@ class _DLManagedTensor(ctypes.Structure):
     )
 
 
-@ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
-def _drop(managed: "ctypes._Pointer[_DLManagedTensor]") -> None:
+def _give_up(managed: "ctypes._Pointer[_DLManagedTensor]") -> None:
     """The last alias has died: give up the reference that `bytes_on` took. The struct
     belongs to the holder, so it is gone after this."""
     ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(managed.contents.holder))
+
+
+_drop = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))(_give_up)
 
 
 def device_alias(host: torch.Tensor, device: torch.device | str | int) -> torch.Tensor:

@@ -1,13 +1,16 @@
 """Host tensors by purpose, from the pools of the process."""
 
+import logging
 import math
 from collections.abc import Sequence
 
 import torch
 
-from pydirect.memory.arena import HUGE_PAGE_BYTES, Backing
-from pydirect.memory.managed import managed_capacity_bytes
+from pydirect.memory.arena import Backing
+from pydirect.memory.errors import ManagedMemoryError
 from pydirect.memory.pool import default_pool
+
+logger = logging.getLogger(__name__)
 
 # Below this the small pages of pinned memory fit the GPU's translation caches.
 _TABLE_BYTES = 64 << 20
@@ -29,16 +32,17 @@ def empty_table(
     """An uninitialised host tensor for GPUs to read in place, at random.
 
     From `Backing.MANAGED`, which GPUs map in large pages, when the tensor is large
-    enough for that to matter and `managed_capacity_bytes` is not exceeded; pinned
-    memory (`empty_pinned`) otherwise. `reach` says which it is. Managed memory is not
-    for processes forked later; use `empty_pinned` for those.
+    enough for that to matter and the GPUs have as much free (`managed_capacity_bytes`);
+    pinned memory (`empty_pinned`) otherwise. `reach` says which it is. Managed memory
+    is not for processes forked later; use `empty_pinned` for those.
 
     Raises:
         HostMemoryError: a limit of the machine forbids it.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    pool = default_pool(Backing.MANAGED)
-    room = managed_capacity_bytes() - pool.stats().in_use_bytes
-    if _TABLE_BYTES <= num_bytes <= room - HUGE_PAGE_BYTES:
-        return pool.empty(shape, dtype)
+    if num_bytes >= _TABLE_BYTES:
+        try:
+            return default_pool(Backing.MANAGED).empty(shape, dtype)
+        except ManagedMemoryError as error:
+            logger.info("a table of %d bytes is pinned instead: %s", num_bytes, error)
     return empty_pinned(shape, dtype)

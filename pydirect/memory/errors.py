@@ -8,5 +8,12 @@ class HostMemoryError(RuntimeError):
     """
 
 
+class ManagedMemoryError(HostMemoryError):
+    """More managed memory was asked for than the GPUs have free.
+
+    `empty_table` takes pinned memory then.
+    """
+
+
 class HostMemoryWarning(UserWarning):
     """An allocation that is granted but close to a limit of this machine."""

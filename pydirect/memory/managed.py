@@ -10,8 +10,8 @@ is the first of the thesis's three ways to zero-copy access.
 
 Its price: a forked child cannot touch it, other processes cannot map it, and copies by
 the copy engine are slower than from pinned memory. It never moves to the GPU, but no
-more is handed out than the smallest GPU could hold: a driver that has to evict managed
-memory can stall.
+more is handed out than the GPUs have free: a driver that runs out of GPU memory for
+what is managed can stall, and with it everybody on that GPU.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ import torch
 
 from pydirect.kernels.driver import driver
 from pydirect.memory import runtime
-from pydirect.memory.errors import HostMemoryError
+from pydirect.memory.errors import ManagedMemoryError
 
 _ATTACH_GLOBAL = 1
 _PREFERRED_LOCATION, _ACCESSED_BY = 3, 5
@@ -62,23 +62,31 @@ def reach_of(address: int) -> Reach:
 
 
 def managed_capacity_bytes() -> int:
-    """How much may be handed out in all: what the smallest GPU could hold with a fifth
-    to spare; 0 where GPU and host cannot use managed memory at the same time."""
+    """How much this process may hold in all: what every GPU it uses has free now, less
+    a fifth of that GPU's memory, which stays for what the GPU still has to allocate.
+
+    0 where GPU and host cannot use managed memory at the same time.
+    """
     if not runtime.cuda_works():
         return 0
-    sizes = []
-    for gpu in range(torch.cuda.device_count()):
-        value = ctypes.c_int(0)
-        driver().call(
-            "cuDeviceGetAttribute",
-            ctypes.byref(value),
-            ctypes.c_int(_CONCURRENT_MANAGED_ACCESS),
-            ctypes.c_int(gpu),
-        )
-        if not value.value:
-            return 0
-        sizes.append(torch.cuda.get_device_properties(gpu).total_memory)
-    return min(sizes) * 4 // 5
+    if not all(_is_concurrent(gpu) for gpu in range(torch.cuda.device_count())):
+        return 0
+    rooms = []
+    for gpu in runtime.devices_in_use():
+        free, total = torch.cuda.mem_get_info(gpu)
+        rooms.append(free - total // 5)
+    return max(0, min(rooms))
+
+
+def _is_concurrent(gpu: int) -> bool:
+    value = ctypes.c_int(0)
+    driver().call(
+        "cuDeviceGetAttribute",
+        ctypes.byref(value),
+        ctypes.c_int(_CONCURRENT_MANAGED_ACCESS),
+        ctypes.c_int(gpu),
+    )
+    return bool(value.value)
 
 
 def map_managed(num_bytes: int) -> int:
@@ -106,11 +114,15 @@ def unmap_managed(address: int) -> None:
 
 
 def require_managed(num_bytes: int, in_use_bytes: int) -> None:
-    """Raise `HostMemoryError` when so much more managed memory is too much."""
+    """Refuse more managed memory than the GPUs could hold: see [Note: Large pages].
+
+    Raises:
+        ManagedMemoryError: ``num_bytes`` beside ``in_use_bytes`` is too much now.
+    """
     capacity = managed_capacity_bytes()
     if in_use_bytes + num_bytes > capacity:
-        raise HostMemoryError(
+        raise ManagedMemoryError(
             f"expects {num_bytes} bytes of managed memory beside {in_use_bytes} in "
-            f"use, but hands out {capacity} at most on this machine: use "
-            "Backing.REGISTERED"
+            f"use, but hands out {capacity} at most, which is what the GPUs have free "
+            "less a fifth: use Backing.REGISTERED, or free GPU memory first"
         )

@@ -1,7 +1,16 @@
-"""Pin memory that exists: tensors, numpy arrays, memory-mapped files. No copy."""
+"""Pin memory that exists: tensors, numpy arrays, memory-mapped files. No copy.
+
+[Note: Exact ranges] CUDA refuses a copy whose host side is pinned in part ("invalid
+argument"). So the bytes of a storage are registered, all of them and none beside: with
+whole pages the tensors on the same page would be pinned in part. And a range can be
+registered once: who pins it again holds the same registration, which ends with the last
+of them. Tests: memory/test_pinning.py and gather/test_gpu.py in tests/pydirect.
+"""
 
 import functools
-import mmap
+import os
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,7 +19,7 @@ import torch
 from pydirect.memory import runtime
 from pydirect.memory.allocate import empty_table
 from pydirect.memory.managed import Reach, reach_of
-from pydirect.memory.region import tensor_over
+from pydirect.memory.region import release_in_owner, tensor_over
 
 Pinnable = torch.Tensor | np.ndarray[Any, Any]
 
@@ -19,8 +28,9 @@ def pin(source: Pinnable) -> torch.Tensor:
     """Make host memory readable by every GPU in place, and return a tensor over it.
 
     The result shares the bytes of ``source`` and keeps ``source`` alive; the memory is
-    unpinned when the last alias of the *result* has died, after GPU work on it. Without
-    a GPU the memory stays plain and the rules are the same.
+    unpinned when the last alias of the *result* has died, after GPU work on it. The
+    storage of a tensor is pinned whole. Without a GPU the memory stays plain and the
+    rules are the same.
 
     Args:
         source: contiguous CPU tensor (any dtype), C-contiguous numpy array, or
@@ -45,10 +55,16 @@ def pin(source: Pinnable) -> torch.Tensor:
             f"pin expects a contiguous tensor, got shape {tuple(source.shape)} with "
             "another layout: call .contiguous() first"
         )
-    if source.numel() == 0 or is_pinned(source):
+    if source.numel() == 0:
         return source
-    flat = _pin_bytes(source.data_ptr(), source.nbytes, source, read_only=False)
-    return flat.view(source.dtype).view(source.shape)
+    storage = source.untyped_storage()
+    whole = (storage.data_ptr(), storage.nbytes())
+    if is_pinned(source) and _covering(*whole) is None:
+        return source  # by its own allocator: pinned as long as it lives
+    flat = _pin_bytes(*whole, source, read_only=False)
+    begin = source.data_ptr() - whole[0]
+    part = flat[begin : begin + source.nbytes]
+    return part.view(source.dtype).view(source.shape)
 
 
 def to_table(source: Pinnable) -> torch.Tensor:
@@ -106,7 +122,7 @@ def _view_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     dtype = _torch_dtype(array.dtype)
     if not array.flags.c_contiguous or array.nbytes == 0:
         return torch.from_numpy(array.copy())
-    held = functools.partial(_release, None, array)
+    held = functools.partial(_hold, array)
     flat = tensor_over(array.ctypes.data, array.nbytes, held)
     return flat.view(dtype).view(array.shape)
 
@@ -121,19 +137,51 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
         ) from error
 
 
+class _Registration:
+    """Memory that `pin` has pinned; unpinned once no tensor over it is left."""
+
+    def __init__(self, address: int, num_bytes: int, owner: Pinnable) -> None:
+        """``owner`` keeps the memory until it is unpinned."""
+        self.address = address
+        self.num_bytes = num_bytes
+        finalizer = weakref.finalize(
+            self, release_in_owner, os.getpid(), functools.partial(_end, address, owner)
+        )
+        finalizer.atexit = False
+
+
+_live: "weakref.WeakSet[_Registration]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
 def _pin_bytes(
     address: int, num_bytes: int, owner: Pinnable, *, read_only: bool
 ) -> torch.Tensor:
-    pinned = runtime.cuda_works()
-    first = address - address % mmap.PAGESIZE
-    last = -(-(address + num_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    if pinned:
-        runtime.register(first, last - first, read_only=read_only)
-    release = functools.partial(_release, first if pinned else None, owner)
-    return tensor_over(address, num_bytes, release)
+    """See [Note: Exact ranges]."""
+    if not runtime.cuda_works():
+        return tensor_over(address, num_bytes, functools.partial(_hold, owner))
+    with _lock:
+        registration = _covering(address, num_bytes)
+        if registration is None:
+            runtime.register(address, num_bytes, read_only=read_only)
+            registration = _Registration(address, num_bytes, owner)
+            _live.add(registration)
+    return tensor_over(address, num_bytes, functools.partial(_hold, registration))
 
 
-def _release(address: int | None, owner: Pinnable) -> None:
-    """Unpin; ``owner`` is only held, so that the memory is there until now."""
-    if address is not None:
-        runtime.unregister(address)
+def _covering(address: int, num_bytes: int) -> _Registration | None:
+    """What has pinned these bytes already and must live on for them."""
+    last = address + num_bytes
+    for found in list(_live):
+        if found.address <= address and last <= found.address + found.num_bytes:
+            return found
+    return None
+
+
+def _end(address: int, owner: Pinnable) -> None:
+    """Unpin; the memory is there until this is done."""
+    runtime.unregister(address)
+
+
+def _hold(what: object) -> None:
+    """Nothing to do: ``what`` was to live until now."""

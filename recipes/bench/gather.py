@@ -1,263 +1,267 @@
+#!/usr/bin/env python
 """The gather against the link: row size x batch x table size.
 
-    python recipes/bench/gather.py --budget-s 240
+    recipes/bench/gather.py --budget-s 200
+    recipes/bench/gather.py --budget-s 20 --small     # without a GPU: its paths only
 
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
-an alias (unsorted zero-copy) and CPU gather + DMA with all cores and with 4, as shares
-of the DMA peak of the same run. Rows are checked in each. Most telling cells first.
-Writes results/gather.json; `gather_table.py` prints it.
+an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
+and with 4, as shares of the DMA peak of the same run; 512 rows are checked in each.
+Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
+Most telling cells first. A rerun goes on; `gather_table.py` prints the file.
 """
 
 import argparse
+import functools
 import itertools
 import os
+import statistics
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-from gather_harness import Results, check_rows, dma_peak_gbps, fill, indices, time_ms
+from gather_harness import (
+    DEVICE,
+    RESULTS,
+    check_rows,
+    dma_peak_gbps,
+    fill,
+    indices,
+    once_ms,
+    synchronize,
+)
+from gather_methods import Method, StockCpu, shifted_methods, sweep_methods
+from gather_shared import repeats_and_runs, sm_budget
+from harness import Cells
 
 from pydirect import gather, memory
 from pydirect.gather.front import front_of
-from pydirect.gather.request import as_request
 
 GIB = 1 << 30
-ROWS = (64, 128, 256, 400, 512, 1024, 2052, 4096, 16384)
-ROWS_PINNED = (64, 128, 256, 512, 2052, 4096)
-BATCHES = (1_000_000, 200_000, 50_000, 4_000_000, 10_000)
+ROWS = (128, 256, 512, 1024, 2052, 4096, 400, 64, 16384)
+ROWS_SHIFTED = tuple(range(2048, 2080, 4))
+ROWS_PINNED = (128, 256, 400, 512, 2052, 4096)
+BATCHES = (1_000_000, 200_000, 50_000, 10_000, 4_000_000)
 TABLES_GIB = (16, 48, 4, 1)
-LARGEST_OUT = 9 * GIB
+LARGEST_OUT = 17 * GIB
 CORES = os.cpu_count() or 1
 
 
 class Sweep:
     """One host table of a kind of memory; smaller tables are slices of it."""
 
-    def __init__(self, results: Results, flat: torch.Tensor, peak: float) -> None:
-        self.results = results
+    def __init__(self, flat: torch.Tensor, peak: float, unit: int) -> None:
         self.flat = flat
         self.peak = peak
+        self.unit = unit
         self.memory = memory.reach(flat).value
+        self.stock = StockCpu()
 
     def rows(self, row_bytes: int, table_gib: int) -> torch.Tensor:
-        num = min(self.flat.numel(), table_gib * GIB) // row_bytes
+        num = min(self.flat.numel(), table_gib * self.unit) // row_bytes
         return self.flat[: num * row_bytes].view(num, row_bytes)
 
-    def cell(self, row_bytes: int, batch: int, table_gib: int) -> None:
-        """All methods on one combination; slow methods repeat less."""
-        if row_bytes * batch > LARGEST_OUT:
-            return
+    def cell(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """All methods on one combination."""
         table = self.rows(row_bytes, table_gib)
-        sets = indices(batch, table.shape[0], 4)
+        chosen = chosen_path(table, batch)
+        methods = sweep_methods(table, self.stock, cpu=self.memory != "pinned")
+        facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
+        facts |= {"table_gib": table_gib, "memory": self.memory, "chosen": chosen}
+        return facts | self.measure(table, batch, methods)
+
+    def shifted(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """Figure 4.7."""
+        table = self.rows(row_bytes, table_gib)
+        methods = shifted_methods(table, self.stock)
         facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
-        facts["memory"] = self.memory
-        choice = self.choice(table, sets[0])
-        for method, work, repeats in self.methods(table):
-            out = torch.full((batch, row_bytes), 255, dtype=torch.uint8, device="cuda")
-            threads = 4 if method.endswith("4") else CORES
-            torch.set_num_threads(threads)
-            used: list[torch.Tensor] = []
+        return facts | self.measure(table, batch, methods)
 
-            def once(k: int, work=work, out=out, used=used) -> None:
-                used.append(sets[k % 4])
-                work(used[-1], out)
-
-            took = time_ms(once, repeats)
-            check_rows(table, used[-1], out)
-            gbps = batch * row_bytes / took / 1e6
-            self.results.add(
-                **facts, method=method, ms=took, gbps=gbps, share=gbps / self.peak
-            )
+    def measure(
+        self, table: torch.Tensor, batch: int, methods: list[Method]
+    ) -> dict[str, Any]:
+        """Milliseconds and shares of the DMA peak; a method that fails says why."""
+        sets = indices(batch, table.shape[0], 4)
+        on_cpu = [index.cpu() for index in sets]
+        out = torch.empty(batch, table.shape[1], dtype=torch.uint8, device=DEVICE)
+        ms: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        for method in methods:
+            torch.set_num_threads(method.threads or CORES)
+            try:
+                which = on_cpu if method.on_cpu else sets
+                ms[method.name] = round(median_ms(method, which, out), 4)
+                check_rows(table, which[0].to(DEVICE), out)
+            except Exception as error:  # the other methods still count
+                ms.pop(method.name, None)
+                errors[method.name] = f"{type(error).__name__}: {error}"[:300]
         torch.set_num_threads(CORES)
-        self.results.add(**facts, chosen=choice)
+        gb = out.numel() / 1e6
+        shares = {name: round(gb / took / self.peak, 4) for name, took in ms.items()}
+        found: dict[str, Any] = {"peak_gb_s": self.peak, "ms": ms, "share": shares}
+        return found | ({"errors": errors} if errors else {})
 
-    def methods(self, table: torch.Tensor) -> list[tuple[str, Callable, int]]:
-        def forced(path: gather.Path | None) -> Callable:
-            def work(index: torch.Tensor, out: torch.Tensor) -> None:
-                gather.index_select(table, index, out=out, path=path)
 
-            return work
+def median_ms(method: Method, sets: list[torch.Tensor], out: torch.Tensor) -> float:
+    """Median time; the longer one run takes, the fewer there are. Ends with the rows
+    of ``sets[0]``, written by a run on memory that held something else."""
+    expected_s = out.numel() / method.gbps / 1e9
+    repeats = 1 if expected_s > 0.1 else 2 if expected_s > 0.02 else 5
+    warm = len(out) if repeats > 1 else min(len(out), 10_000)
+    method.work(sets[-1][:warm], out[:warm])
+    out.fill_(255)
+    synchronize()
+    order = (sets[k % len(sets)] for k in range(repeats - 1, -1, -1))
+    return statistics.median(
+        once_ms(functools.partial(method.work, index, out)) for index in order
+    )
 
-        found = [
-            ("ours", forced(None), 5),
-            ("direct", forced(gather.Path.DIRECT), 5),
-            ("sorted", forced(gather.Path.SORTED), 5),
-            ("cpu", forced(gather.Path.CPU), 3),
-            ("index_select on alias", stock_alias(table), 2),
-        ]
-        if self.memory == "managed":  # the CPU's side is the same on both
-            found += [
-                ("stock cpu", stock_cpu(table), 2),
-                ("ours 4", forced(None), 3),
-                ("stock cpu 4", stock_cpu(table), 1),
-            ]
-        return found
 
-    def choice(self, table: torch.Tensor, index: torch.Tensor) -> str:
-        """Calibrates the size class if it is new; then the chooser's path."""
-        gather.index_select(table, index[:64])
+def chosen_path(table: torch.Tensor, batch: int) -> str:
+    """The chooser's path; calibrates the size class if it is new, for all threads and
+    for 4, and lets a survey of the table arrive."""
+    if DEVICE == "cuda":
+        chooser = front_of(torch.device("cuda", 0)).chooser
+        for threads in (4, CORES):
+            torch.set_num_threads(threads)
+            chooser.rates(table, memory.reach(table))
+    for index in indices(batch, table.shape[0], 2):
         before = gather.stats().calls
         gather.index_select(table, index)
-        after = gather.stats().calls
-        return next(p.value for p, n in after.items() if n > before.get(p, 0))
+        synchronize()
+    after = gather.stats().calls
+    return next((p.value for p, n in after.items() if n > before.get(p, 0)), "none")
 
 
-def stock_alias(table: torch.Tensor) -> Callable:
-    """PyTorch's own kernel on the host memory: unsorted zero-copy."""
-    alias = memory.device_alias(table.view(torch.float32), 0)
+class Run:
+    """The order of the cells, and whether there is time for the next."""
 
-    def work(index: torch.Tensor, out: torch.Tensor) -> None:
-        torch.index_select(alias, 0, index, out=out.view(torch.float32))
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.unit = (1 << 20) if given.small else GIB
+        self.divide = 1000 if given.small else 1
+        settings = {"small": given.small, "largest_gib": given.largest_gib}
+        self.cells = Cells(given.out, given.budget_s, settings)
+        self.deadline = time.monotonic() + given.budget_s
+        self.peak = 0.0
 
-    return work
+    def start(self) -> None:
+        """The DMA peak: of every run, the cells' shares are of it."""
+        self.peak = round(dma_peak_gbps((1 << 30) // self.divide), 2)
+        facts = {"dma_peak_gb_s": self.peak, "cpu_cores": CORES}
+        self.cells.run("link", lambda: facts)
 
+    def table(self, kind: str, gib: int) -> Sweep:
+        """Allocates and fills; how long that takes is a cell of its own."""
+        make = memory.empty_table if kind == "table" else memory.empty_pinned
+        began = time.monotonic()
+        flat = make((gib * self.unit,), torch.uint8)
+        middle = time.monotonic()
+        fill(flat)
+        facts = {
+            "memory": memory.reach(flat).value,
+            "gib": gib,
+            "allocate_s": round(middle - began, 2),
+            "fill_s": round(time.monotonic() - middle, 2),
+        }
+        self.cells.run(f"allocate {kind}", lambda: facts)
+        return Sweep(flat, self.peak, self.unit)
 
-def stock_cpu(table: torch.Tensor) -> Callable:
-    """What a training script does today: CPU index_select into a pinned buffer that is
-    kept between calls, then one copy. (Our CPU path does the same in pieces.)"""
-    word = torch.float32 if table.shape[1] % 4 == 0 else torch.uint8
-    buffers: dict[int, torch.Tensor] = {}
+    def sweep(self, on: Sweep, batches: tuple[int, ...], rows: tuple[int, ...]) -> None:
+        """Cells of the sweep on one table, batch by batch."""
+        gib = on.flat.numel() // self.unit
+        sizes = [size for size in TABLES_GIB if size <= gib]
+        for batch, table_gib, row in itertools.product(batches, sizes, rows):
+            name = f"{on.memory}/{table_gib}/{batch}/{row}"
+            num = batch // self.divide
+            if row * num <= LARGEST_OUT and self.has_time(row * num):
+                self.cells.run(name, functools.partial(on.cell, row, num, table_gib))
 
-    def work(index: torch.Tensor, out: torch.Tensor) -> None:
-        num = index.numel()
-        if num not in buffers:
-            buffers.clear()
-            staged = memory.empty_pinned((num, table.shape[1]), torch.uint8)
-            buffers[num] = staged.view(word)
-        torch.index_select(table.view(word), 0, index.cpu(), out=buffers[num])
-        out.view(word).copy_(buffers[num], non_blocking=True)
+    def shifted(self, on: Sweep) -> None:
+        """Figure 4.7's rows."""
+        num = 1_000_000 // self.divide
+        for row in ROWS_SHIFTED:
+            if self.has_time(row * num):
+                self.cells.run(
+                    f"shifted/{row}",
+                    functools.partial(on.shifted, row, num, TABLES_GIB[0]),
+                )
 
-    return work
-
-
-def misaligned(sweep: Sweep) -> None:
-    """Figure 4.7: rows of 2048 to 2076 bytes by 4, aligned starts on and off."""
-    from pydirect.kernels import gather as kernels
-
-    engine = front_of(torch.device("cuda", 0)).engine
-    for row_bytes in range(2048, 2080, 4):
-        table = sweep.rows(row_bytes, 4)
-        sets = indices(1_000_000, table.shape[0], 3)
-        out = torch.empty(1_000_000, row_bytes, dtype=torch.uint8, device="cuda")
-        works = {"stock cpu": stock_cpu(table), "alias": stock_alias(table)}
-        works["ours"] = lambda i, o, t=table: gather.index_select(t, i, out=o)
-        for start in kernels.Start:
-
-            def direct(i, o, t=table, start=start) -> None:
-                request = as_request(t, i, o)
-                engine.direct(request, engine.tuning.direct_sms, start)
-
-            works[f"direct, start at {start.name.lower()}"] = direct
-        for method, work in works.items():
-            took = time_ms(lambda k, w=work, o=out, s=sets: w(s[k % 3], o), 3)
-            check_rows(table, sets[0], (work(sets[0], out), out)[1])
-            gbps = out.numel() / took / 1e6
-            sweep.results.add(
-                figure="4.7", row_bytes=row_bytes, method=method, gbps=gbps,
-                share=gbps / sweep.peak,
-            )  # fmt: skip
-
-
-def repeats_and_runs(sweep: Sweep) -> None:
-    """Indices that repeat (power law) and that run on (slices)."""
-    table = sweep.rows(512, 16)
-    num = 1_000_000
-    uniform = torch.rand(num, device="cuda").clamp_min(1e-7)
-    hot = ((uniform**-2.0).clamp_max(1e12).long() * 7919) % table.shape[0]
-    starts = torch.randint(0, table.shape[0] - 20_000, (50, 1), device="cuda")
-    slices = (starts + torch.arange(20_000, device="cuda")).flatten()
-    out = torch.empty(num, 512, dtype=torch.uint8, device="cuda")
-    for name, index in (("power law", hot), ("slices", slices)):
-        distinct = index.unique().numel() / num
-        for path in (None, *gather.Path):
-            if path is gather.Path.DMA and name != "slices":
-                continue  # a copy for each row: seconds
-
-            def work(_: int, path=path, index=index) -> None:
-                gather.index_select(table, index, out=out, path=path)
-
-            for _ in range(17):  # a survey has to arrive
-                gather.index_select(table, index, out=out)
-            took = time_ms(work, 3)
-            check_rows(table, index, out)
-            sweep.results.add(
-                indices=name,
-                memory=sweep.memory,
-                distinct=distinct,
-                path=str(path and path.value),
-                ms=took,
-            )
-
-
-def budget(sweep: Sweep) -> None:
-    """Gather beside matrix products: what each costs the other, by SM budget."""
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    table = sweep.rows(512, 16)
-    sets = indices(1_000_000, table.shape[0], 4)
-    out = torch.empty(1_000_000, 512, dtype=torch.uint8, device="cuda")
-    side = torch.cuda.Stream()
-
-    def products(_: int = 0) -> None:
-        for _ in range(12):
-            torch.mm(a, a)
-
-    alone = time_ms(products)
-    for sms in (4, 8, 16, 32):
-
-        def fetch(k: int, sms=sms) -> None:
-            gather.index_select(
-                table, sets[k % 4], out=out, path="direct", max_sms=sms, stream=side
-            )
-
-        def both(k: int) -> None:
-            fetch(k)
-            products()
-            torch.cuda.current_stream().wait_stream(side)
-
-        def only(k: int) -> None:
-            fetch(k)
-            torch.cuda.current_stream().wait_stream(side)
-
-        sweep.results.add(
-            sms=sms, gather_ms=time_ms(only), products_ms=alone, both_ms=time_ms(both)
+    def rest(self, on: Sweep) -> None:
+        """Repeats, runs, and the SM budget beside matrix products."""
+        table = on.rows(512, TABLES_GIB[0])
+        if not self.given.small:
+            self.cells.run("sm budget", lambda: sm_budget(table))
+        num = 1_000_000 // self.divide
+        self.cells.run(
+            f"repeats and runs {on.memory}", lambda: repeats_and_runs(table, num)
         )
+
+    def has_time(self, num_bytes: int) -> bool:
+        """Whether a cell of so many bytes would end inside the budget."""
+        need_s = 1 + num_bytes * 1.2e-9
+        return bool(time.monotonic() + need_s < self.deadline)
+
+    def attempt(self, what: str, part: Callable[[], None]) -> None:
+        """A part of the run; what goes wrong outside its cells is written down."""
+        try:
+            part()
+        except Exception:
+            self.cells.data[f"error in {what}"] = traceback.format_exc()[-2000:]
+            self.cells.save()
+            traceback.print_exc()
+
+    def finish(self) -> None:
+        """The rates behind the chooser's choices."""
+        if DEVICE == "cuda":
+            known = front_of(torch.device("cuda", 0)).chooser.known()
+            rates = {
+                f"{reach.value}, size class {size}, {threads} threads": vars(value)
+                for (reach, size, threads), value in known.items()
+            }
+            self.cells.data["rates"] = rates
+        self.cells.data["left_s"] = round(self.deadline - time.monotonic(), 1)
+        self.cells.save()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--largest-gib", type=int, default=48)
+    parser.add_argument("--pinned-gib", type=int, default=16)
+    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gather.json")
+    return parser.parse_args()
+
+
+def pinned_part(run: Run, gib: int) -> None:
+    """Memory that is pinned where it lies: small pages, what `pin` gives."""
+    pinned = run.table("pinned", gib)
+    run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
+    run.rest(pinned)
+
+
+def large_part(run: Run, gib: int) -> None:
+    """What `empty_table` and `.to("unified")` give, and pinned memory between."""
+    large = run.table("table", gib)
+    run.sweep(large, BATCHES[:1], ROWS[:-1])
+    run.shifted(large)
+    run.sweep(large, BATCHES[1:3], ROWS)
+    run.rest(large)
+    if run.has_time(10 * GIB):
+        run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
+    run.sweep(large, BATCHES[:1], ROWS[-1:])
+    run.sweep(large, BATCHES[3:], ROWS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget-s", type=float, default=240.0)
-    parser.add_argument("--largest-gib", type=int, default=48)
-    given = parser.parse_args()
-    results = Results("gather", given.budget_s)
-    peak = dma_peak_gbps()
-    results.add(dma_peak_gbps=peak)
-    shape = (given.largest_gib * GIB,)
-    sweeps = []
-    for make in (memory.empty_table, memory.empty_pinned):
-        began = time.perf_counter()
-        flat = make(shape, torch.uint8)
-        fill(flat)
-        took = time.perf_counter() - began
-        results.add(memory=memory.reach(flat).value, allocate_s=took)
-        sweeps.append(Sweep(results, flat, peak))
-    run = results.attempt
-    for k, batch in enumerate(BATCHES):
-        for sweep, table, row in itertools.product(sweeps, TABLES_GIB, ROWS):
-            if sweep.memory == "pinned" and row not in ROWS_PINNED:
-                continue
-            run(
-                f"{row} x {batch} x {table} {sweep.memory}",
-                lambda s=sweep, r=row, b=batch, t=table: s.cell(r, b, t),
-                1 + 2 * row * batch / 1e9,
-            )
-        if k == 0:
-            run("misaligned", lambda: misaligned(sweeps[0]), 10)
-            run("budget", lambda: budget(sweeps[0]), 5)
-            for sweep in sweeps:
-                run("repeats", lambda s=sweep: repeats_and_runs(s), 5)
-    rates = front_of(torch.device("cuda", 0)).chooser.known()
-    results.add(rates={str(key): vars(value) for key, value in rates.items()})
-    results.add(done=True, left_s=results.left_s())
+    run = Run(parse())
+    run.start()
+    run.attempt("table", lambda: large_part(run, run.given.largest_gib))
+    run.finish()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What the gather benchmarks share: budget, timing, tables, results."""
+"""What the gather benchmarks share: timing, tables, indices, checks, results."""
 
+import functools
 import json
 import os
 import platform
@@ -13,8 +14,12 @@ from typing import Any
 
 import torch
 
+# The checkout's packages, installed or not.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 SLOW_S = 0.02
 RESULTS = Path(__file__).parent / "results"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Results:
@@ -68,32 +73,48 @@ def machine() -> dict[str, Any]:
     }
 
 
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def time_ms(work: Callable[[int], object], repeats: int = 5) -> float:
     """Median milliseconds of ``work(k)`` by device events, k = 1, 2, ... after one
     warm-up (k = 0); the time includes what the CPU needs to launch it. Slow work
     repeats less."""
     began = time.perf_counter()
     work(0)
-    torch.cuda.synchronize()
+    synchronize()
     if time.perf_counter() - began > SLOW_S:
         repeats = min(repeats, 2)
-    times = []
-    for k in range(repeats):
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        start.record()
-        work(k + 1)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return statistics.median(
+        once_ms(functools.partial(work, k + 1)) for k in range(repeats)
+    )
+
+
+def once_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of one run by device events (by the clock without a GPU)."""
+    if DEVICE == "cpu":
+        began = time.perf_counter()
+        work()
+        return (time.perf_counter() - began) * 1e3
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
 
 
 def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:
-    """Pinned host-to-device copy of this machine, GB/s."""
-    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    took = time_ms(lambda _: device.copy_(host, non_blocking=True))
+    """Pinned host-to-device copy of this machine, GB/s; the best of five."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    device = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE)
+    host.fill_(1)
+    device.copy_(host)
+    took = min(once_ms(lambda: device.copy_(host, non_blocking=True)) for _ in range(5))
     return num_bytes / took / 1e6
 
 
@@ -101,16 +122,16 @@ def fill(table: torch.Tensor) -> None:
     """Random bytes, fast: one random block from the GPU, offset for every place."""
     words = table.flatten().view(torch.uint8)
     size = min(words.numel(), 256 << 20)
-    block = torch.randint(0, 1 << 30, (size // 8,), device="cuda").view(torch.uint8)
+    block = torch.randint(0, 1 << 30, (size // 8,), device=DEVICE).view(torch.uint8)
     for k, start in enumerate(range(0, words.numel(), size)):
         part = words[start : start + size]
         part.copy_((block + k)[: part.numel()], non_blocking=True)
-    torch.cuda.synchronize()
+    synchronize()
 
 
 def indices(num: int, num_rows: int, count: int = 6) -> list[torch.Tensor]:
     """Fresh random indices for each repeat, so that no cache remembers the rows."""
-    return [torch.randint(0, num_rows, (num,), device="cuda") for _ in range(count)]
+    return [torch.randint(0, num_rows, (num,), device=DEVICE) for _ in range(count)]
 
 
 def check_rows(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:

@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python recipes/bench/gds.py --directory /mnt/nvme0 --budget-s 300
 
-First the hook (subprocesses, `hook_train.py`), then the paths in alternate rounds, then
-the automatic choice. Every finished cell is on disk at once.
+Part `paths`: all paths in alternate rounds, then the automatic choice. Part `hook`:
+training processes (`hook_train.py`) with the hook and without, in turns; it wants a GPU
+that does nothing else. Every finished cell is on disk at once.
 """
 
 import argparse
@@ -291,25 +292,13 @@ def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
     return cell
 
 
-def main() -> None:
-    """All cells, within the budget."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument("--budget-s", type=float, default=300)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--hook", type=Path, default=None, help="built already")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "gds.json")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
-    record = Record(options.out, options.budget_s)
-    place = scratch(options.directory)
+def path_parts(record: Record, place: Path, num_rounds: int) -> None:
+    """What the paths reach, and which one is taken by itself."""
     if availability().modes:
         record.note("cufile", probe_cufile(place))
     record.note("modes", probe_modes(place))
     paths = Paths(place, record_mib=64, depth=4)
-    for cell in path_cells(paths, options.rounds, record.left_s):
+    for cell in path_cells(paths, num_rounds, record.left_s):
         record.add(cell)
     paths.close()
     makers: list[Callable[[], dict[str, Any]]] = [
@@ -321,12 +310,34 @@ def main() -> None:
             record.add(make())
         except Exception:
             record.add({"what": "failure", "error": traceback.format_exc()[-1500:]})
+
+
+def main() -> None:
+    """All cells, within the budget."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("."))
+    parser.add_argument("--budget-s", type=float, default=300)
+    parser.add_argument("--part", choices=("paths", "hook"), default="paths")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--hook", type=Path, default=None, help="built already")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    name = "gds" if options.part == "paths" else "malloc_hook"
+    out = options.out or HERE / "results" / f"{name}.json"
+    record = Record(out, options.budget_s)
+    place = scratch(options.directory)
+    if options.part == "paths":
+        path_parts(record, place, options.rounds)
+        record.note("threads", threading.active_count())
+        return
     hook = options.hook or shim.build(place / "malloc_hook.so")
     plan = {"caching": options.pairs, "async": 1, "expandable": 1}
     for allocator, pairs in plan.items():
         if record.left_s() > SECONDS_A_PROCESS * (1 + 2 * pairs):
-            record.add(hook_cell(hook, allocator, pairs, options.out.parent))
-    record.note("threads", threading.active_count())
+            record.add(hook_cell(hook, allocator, pairs, out.parent))
 
 
 if __name__ == "__main__":

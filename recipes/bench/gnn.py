@@ -6,28 +6,36 @@ background threads, then gathers on the CPU, pins, copies and trains in turn, wh
 what PyG's loader does; `pyg_overlapped` gives it our pipeline; `pydirect` gathers on
 the GPU from host memory, overlapped with training.
 
-    recipes/bench/gnn.py --budget-s 420
+    recipes/bench/gnn.py --budget-s 150
     recipes/bench/gnn.py --budget-s 60 --small      # without a GPU: shapes only
 
-The JSON file is rewritten after every case; cases that do not fit the budget are left
-out and named in it.
+The JSON file is rewritten after every side of every case, a rerun goes on, and a side
+that fails is recorded as such. `gnn_table.py` prints it.
 """
 
 import argparse
 import os
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch_geometric
-from bench_record import Record
-from gnn_sides import bars, has_gpu, limit_memory, overlapped, plain_loop, ratios, sync
+from gnn_sides import (
+    bars,
+    has_gpu,
+    overlapped,
+    peak_bytes,
+    plain_loop,
+    sync,
+)
+from harness import Cells
 
 import pydirect
 from pydirect.datasets import NodeDataset, fill_features
 from pydirect.loader import LoaderConfig
-from pydirect.memory import empty_table
+from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
 
@@ -49,15 +57,17 @@ class Case:
     """What the GPU's allocator may take; None: all of it."""
 
 
-PRODUCTS = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
-SAGE = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
-GAT = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
+PRODUCTS: dict[str, Any] = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
+SAGE: dict[str, Any] = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
+GAT: dict[str, Any] = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
 CASES = (
     Case(name="feature-bound", num_features=1024, **SAGE, **PRODUCTS),
-    Case(name="products", num_features=100, **SAGE, **PRODUCTS),
-    Case(name="wiki width", num_features=800, **SAGE, **PRODUCTS),
     Case(name="products GAT", num_features=100, **GAT, **PRODUCTS),
+    Case(name="products", num_features=100, **SAGE, **PRODUCTS),
     Case(name="feature-bound GAT", num_features=1024, **GAT, **PRODUCTS),
+    Case(name="wiki width", num_features=800, **SAGE, **PRODUCTS),
+    Case(name="reddit width", num_features=602, **SAGE, **PRODUCTS),
+    Case(name="paper width", num_features=128, **SAGE, **PRODUCTS),
     Case(
         name="beyond GPU memory",
         num_features=1024,
@@ -66,12 +76,14 @@ CASES = (
         memory_given_gib=16.0,
         **SAGE,
     ),
-    Case(name="reddit width", num_features=602, **SAGE, **PRODUCTS),
-    Case(name="paper width", num_features=128, **SAGE, **PRODUCTS),
     Case(name="twit width", num_features=343, **SAGE, **PRODUCTS),
     Case(name="sk width", num_features=293, **SAGE, **PRODUCTS),
-    Case(name="paper width GAT", num_features=128, **GAT, **PRODUCTS),
 )
+SIDES = {
+    "pyg": (FetchMode.STAGED, 1),
+    "pydirect": (FetchMode.DIRECT, 2),
+    "pyg_overlapped": (FetchMode.STAGED, 2),
+}
 
 
 class Tables:
@@ -81,9 +93,12 @@ class Tables:
         self._device = str(device)
         self._graphs: dict[tuple[int, int], tuple[Graph, torch.Tensor]] = {}
         self._memory = torch.empty(0)
+        self.seconds: dict[str, float] = {}
+        """What making the last data set took."""
 
     def dataset(self, case: Case) -> NodeDataset:
-        """Features in pinned host memory: class centre + noise."""
+        """Features in host memory: class centre + noise."""
+        begun = time.monotonic()
         sizes = (case.num_nodes, case.num_edges)
         statistics = GraphStatistics(num_nodes=sizes[0], num_edges=sizes[1])
         if sizes not in self._graphs:
@@ -94,12 +109,17 @@ class Tables:
             if self._device != "cpu":
                 torch.cuda.empty_cache()
         graph, labels = self._graphs[sizes]
+        made = time.monotonic()
         features = self._table(case.num_nodes, case.num_features)
         fill_features(features, labels, seed=0, device=self._device, noise=3.0)
         order = torch.randperm(
             case.num_nodes, generator=torch.Generator().manual_seed(1)
         )
         num_train = round(statistics.train_share * case.num_nodes)
+        self.seconds = {
+            "graph_s": round(made - begun, 2),
+            "features_s": round(time.monotonic() - made, 2),
+        }
         return NodeDataset(
             name=case.name,
             graph=graph,
@@ -123,6 +143,7 @@ def trainer_of(
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
+    given = case.memory_given_gib
     extra = {"heads": 4} if case.model == "GAT" else {}
 
     def model(in_channels: int, out_channels: int) -> torch.nn.Module:
@@ -143,70 +164,71 @@ def trainer_of(
             num_samplers=args.samplers,
             max_sms=args.max_sms,
         ),
+        device_bytes=int(given * 2**30) if given and has_gpu() else None,
         fetch=mode,
         progress=False,
     )
 
 
-def compare(case: Case, data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
-    """Bars and epochs of both sides, and what Figure 4.8 writes on the bars."""
-    limit_memory(case.memory_given_gib)
-    out: dict[str, Any] = {"case": asdict(case)}
-    out["feature_gib"] = round(data.features.nbytes / 2**30, 2)
-    plans = (
-        ("pyg", FetchMode.STAGED, 1),
-        ("pyg_overlapped", FetchMode.STAGED, 2),
-        ("pydirect", FetchMode.DIRECT, 2),
-    )
-    for name, mode, buffers in plans:
-        trainer = trainer_of(case, data, mode, args)
-        side: dict[str, Any] = {}
-        if name != "pyg_overlapped":
-            side["bars"] = bars(trainer, args.batches, args.warm)
-        if has_gpu():
-            torch.cuda.reset_peak_memory_stats()
-        side["run"] = overlapped(trainer, buffers, 2 * args.batches, args.warm)
-        if has_gpu():
-            side["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-        out[name] = side
-        del trainer
-    out["ratios"] = ratios(out, len(data.train_nodes) / args.batch_size)
-    limit_memory(None)
-    return out
+def side(
+    case: Case, data: NodeDataset, name: str, args: argparse.Namespace
+) -> dict[str, Any]:
+    """One side of a case: its bars, then a run as a user sees it."""
+    mode, buffers = SIDES[name]
+    trainer = trainer_of(case, data, mode, args)
+    found: dict[str, Any] = {
+        "case": asdict(case),
+        "feature_gib": round(data.features.nbytes / 2**30, 3),
+        "memory": reach(data.features).value,
+        "batches_an_epoch": round(len(data.train_nodes) / args.batch_size, 2),
+    }
+    peak_bytes(reset=True)
+    if name != "pyg_overlapped":
+        found["bars"] = bars(trainer, args.batches, args.warm)
+    found["run"] = overlapped(trainer, buffers, 2 * args.batches, args.warm)
+    found["peak_gib"] = round(peak_bytes() / 2**30, 3)
+    return found
 
 
 def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
-    """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1."""
+    """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1; twice,
+    since the GPU's atomics make even the same script differ from run to run."""
     case = replace(CASES[0], hidden=64)
     device = torch.device("cuda" if has_gpu() else "cpu")
-    out: dict[str, Any] = {"feature_gib": round(data.features.nbytes / 2**30, 2)}
-    for name in ("listing_4_1", "listing_4_2"):
+    out: dict[str, Any] = {"feature_gib": round(data.features.nbytes / 2**30, 3)}
+    before = pydirect.counters().gathers
+    for name in ("listing_4_1", "listing_4_1_again", "listing_4_2"):
         trainer = trainer_of(case, data, FetchMode.STAGED, args)
         features = data.features
         if name == "listing_4_2":
             # In place: a copy (`.to("unified")`) would hold the table twice.
             features = pydirect.unify(data.features)
-        if has_gpu():
-            torch.cuda.reset_peak_memory_stats()
+        peak_bytes(reset=True)
         begun = sync()
-        out[name] = {"losses": list(plain_loop(trainer, features, device, 10))}
-        out[name]["seconds"] = round(sync() - begun, 4)
-        if has_gpu():
-            out[name]["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-    out["gathers"] = pydirect.counters().gathers
-    pairs = zip(out["listing_4_1"]["losses"], out["listing_4_2"]["losses"], strict=True)
-    out["largest_loss_difference"] = max(abs(a - b) / abs(b) for a, b in pairs)
+        losses, accuracy = plain_loop(trainer, features, device, args.batches)
+        out[name] = {
+            "losses": losses,
+            "accuracy": accuracy,
+            "seconds": round(sync() - begun, 4),
+            "peak_gib": round(peak_bytes() / 2**30, 3),
+        }
+    out["gathers"] = pydirect.counters().gathers - before
+    for name in ("listing_4_1_again", "listing_4_2"):
+        pairs = zip(out["listing_4_1"]["losses"], out[name]["losses"], strict=True)
+        out[name]["largest_loss_difference"] = max(
+            abs(a - b) / abs(b) for a, b in pairs
+        )
     return out
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=420.0)
-    parser.add_argument("--batches", type=int, default=30, help="timed, a bar")
-    parser.add_argument("--warm", type=int, default=5)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--budget-s", type=float, default=150.0)
+    parser.add_argument("--batches", type=int, default=20, help="timed, a bar")
+    parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=1024)
     cores = os.cpu_count() or 1
-    parser.add_argument("--samplers", type=int, default=max(1, min(12, cores - 3)))
+    parser.add_argument("--samplers", type=int, default=max(1, min(6, cores - 3)))
     parser.add_argument("--max-sms", type=int, default=None)
     parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
     parser.add_argument("--only", nargs="*", help="names of cases")
@@ -218,6 +240,33 @@ def shrink(case: Case) -> Case:
     return replace(case, num_nodes=5000, num_edges=40_000, hidden=16)
 
 
+def run_case(
+    cells: Cells,
+    tables: Tables,
+    case: Case,
+    args: argparse.Namespace,
+    *,
+    with_listing: bool,
+) -> None:
+    """All sides of one case; what goes wrong with its data is a cell too."""
+    made: list[NodeDataset] = []
+
+    def prepare() -> dict[str, Any]:
+        made.append(tables.dataset(case))
+        return dict(tables.seconds)
+
+    cells.data["cells"].pop(f"{case.name}/data", None)
+    cells.run(f"{case.name}/data", prepare)
+    if not made:
+        return
+    for name in SIDES:
+        cells.run(f"{case.name}/{name}", lambda n=name: side(case, made[0], n, args))
+        if has_gpu():  # the next case may have all of it
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    if with_listing:
+        cells.run("listing 4.2", lambda: listing_4_2(made[0], args))
+
+
 def main() -> None:
     args = parse()
     cases = [c for c in CASES if not args.only or c.name in args.only]
@@ -225,23 +274,30 @@ def main() -> None:
         cases = [shrink(case) for case in cases]
         args.batch_size = min(args.batch_size, 64)
         args.batches, args.warm = 2, 1
+    ignored = ("out", "budget_s", "only")
+    settings = {k: v for k, v in vars(args).items() if k not in ignored}
+    cells = Cells(args.out, args.budget_s, settings)
+    cells.data["environment"]["versions"]["torch-geometric"] = (
+        torch_geometric.__version__
+    )
+    deadline = time.monotonic() + args.budget_s
     tables = Tables(torch.device("cuda" if has_gpu() else "cpu"))
-    record = Record(args.out, args.budget_s)
-    record.note("torch_geometric", torch_geometric.__version__)
-    record.note("arguments", {k: str(v) for k, v in vars(args).items()})
     longest = 0.0
     for number, case in enumerate(cases):
-        if record.left_s() < 1.3 * longest:
-            record.note("left_out", [c.name for c in cases[number:]])
+        names = [f"{case.name}/{name}" for name in SIDES]
+        begun = time.monotonic()
+        if all(name in cells for name in names):
+            continue
+        if begun + 1.2 * longest > deadline:
             break
-        started = record.left_s()
-        data = tables.dataset(case)
-        if number == 0:
-            record.note("listing_4_2", listing_4_2(data, args))
-        record.add(compare(case, data, args))
+        run_case(cells, tables, case, args, with_listing=number == 0)
         if number > 0:
-            # The first builds the graph and pins the memory: the others are shorter.
-            longest = max(longest, started - record.left_s())
+            # The first builds the graph and its memory: the others are shorter.
+            longest = max(longest, time.monotonic() - begun)
+    cells.data["left_out"] = [
+        c.name for c in cases if f"{c.name}/pydirect" not in cells
+    ]
+    cells.save()
 
 
 if __name__ == "__main__":

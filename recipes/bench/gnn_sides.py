@@ -1,12 +1,17 @@
 """How `gnn.py` measures one side: bars part by part, and whole overlapped runs."""
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+# The checkout's packages, installed or not.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pydirect.loader import MiniBatch
 from pydirect.train import NodeClassificationTrainer
@@ -19,14 +24,18 @@ def sync() -> float:
 
 
 def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:
-    """One batch after the other, waiting after each part: copy, train, other."""
+    """One part after the other, each with the machine for itself: other (sampling, by
+    all sampling threads), copy (features, edges and labels on the GPU) and train."""
     loader = trainer.batches
     loader.epoch = 0
-    spent = {"copy_s": 0.0, "train_s": 0.0, "other_s": 0.0}
-    losses, nodes = [], 0
-    sampled = loader.sampled()
     begun = sync()
-    for number, batch in zip(range(num + warm), sampled, strict=False):
+    sampled = loader.sampled()
+    batches = [batch for _, batch in zip(range(num + warm), sampled, strict=False)]
+    sampled.close()
+    spent = {"other_s": (sync() - begun) * num / len(batches)}
+    spent |= {"copy_s": 0.0, "train_s": 0.0}
+    losses, nodes = [], 0
+    for number, batch in enumerate(batches):
         got = sync()
         there = loader.fetch(batch)
         fetched = sync()
@@ -34,12 +43,9 @@ def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, A
         done = sync()
         losses.append(float(loss.detach()))
         if number >= warm:
-            spent["other_s"] += got - begun
             spent["copy_s"] += fetched - got
             spent["train_s"] += done - fetched
             nodes += len(batch.node_ids)
-        begun = sync()
-    sampled.close()
     feature_bytes = nodes * trainer.dataset.features.shape[1] * 4
     return {
         **{name: round(value, 5) for name, value in spent.items()},
@@ -99,43 +105,15 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def ratios(out: dict[str, Any], batches_an_epoch: float) -> dict[str, Any]:
-    """Ours against theirs."""
-    ours, theirs = out["pydirect"], out["pyg"]
-    walls = {k: out[k]["run"]["wall_s"] for k in ("pyg", "pyg_overlapped", "pydirect")}
-    pairs = zip(
-        ours["bars"]["first_losses"], theirs["bars"]["first_losses"], strict=True
-    )
-    return {
-        "copy_time_cut": round(
-            1 - ours["bars"]["copy_s"] / max(1e-9, theirs["bars"]["copy_s"]), 4
-        ),
-        "epoch_speedup": round(walls["pyg"] / walls["pydirect"], 3),
-        "epoch_speedup_over_overlapped": round(
-            walls["pyg_overlapped"] / walls["pydirect"], 3
-        ),
-        "epoch_s": {
-            k: round(v * batches_an_epoch / max(1, out[k]["run"]["batches"]), 3)
-            for k, v in walls.items()
-        },
-        "largest_loss_difference": max(abs(a - b) / abs(b) for a, b in pairs),
-        "features_over_peak": round(
-            out["feature_gib"] / max(1e-9, ours.get("peak_gib", 0)), 2
-        )
-        if "peak_gib" in ours
-        else None,
-    }
-
-
-def limit_memory(gib: float | None) -> None:
-    """Let PyTorch's allocator have so much of the GPU."""
+def peak_bytes(*, reset: bool = False) -> int:
+    """Peak of PyTorch's CUDA allocator since the last reset; 0 without a GPU."""
     if not has_gpu():
-        return
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(
-        1.0 if gib is None else gib * 2**30 / total
-    )
+        return 0
+    torch.cuda.synchronize()
+    if reset:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
 
 
 def plain_loop(
@@ -143,18 +121,37 @@ def plain_loop(
     features: torch.Tensor,
     device: torch.device,
     num: int,
-) -> Iterator[float]:
+) -> tuple[list[float], float]:
+    """A script without a loader: losses of ``num`` batches, then the accuracy of the
+    model on four more."""
+    losses = []
+    for there in plain_batches(trainer, features, device, num):
+        losses.append(float(trainer.step(there).detach()))
+    trainer.network.eval()
+    right, seen = 0, 0
+    with torch.no_grad():
+        for there in plain_batches(trainer, features, device, 4):
+            right += int((trainer.scores(there).argmax(1) == there.y).sum())
+            seen += there.num_seeds
+    return losses, right / seen
+
+
+def plain_batches(
+    trainer: NodeClassificationTrainer,
+    features: torch.Tensor,
+    device: torch.device,
+    num: int,
+) -> Iterator[MiniBatch]:
+    """``features[node_ids]`` and whatever a copy of it to the GPU then costs."""
     sampled = trainer.batches.sampled()
     for _, batch in zip(range(num), sampled, strict=False):
-        x = features[batch.node_ids].to(device)
         seeds = batch.node_ids[: batch.num_seeds]
-        there = MiniBatch(
-            x=x,
+        yield MiniBatch(
+            x=features[batch.node_ids].to(device),
             y=trainer.dataset.labels[seeds].to(device),
             edge_index=batch.edge_index.to(device),
             num_seeds=batch.num_seeds,
             num_nodes_per_hop=batch.num_nodes_per_hop,
             num_edges_per_hop=batch.num_edges_per_hop,
         )
-        yield float(trainer.step(there).detach())
     sampled.close()

@@ -1,25 +1,27 @@
-"""Checks every generated kernel against the float64 oracle on this machine's GPU, and
-times a few layers kernel by kernel.
+"""Checks every generated kernel against the float64 oracle, on this machine's GPU.
 
-    python recipes/bench/hector_check.py --budget-s 240 --out hector_check.json
+    python -m recipes.bench.hector_check --budget-s 120 --out hector_check.json
 
-Every failure is recorded and the run goes on: one call shows the state of all kernels.
-The record is rewritten after every case.
+Each kernel of the seed's three layers (four settings of the two optimizations; forward,
+backward and inference; several widths and dtypes) runs twice on random rows, into
+memory that holds NaN before: results must be near the oracle's and repeat to the bit.
+Then whole layers, gradients included. The work is shared by processes, since most of it
+is compilation. Every failure is recorded and the run goes on; the JSON begins with a
+list of them.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
+from typing import Any, NamedTuple
 
 import torch
-from hector_models import MODELS, plans
 
 from hector.arrays import GraphArrays
 from hector.emit.device import DevicePlan, ValueTypes
@@ -28,48 +30,67 @@ from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Kernel, Plan
 from hector.ir.node import Node, Op
-from hector.ir.types import TYPE_DOMAINS
+from hector.passes.pipeline import ALL_SETTINGS, Optimizations
+from recipes.bench.harness import environment
+from recipes.bench.hector_layer_checks import CHECKS, layer_error
+from recipes.bench.hector_models import MODELS, plans
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest error over the largest value of the result."""
-SIZES = {
-    "fb15k": (15_000, 620_000, 474, 1),
-    "biokg": (94_000, 4_800_000, 51, 5),
-    "mag": (1_900_000, 21_000_000, 4, 4),
-    "aifb": (7_300, 49_000, 104, 7),
-    "wikikg2": (2_500_000, 16_000_000, 535, 1),
-}
+LAYER_TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
+"""Errors of kernel after kernel add up."""
+
+
+class Case(NamedTuple):
+    """The kernels of one model."""
+
+    model: str
+    width: int
+    dtype: torch.dtype
+    settings: Optimizations
+
+
+def cases() -> list[Case]:
+    """All kernel checks, the most telling first."""
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    chosen = [(m, 64, f32) for m in MODELS]
+    chosen += [("rgat", 64, bf16), ("hgt_2_heads", 64, bf16), ("rgcn", 64, bf16)]
+    chosen += [("rgat", w, f32) for w in (31, 1, 100, 513)]
+    chosen += [("rgcn", 513, f32), ("hgt", 100, f16), ("rgat_2_heads", 1, f32)]
+    return [Case(m, w, d, s) for m, w, d in chosen for s in ALL_SETTINGS]
 
 
 def random_graph(size: tuple[int, ...], device: str) -> HeteroGraph:
-    """A graph with a skewed choice of endpoints and relations."""
+    """Skewed endpoints and relations; two relations have no edges, the last tenth of
+    the nodes is isolated."""
     nodes, edges, relations, kinds = size
-    gen = torch.Generator(device=device).manual_seed(0)
+    gen = torch.Generator().manual_seed(0)
 
     def skewed(n: int, power: float) -> torch.Tensor:
-        u = torch.rand(edges, generator=gen, device=device)
-        return (u**power * n).long().clamp_(max=n - 1)
+        return (torch.rand(edges, generator=gen) ** power * n).long().clamp_(max=n - 1)
 
-    node_type = torch.arange(nodes, device=device) * kinds // nodes
+    used = max(nodes * 9 // 10, 1)
     return HeteroGraph.from_arrays(
-        skewed(nodes, 1.5),
-        skewed(nodes, 1.5),
-        skewed(relations, 2.0),
-        node_type=node_type,
-        num_edge_types=relations,
-    )
+        skewed(used, 1.5),
+        skewed(used, 1.5),
+        1 + skewed(relations, 2.0),
+        node_type=torch.arange(nodes) * kinds // nodes,
+        num_edge_types=relations + 2,
+    ).to(device)
 
 
 def operands(
     kernel: Kernel, arrays: GraphArrays, types: ValueTypes
 ) -> dict[Node, torch.Tensor]:
     """Random values of moderate size; positive where something divides by them."""
-    device = arrays.graph.device
     found = {}
+    device = arrays.graph.device
+    gen = torch.Generator(device=device).manual_seed(1)
     for n in kernel.operands:
         if n.op in (Op.GRAPH, Op.CONST):
             continue
-        value = torch.randn(arrays.rows(n.domain), *n.shape, device=device)
+        shape = (arrays.rows(n.domain), *n.shape)
+        value = torch.randn(shape, generator=gen, device=device)
         if n.op is Op.AGG and n.type.width <= 16:
             value = value.abs() + 0.5
         found[n] = (value * 0.5).to(types.of(n))
@@ -77,18 +98,24 @@ def operands(
 
 
 def error_of(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> float:
-    """Largest relative error of one kernel against the float64 oracle."""
+    """Largest relative error of one kernel against the float64 oracle.
+
+    Raises RuntimeError if a second run gives other bits: kernels have no atomics, so
+    that would be a race.
+    """
     types = ValueTypes(dtype)
     bound = operands(kernel, arrays, types)
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
     ready = DevicePlan(plan, arrays, types, [default_schedule(kernel, arrays)])
-    got = ready.run(bound)
+    got, again = ready.run(bound), ready.run(bound)
     oracle = Reference(arrays, torch.float64)
     exact = oracle.run(kernel.outputs, {n: t.double() for n, t in bound.items()})
     worst = 0.0
     for node, want in exact.items():
         if not want.numel():
             continue
+        if not torch.equal(got[node], again[node]):
+            raise RuntimeError(f"a second run gives other bits for {node!r}")
         if not bool(torch.isfinite(got[node]).all()):
             return float("inf")
         gap = float((got[node].double() - want).abs().max())
@@ -97,151 +124,161 @@ def error_of(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> float:
 
 
 class Record:
-    """The result file, rewritten after every case."""
+    """The result file of one process, rewritten after every check."""
 
     def __init__(self, path: Path, budget_s: float) -> None:
-        self.path, self.start, self.budget_s = path, time.monotonic(), budget_s
-        self.data: dict[str, Any] = {"command": sys.argv, "torch": torch.__version__}
-        if torch.cuda.is_available():
-            self.data["device"] = torch.cuda.get_device_name()
-        self.data.update(checks=[], failures=[], timings=[])
+        self.path, self.end = path, time.monotonic() + budget_s
+        self.data: dict[str, Any] = {"failures": [], "skipped": [], "checks": []}
 
-    def add(self, key: str, item: dict[str, Any]) -> None:
-        self.data[key].append(item)
-        self.data["elapsed_s"] = round(time.monotonic() - self.start, 1)
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.end
+
+    def check(self, what: dict[str, Any], limit: float, error: float) -> None:
+        self.data["checks"].append({**what, "relative_error": error})
+        if not error <= limit:
+            self.fail({**what, "problem": "wrong", "relative_error": error})
+        self.write()
+
+    def fail(self, what: dict[str, Any]) -> None:
+        self.data["failures"].append(what)
+        print("FAILED", json.dumps(what)[:1500], flush=True)
+        self.write()
+
+    def error(self, what: dict[str, Any], failed: Exception) -> None:
+        where = traceback.format_exc()[-1500:]
+        text = f"{type(failed).__name__}: {failed}"[:600]
+        self.fail({**what, "problem": text, "trace": where})
+
+    def write(self) -> None:
         self.path.write_text(json.dumps(self.data, indent=1) + "\n")
 
-    def over(self, share: float = 1.0) -> bool:
-        return time.monotonic() - self.start > self.budget_s * share
 
-
-def check(
-    record: Record, case: tuple[str, int, torch.dtype], arrays: GraphArrays
-) -> None:
-    """Every distinct kernel of a model at one width and dtype."""
-    model, width, dtype = case
+def check_kernels(record: Record, case: Case, arrays: GraphArrays) -> None:
+    """Every distinct kernel of a model at one width, dtype and setting."""
+    name = str(case.dtype).removeprefix("torch.")
     seen: set[str] = set()
-    for label, plan in plans(model, width):
+    for label, plan in plans(case.model, case.width, case.settings):
         for kernel in plan.kernels:
             text = str(kernel)
-            if text in seen or record.over(0.6):
+            if text in seen:
                 continue
             seen.add(text)
-            what = {"model": model, "width": width, "dtype": str(dtype), "plan": label}
+            what = {"model": case.model, "width": case.width, "dtype": name}
+            what |= {"plan": label, "kernel": text[:1500]}
             try:
-                error = error_of(kernel, arrays, dtype)
-            except Exception as failed:
-                where = traceback.format_exc()[-1500:]
-                item = {**what, "kernel": text, "error": repr(failed)[:600]}
-                record.add("failures", {**item, "trace": where})
-                print("FAILED", what, type(failed).__name__, str(failed)[:200])
-                continue
-            record.add("checks", {**what, "kernel": text[:200], "error": error})
-            if not error <= TOLERANCE[dtype]:
-                record.add(
-                    "failures", {**what, "kernel": text, "relative_error": error}
+                record.check(
+                    what, TOLERANCE[case.dtype], error_of(kernel, arrays, case.dtype)
                 )
-                print("WRONG", what, error, text)
+            except Exception as failed:
+                record.error(what, failed)
+                _stop_if_lost(failed)
 
 
-def seconds(run: Callable[[], object], repeats: int = 10) -> float:
-    """Median of CUDA-event times."""
-    run()
-    times = []
-    for _ in range(repeats):
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record()
-        run()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b) / 1e3)
-    return sorted(times)[len(times) // 2]
+def check_layers(record: Record, name: str, graph: HeteroGraph) -> None:
+    """A whole layer under each setting, outputs and gradients."""
+    for dtype, limit in LAYER_TOLERANCE.items():
+        if dtype is torch.bfloat16 and graph.device.type == "cpu":
+            continue  # Triton's interpreter multiplies the bits of bfloat16.
+        for settings in ALL_SETTINGS:
+            what = {"layer": name, "dtype": str(dtype), "settings": str(settings)}
+            try:
+                record.check(what, limit, layer_error(name, graph, dtype, settings))
+            except Exception as failed:
+                record.error(what, failed)
+                _stop_if_lost(failed)
 
 
-def time_plan(
-    record: Record, what: dict[str, Any], plan: Plan, arrays: GraphArrays
-) -> None:
-    """The whole plan, then kernel by kernel."""
-    types = ValueTypes(getattr(torch, what["dtype"]))
-    made = {n for k in plan.kernels for n in k.outputs}
-    known: dict[Node, torch.Tensor] = {}
-    for kernel in plan.kernels:
-        known.update(operands(kernel, arrays, types))
-    bound = {n: t for n, t in known.items() if n not in made}
-    chosen = [default_schedule(k, arrays) for k in plan.kernels]
-    ready = DevicePlan(plan, arrays, types, chosen)
-    total = seconds(lambda: ready.run(bound))
-    wall = time.perf_counter()
-    for _ in range(10):
-        ready.run(bound)
-    host = (time.perf_counter() - wall) / 10
-    torch.cuda.synchronize()
-    kernels = []
-    for kernel, schedule in zip(plan.kernels, chosen, strict=True):
-        if all(n.domain in TYPE_DOMAINS for n in kernel.operands):
-            continue
-        one = Plan(kernels=(kernel,), outputs=kernel.outputs)
-        alone = DevicePlan(one, arrays, types, [schedule])
-        ms = seconds(lambda p=alone: p.run(known), 5) * 1e3
-        kernels.append({"ms": round(ms, 4), "kernel": str(kernel).split("\n")[0]})
-    item = {
-        **what,
-        "ms": round(total * 1e3, 4),
-        "host_ms": round(host * 1e3, 4),
-        "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "kernels": kernels,
-    }
-    record.add("timings", item)
-    print(what, "ms", item["ms"], "host_ms", item["host_ms"])
+def _stop_if_lost(failed: Exception) -> None:
+    """After an illegal access nothing more runs in this process."""
+    if "CUDA error" in str(failed) or "illegal memory" in str(failed):
+        raise SystemExit(3)
 
 
-def time_cells(record: Record, device: str) -> None:
-    """Layers of width 64 on graphs of Table 3.3's sizes."""
-    for name, size in SIZES.items():
-        if record.over():
-            return
-        arrays = GraphArrays(random_graph(size, device))
-        for model in ("rgcn", "rgat", "hgt"):
-            for label, plan in plans(model, 64):
-                if label.endswith("forward") or record.over():
-                    continue
-                what = {
-                    "graph": name,
-                    "model": model,
-                    "plan": label,
-                    "dtype": "float32",
-                }
-                try:
-                    torch.cuda.reset_peak_memory_stats()
-                    time_plan(record, what, plan, arrays)
-                except Exception as failed:
-                    record.add("failures", {**what, "error": repr(failed)[:600]})
-                    print("FAILED", what, repr(failed)[:200])
+def units() -> Iterator[Case | str]:
+    """What is shared out among processes."""
+    yield from CHECKS
+    yield from cases()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget-s", type=float, default=240.0)
-    parser.add_argument("--out", type=Path, default=Path("hector_check.json"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--size", type=int, nargs=4, default=(300, 4000, 7, 3))
-    args = parser.parse_args()
+def work(args: argparse.Namespace) -> None:
+    """One process's share of the units."""
+    index, count = (int(n) for n in args.part.split("/"))
     record = Record(args.out, args.budget_s)
-    small = GraphArrays(random_graph(tuple(args.size), args.device))
-    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
-    cases = [(m, 64, f32) for m in MODELS]
-    cases += [("rgat", 31, f32), ("hgt_2_heads", 64, bf16), ("rgat", 64, bf16)]
-    cases += [("rgat", w, f32) for w in (100, 1, 513)]
-    cases += [("rgcn", 64, bf16), ("hgt", 100, f16)]
-    for case in cases:
-        check(record, case, small)
-        print("checked", case, "failures so far:", len(record.data["failures"]))
     if args.device == "cuda":
-        time_cells(record, args.device)
-    print(
-        "checks", len(record.data["checks"]), "failures", len(record.data["failures"])
-    )
+        # Memory that nobody wrote holds NaN.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    graph = random_graph(tuple(args.size), args.device)
+    arrays = GraphArrays(graph)
+    for unit in list(units())[index::count]:
+        if record.over:
+            record.data["skipped"].append(str(unit))
+        elif isinstance(unit, str):
+            check_layers(record, unit, graph)
+        elif unit.dtype is not torch.bfloat16 or args.device == "cuda":
+            check_kernels(record, unit, arrays)
+    record.data["done"] = True
+    record.write()
+
+
+def share_out(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the processes and joins what they found."""
+    start = time.monotonic()
+    parts = [args.out.with_suffix(f".part{i}") for i in range(args.jobs)]
+    running = []
+    for i, part in enumerate(parts):
+        part.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "recipes.bench.hector_check"]
+        command += ["--part", f"{i}/{args.jobs}", "--out", str(part)]
+        command += ["--budget-s", str(args.budget_s - 15), "--device", args.device]
+        command += ["--size", *map(str, args.size)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        running.append(subprocess.Popen(command, env=env))
+    for process in running:
+        try:
+            process.wait(max(args.budget_s - (time.monotonic() - start), 1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    found: dict[str, Any] = {"failures": [], "skipped": [], "checks": []}
+    for i, part in enumerate(parts):
+        data = json.loads(part.read_text()) if part.exists() else {}
+        for key, items in found.items():
+            items.extend(data.get(key, []))
+        if not data.get("done"):
+            code = running[i].returncode
+            found["failures"].append({"problem": f"process {i} ended early: {code}"})
+        part.unlink(missing_ok=True)
+    elapsed = round(time.monotonic() - start, 1)
+    worst: dict[str, float] = {}
+    for check in found["checks"]:
+        name = f"{check.get('model', check.get('layer'))} {check['dtype']}"
+        worst[name] = max(worst.get(name, 0.0), check["relative_error"])
+    counts = {k: len(v) for k, v in found.items()}
+    return {"counts": counts, "elapsed_s": elapsed, "worst_errors": worst, **found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("--budget-s", type=float, default=120.0)
+    add("--out", type=Path, default=Path("hector_check.json"))
+    add("--device", default="cuda")
+    add("--size", type=int, nargs=4, default=(300, 4000, 7, 3))
+    add("--jobs", type=int, default=min(12, len(os.sched_getaffinity(0))))
+    add("--part", help="i/n: this process's share; for internal use")
+    args = parser.parse_args()
+    if args.part:
+        work(args)
+        return 0
+    found = {"environment": environment(), **share_out(args)}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    for failure in found["failures"]:
+        print("-", {k: v for k, v in failure.items() if k != "trace"})
+    print(found["counts"], "in", found["elapsed_s"], "s")
+    return 1 if found["failures"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ from hector.ir.node import Node, Op, Program
 from hector.ir.types import Domain, Index
 from hector.passes.canonicalize import edge_softmax
 from hector.passes.pipeline import (
-    ALL_SETTINGS,
+    Optimizations,
     inference_plan,
     optimize_program,
     training_plan,
@@ -73,12 +73,13 @@ MODELS: dict[str, Callable[[Builder, int], Program]] = {
 }
 
 
-def plans(model: str, width: int) -> Iterator[tuple[str, Plan]]:
-    """Every plan of a model: settings x {inference, forward, backward}."""
-    for settings in ALL_SETTINGS:
-        b = Builder()
-        program = optimize_program(b, MODELS[model](b, width), settings)
-        yield f"{settings}/inference", inference_plan(b, program)
-        both = training_plan(b, program, tuple(program.inputs()))
-        yield f"{settings}/forward", both.forward
-        yield f"{settings}/backward", both.backward
+def plans(
+    model: str, width: int, settings: Optimizations
+) -> Iterator[tuple[str, Plan]]:
+    """The plans of a model under one setting: inference, forward, backward."""
+    b = Builder()
+    program = optimize_program(b, MODELS[model](b, width), settings)
+    yield f"{settings}/inference", inference_plan(b, program)
+    both = training_plan(b, program, tuple(program.inputs()))
+    yield f"{settings}/forward", both.forward
+    yield f"{settings}/backward", both.backward

@@ -7,6 +7,7 @@ gradients excluded). The link bound of a column that moves everything is
 max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each measured here.
 
     python recipes/bench/placement.py --sizes 8192x4 12288x3 16384x2 --budget-s 400
+    python recipes/bench/placement.py --rivals --sizes 8192x4 --out .../rivals.json
 """
 
 import argparse
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rivals
 import torch
 from gpt_block import Blocks, build
 from harness import RESULTS, Cells
@@ -27,6 +29,8 @@ from harness import RESULTS, Cells
 import ssdtrain
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
+BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours recipes + auto")
+"""Columns that `--rivals` runs beside the rivals', in the same process."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ def measure(
     """Median step, forward and backward time, peaks and losses."""
     device = next(model.parameters()).device
     cuda, clock = device.type == "cuda", Clock(device)
+    around = getattr(forward, "around", contextlib.nullcontext())
     torch.manual_seed(1)
     shape = (size.batch, size.sequence, size.hidden)
     x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -165,12 +170,13 @@ def measure(
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
         begin = clock.mark()
-        loss = forward(x)
-        middle = clock.mark()
-        if cuda:
-            starts.append(torch.cuda.memory_allocated() - base)
-        loss.backward()
-        behind = clock.mark()
+        with around:
+            loss = forward(x)
+            middle = clock.mark()
+            if cuda:
+                starts.append(torch.cuda.memory_allocated() - base)
+            loss.backward()
+            behind = clock.mark()
         if cuda:
             peaks.append(torch.cuda.max_memory_allocated() - base)
         x.grad = None
@@ -285,6 +291,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--columns", nargs="+", help="only these")
     parser.add_argument("--grid", nargs="*", default=[], help="window:prefetch")
+    parser.add_argument("--rivals", action="store_true", help="ours against rivals")
     parser.add_argument("--budget-s", type=float, default=600)
     parser.add_argument("--out", type=Path, default=RESULTS / "placement.json")
     options = parser.parse_args()
@@ -296,9 +303,11 @@ def main() -> None:
     settings = {"batch": options.batch, "sequence": options.sequence, "dtype": "bf16"}
     cells = Cells(options.out, options.budget_s, settings)
     cells.run("link", lambda: link(device, 2**30 if device.type == "cuda" else 2**24))
+    only = (*BESIDE_RIVALS, *rivals.columns()) if options.rivals else options.columns
     for size in sizes:
-        for name, column in columns(size, options.grid).items():
-            wanted = options.columns is None or name in options.columns
+        found = columns(size, options.grid)
+        for name, column in {**found, **rivals.columns()}.items():
+            wanted = name in found if only is None else name in only
             if wanted or name.split()[-1] in options.grid:
                 cells.run(
                     f"{size.name}/{name}",

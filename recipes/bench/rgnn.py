@@ -2,34 +2,33 @@
 
 The seed's protocol (section 3.4.1): one layer, 64 channels in and out, one head, loss
 on random labels, edges presorted, at least ten epochs. All contenders of a cell share
-parameters and run in one process under a memory limit of 24 GiB. Results are written
-after every measurement, so a run can be cut anywhere and gone on with.
+parameters and run in one process under a memory limit of 24 GiB. First one process a
+graph makes it and compiles our kernels, side by side; then everything is timed alone.
+Results are written after every measurement, so a run can be cut anywhere and gone on
+with; after an error that loses the device the script starts itself again.
 
-    python -m recipes.bench.rgnn --budget-s 560 --out recipes/bench/results/rgnn.json
+    python -m recipes.bench.rgnn --budget-s 250 --out recipes/bench/results/rgnn.json
 """
 
 import argparse
 import gc
-import json
+import os
 import platform
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hector.runtime import executables
 from hector.statistics import statistics
 from hector.train import LayerKind
-from recipes.bench.rgnn_cells import (
-    GRAPHS,
-    Contender,
-    Phase,
-    Task,
-    Work,
-    plan,
-)
+from recipes.bench.rgnn_cells import GRAPHS, Cell, Contender, Phase, Task, Work, plan
 from recipes.bench.rgnn_contenders import Graphs, build, difference, step_of
+from recipes.bench.rgnn_kernels import ceilings, kernel_times
 from recipes.bench.rgnn_measure import (
     CARD_BYTES,
     OutOfTimeError,
@@ -39,6 +38,14 @@ from recipes.bench.rgnn_measure import (
     profile,
     release,
 )
+from recipes.bench.rgnn_results import Results
+
+PREPARE_S = 75.0
+"""Longest time for making graphs and compiling kernels before anything is timed."""
+
+
+class LostDeviceError(RuntimeError):
+    """After an illegal access nothing more runs in this process."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,22 +53,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, default=Path("recipes/bench/results/rgnn.json"))
     add("--from", type=Path, dest="earlier", help="go on from these results")
-    add("--budget-s", type=float, default=560.0, help="stop before this many seconds")
-    add("--limit-s", type=float, default=45.0, help="limit of one measurement")
+    add("--budget-s", type=float, default=250.0, help="stop before this many seconds")
+    add("--limit-s", type=float, default=20.0, help="limit of one measurement")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--scale", type=float, default=1.0, help="nodes and edges over Table 3.3's")
     add("--phases", nargs="+", default=[p.value for p in Phase])
     add("--graphs", nargs="+", default=list(GRAPHS))
     add("--models", nargs="+", default=[k.value for k in LayerKind])
-    add("--dtypes", nargs="+", default=["float32", "bfloat16"])
     add("--tasks", nargs="+", default=[t.value for t in Task])
     add("--contenders", nargs="+", default=[c.value for c in Contender])
+    add("--store", type=Path, help="keep the graphs here")
+    add("--prepare", action="store_true", help="only make graphs and compile")
+    add("--restarted", action="store_true", help="failures stay; for internal use")
     return parser.parse_args(argv)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What the numbers were taken on."""
-    found = {
+    found: dict[str, Any] = {
         "device": platform.processor() or "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -79,57 +88,28 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-class Results:
-    """The results file: read once, rewritten after every measurement."""
-
-    def __init__(self, path: Path, earlier: Path | None) -> None:
-        self.path = path
-        source = earlier or path
-        self.data: dict[str, Any] = {"runs": [], "graphs": {}, "records": []}
-        if source.exists():
-            self.data = json.loads(source.read_text())
-            # What failed is tried again; what ran out of memory or time is not.
-            records = self.data["records"]
-            self.data["records"] = [r for r in records if r["status"] != "failed"]
-        self.keys = {self._text(r["key"]) for r in self.data["records"]}
-
-    @staticmethod
-    def _text(key: dict[str, Any]) -> str:
-        return json.dumps(key, sort_keys=True)
-
-    def start_run(self, about: dict[str, Any]) -> int:
-        self.data["runs"].append(about)
-        return len(self.data["runs"]) - 1
-
-    def has(self, work: Work) -> bool:
-        return self._text(work.key()) in self.keys
-
-    def add(self, work: Work, run: int, values: dict[str, Any]) -> None:
-        self.keys.add(self._text(work.key()))
-        self.data["records"].append({"key": work.key(), "run": run, **values})
-        self.write()
-
-    def write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".part")
-        partial.write_text(json.dumps(self.data, indent=0) + "\n")
-        partial.replace(self.path)
-
-
-def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
+def take(work: Work, graphs: Graphs, results: Results, limit_s: float) -> Any:
     """One measurement; a failure is recorded in words and never hidden."""
     device = graphs.device
-    release(device)
     try:
+        release(device)
         with deadline(limit_s):
             graph = graphs.get(work.cell.graph)
             layer = build(work.cell, work.contender, graph)
             step = step_of(layer, work.cell.task)
             if work.phase is Phase.PROFILE:
                 return profile(step)
-            values = measure(step, layer.clear, device)
+            if work.phase is Phase.KERNELS:
+                step()
+                return kernel_times(graph)
+            best = None if work.contender.ours else results.best_other_ms(work)
+            values = measure(step, layer.clear, device, best)
+            if work.contender.ours and values["status"] == "ok":
+                report = executables(graph)[-1].report
+                values["setting"] = str(report.optimizations)
+                values["generated_lines"] = report.generated_lines
             if work.contender is Contender.HECTOR and values["status"] == "ok":
-                values["difference"] = _check(work, graphs, layer)
+                values["difference"] = _check(work.cell, graphs, layer)
             return values
     except OutOfTimeError:
         return {"status": "out-of-time", "reason": f"over {limit_s:.0f} s"}
@@ -143,38 +123,100 @@ def take(work: Work, graphs: Graphs, limit_s: float) -> dict[str, Any]:
             torch.compiler.reset()
 
 
-def _check(work: Work, graphs: Graphs, layer: Any) -> float | str:
+def _check(cell: Cell, graphs: Graphs, layer: Any) -> float | str:
     """Our output against the sorted baseline's."""
-    graph = graphs.get(work.cell.graph)
+    graph = graphs.get(cell.graph)
     release(graphs.device)
     try:
-        reference = build(work.cell, Contender.SORTED_LOOP, graph)
+        reference = build(cell, Contender.SORTED_LOOP, graph)
         return difference(layer, reference)
     except torch.OutOfMemoryError:
         return "the reference ran out of memory"
 
 
 def main(argv: list[str] | None = None) -> int:
+    began = time.monotonic()
     args = parse(argv)
     device = torch.device(args.device)
     cap_memory(device)
-    # What is loaded now stays: the collections between measurements skip it.
-    gc.collect()
-    gc.freeze()
-    try:
-        return run_all(args, device, " ".join(argv or sys.argv[1:]))
-    finally:
-        gc.unfreeze()
+    with tempfile.TemporaryDirectory(dir=_memory_directory()) as scratch:
+        args.store = args.store or Path(scratch)
+        args.store.mkdir(parents=True, exist_ok=True)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if args.prepare:
+            return prepare(args, device)
+        if device.type == "cuda" and not args.restarted:
+            prepare_all(args, words)
+        args.budget_s -= time.monotonic() - began
+        # What is loaded now stays: the collections between measurements skip it.
+        gc.collect()
+        gc.freeze()
+        try:
+            return run_all(args, device, " ".join(words))
+        except LostDeviceError:
+            words = _with(words, "--budget-s", str(args.budget_s))
+            words = _with(words, "--store", str(args.store))
+            command = [sys.executable, "-m", "recipes.bench.rgnn", *words]
+            return subprocess.run([*command, "--restarted"]).returncode
+        finally:
+            gc.unfreeze()
+
+
+def _memory_directory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _with(words: list[str], option: str, *values: str) -> list[str]:
+    """The command line with an option's values replaced (the last one counts)."""
+    return [*words, option, *values]
+
+
+def prepare_all(args: argparse.Namespace, words: list[str]) -> None:
+    """One process a graph: makes it and compiles what will be timed on it."""
+    running = []
+    for name in args.graphs:
+        mine = _with(words, "--graphs", name)
+        mine = _with(mine, "--store", str(args.store))
+        command = [sys.executable, "-m", "recipes.bench.rgnn", *mine, "--prepare"]
+        env = {**os.environ, "OMP_NUM_THREADS": "2"}
+        running.append(subprocess.Popen(command, env=env))
+    end = time.monotonic() + min(PREPARE_S, args.budget_s / 2)
+    for process in running:
+        try:
+            process.wait(max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def prepare(args: argparse.Namespace, device: torch.device) -> int:
+    """Graphs into the store, our kernels into Triton's cache; failures show later."""
+    graphs = Graphs(device, args.scale, args.store)
+    results = Results(args.out, args.earlier)
+    for name in args.graphs:
+        graphs.get(name)
+    for work in plan([Phase(p) for p in args.phases], args.graphs):
+        if not _wanted(work, args) or not work.contender.ours or results.has(work):
+            continue
+        try:
+            release(device)
+            graph = graphs.get(work.cell.graph)
+            step_of(build(work.cell, work.contender, graph), work.cell.task)()
+        except Exception as error:
+            print("prepare", _name(work), type(error).__name__, str(error)[:200])
+            if _is_lost(str(error)):
+                return 1
+    return 0
 
 
 def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     """Take every wanted measurement that is not there yet, while time is left."""
     began = time.monotonic()
-    graphs = Graphs(device, args.scale)
-    results = Results(args.out, args.earlier)
+    graphs = Graphs(device, args.scale, args.store)
+    results = Results(args.out, args.earlier, keep_failed=args.restarted)
     command = f"python -m recipes.bench.rgnn {words}"
     about = {**machine(device), "command": command, "scale": args.scale}
-    run = results.start_run(about)
+    run = results.start_run({**about, **_ceilings(device)})
     skipped = 0
     for work in plan([Phase(p) for p in args.phases], args.graphs):
         left = args.budget_s - (time.monotonic() - began)
@@ -183,20 +225,34 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
         if left < 5:
             skipped += 1
             continue
-        values = take(work, graphs, min(left - 2, args.limit_s))
-        _note_graph(results, work.cell.graph, graphs)
+        values = results.same_setting(work)
+        values = values or take(work, graphs, results, min(left - 2, args.limit_s))
         results.add(work, run, values)
         print(_line(work, values), flush=True)
+        if _is_lost(values.get("reason", "")):
+            args.budget_s -= time.monotonic() - began
+            raise LostDeviceError
+        if values["status"] == "ok":
+            _note_graph(results, work.cell.graph, graphs)
     print(f"{len(results.data['records'])} records, {skipped} left for another run")
     results.write()
     return 0
+
+
+def _ceilings(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {"ceilings": ceilings(device)}
+    release(device)
+    return found
+
+
+def _is_lost(reason: str) -> bool:
+    return "CUDA error" in reason or "illegal memory access" in reason
 
 
 def _wanted(work: Work, args: argparse.Namespace) -> bool:
     cell = work.cell
     return (
         cell.model.value in args.models
-        and cell.dtype in args.dtypes
         and cell.task.value in args.tasks
         and work.contender.value in args.contenders
     )
@@ -208,14 +264,17 @@ def _note_graph(results: Results, name: str, graphs: Graphs) -> None:
         results.data["graphs"][name] = vars(found)
 
 
-def _line(work: Work, values: dict[str, Any]) -> str:
+def _name(work: Work) -> str:
     cell = work.cell
-    what = f"{values['ms']:.3f} ms" if "ms" in values else values.get("reason", "")
     name = f"{cell.graph} {cell.model.value} {cell.task.value} {cell.dtype}"
-    words = [work.phase.value, name, str(cell.width), work.contender.value]
+    return f"{work.phase.value} {name} {cell.width} {work.contender.value}"
+
+
+def _line(work: Work, values: dict[str, Any]) -> str:
+    what = f"{values['ms']:.3f} ms" if "ms" in values else values.get("reason", "")
     difference = values.get("difference")
     tail = "" if difference is None else f" difference {difference}"
-    return " ".join([*words, values["status"], what[:120]]) + tail
+    return f"{_name(work)} {values['status']} {what[:120]}{tail}"
 
 
 if __name__ == "__main__":

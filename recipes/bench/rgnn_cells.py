@@ -9,6 +9,7 @@ from hector.train import LayerKind
 # Most telling first: the seed's case study, the small graphs, then by edges.
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
 PROFILED_GRAPHS = ("fb15k", "mutag")
+KERNEL_GRAPHS = ("fb15k", "am", "mag")
 
 
 class Task(str, Enum):
@@ -23,15 +24,19 @@ class Phase(str, Enum):
     """Groups of measurements, the most valuable first."""
 
     MAIN = "main"
-    """Ours, chosen by the cost model, against the eager baselines."""
+    """Ours, chosen by the cost model, against the eager baselines, in float32."""
+    BFLOAT16 = "bfloat16"
+    """The same in bfloat16."""
     ABLATION = "ablation"
     """Ours with each fixed setting of the two optimizations (Table 3.5)."""
-    COMPILE = "compile"
-    """PyG under torch.compile."""
-    WIDTHS = "widths"
-    """Ours at 32 and 128 (Figure 3.12)."""
+    KERNELS = "kernels"
+    """Bytes, operations and time of each of our kernels, against the ceilings."""
     PROFILE = "profile"
     """Where the time goes, ours and PyG (Figure 3.3)."""
+    WIDTHS = "widths"
+    """Ours at 32 and 128 (Figure 3.12)."""
+    COMPILE = "compile"
+    """PyG under torch.compile."""
 
 
 class Contender(str, Enum):
@@ -66,6 +71,10 @@ SETTINGS = (
 )
 
 
+NO_TIMES = (Phase.PROFILE, Phase.KERNELS)
+"""Phases that measure something else than the time of a step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One layer on one graph."""
@@ -93,8 +102,8 @@ class Work:
 
     def key(self) -> dict[str, Any]:
         """Plain JSON values that identify the measurement in the results."""
-        phase = self.phase is Phase.PROFILE
-        return {**self.cell.key(), "contender": self.contender.value, "profile": phase}
+        what = self.phase.value if self.phase in NO_TIMES else "time"
+        return {**self.cell.key(), "contender": self.contender.value, "what": what}
 
 
 def baselines(model: LayerKind, dtype: str) -> list[Contender]:
@@ -128,25 +137,39 @@ def _cells(graph: str, models: list[LayerKind], dtypes: list[str]) -> list[Cell]
     ]
 
 
-def _main(graph: str) -> list[_Row]:
-    cells = _cells(graph, list(LayerKind), ["float32", "bfloat16"])
+def _against(graph: str, dtype: str) -> list[_Row]:
     return [
         (cell, contender)
-        for cell in cells
+        for cell in _cells(graph, list(LayerKind), [dtype])
         for contender in (Contender.HECTOR, *baselines(cell.model, cell.dtype))
     ]
 
 
+def _main(graph: str) -> list[_Row]:
+    return _against(graph, "float32")
+
+
+def _bfloat16(graph: str) -> list[_Row]:
+    return _against(graph, "bfloat16")
+
+
 def _ablation(graph: str) -> list[_Row]:
-    cells = _cells(graph, list(LayerKind), ["float32", "bfloat16"])
-    # Table 3.5 first: attention layers in single precision.
-    cells.sort(key=lambda c: (c.dtype != "float32", c.model is LayerKind.RGCN))
+    cells = _cells(graph, list(LayerKind), ["float32"])
+    # Table 3.5 first: the attention layers.
+    cells.sort(key=lambda c: c.model is LayerKind.RGCN)
     return [(cell, setting) for cell in cells for setting in SETTINGS]
+
+
+def _kernels(graph: str) -> list[_Row]:
+    if graph not in KERNEL_GRAPHS:
+        return []
+    cells = _cells(graph, [LayerKind.RGAT, LayerKind.HGT, LayerKind.RGCN], ["float32"])
+    return [(c, Contender.HECTOR) for c in cells if c.task is Task.TRAINING]
 
 
 def _compile(graph: str) -> list[_Row]:
     rows = []
-    for cell in _cells(graph, list(LayerKind), ["float32", "bfloat16"]):
+    for cell in _cells(graph, list(LayerKind), ["float32"]):
         rows.append((cell, Contender.PYG_COMPILED))
         if cell.model is LayerKind.RGCN:
             rows.append((cell, Contender.PYG_FAST_COMPILED))
@@ -176,8 +199,10 @@ def _profile(graph: str) -> list[_Row]:
 
 _PHASES = {
     Phase.MAIN: _main,
+    Phase.BFLOAT16: _bfloat16,
     Phase.ABLATION: _ablation,
-    Phase.COMPILE: _compile,
-    Phase.WIDTHS: _widths,
+    Phase.KERNELS: _kernels,
     Phase.PROFILE: _profile,
+    Phase.WIDTHS: _widths,
+    Phase.COMPILE: _compile,
 }

@@ -1,6 +1,8 @@
 """Builds a contender's step for a cell; all contenders share PyG's parameters."""
 
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -51,23 +53,27 @@ class Layer(NamedTuple):
 
 
 class Graphs:
-    """The graphs of Table 3.3: kept on the host, one at a time on the device."""
+    """The graphs of Table 3.3: kept in files, one at a time on the device."""
 
-    def __init__(self, device: torch.device, scale: float, seed: int = 0) -> None:
-        self.device, self.scale, self.seed = device, scale, seed
-        self._host: dict[str, HeteroGraph] = {}
+    def __init__(self, device: torch.device, scale: float, store: Path) -> None:
+        self.device, self.scale, self.store = device, scale, store
         self._current: tuple[str, HeteroGraph] | None = None
 
     def get(self, name: str) -> HeteroGraph:
         if self._current is not None and self._current[0] == name:
             return self._current[1]
         self._current = None
-        if name not in self._host:
+        path = self.store / f"{name}.pt"
+        if path.exists():
+            found = HeteroGraph(**torch.load(path, map_location=self.device))
+        else:
             spec = scaled(TABLE_3_3[name], self.scale)
-            self._host[name] = generate(spec, seed=self.seed)
-        graph = self._host[name].to(self.device)
-        self._current = (name, graph)
-        return graph
+            found = generate(spec, seed=0, device=self.device)
+            values = {f.name: getattr(found, f.name) for f in fields(found)}
+            torch.save(values, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        self._current = (name, found)
+        return found
 
 
 def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -> Layer:
@@ -90,9 +96,11 @@ def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -
             if parameter.dim() == 1 or name == "l2":
                 parameter.copy_(torch.rand(parameter.shape, generator=gen) - 0.5)
     conv = conv.to(device, dtype)
-    x = torch.randn(graph.num_nodes, cell.width, generator=gen).to(device, dtype)
-    x.requires_grad_(cell.task is Task.TRAINING)
-    labels = torch.randint(0, cell.width, (graph.num_nodes,), generator=gen).to(device)
+    rows = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(graph.num_nodes, cell.width, generator=rows, device=device)
+    x = x.to(dtype).requires_grad_(cell.task is Task.TRAINING)
+    size = (graph.num_nodes,)
+    labels = torch.randint(0, cell.width, size, generator=rows, device=device)
     module = _module(contender, conv, spec, graph)
     module.train(cell.task is Task.TRAINING)
     return Layer(module, graph, x, labels)

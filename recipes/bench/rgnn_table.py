@@ -38,7 +38,7 @@ class Results:
         self.by_key = {tuple(sorted(r["key"].items())): r for r in data["records"]}
 
     def find(self, contender: str, **cell: Any) -> Record | None:
-        key = {"width": 64, "profile": False, **cell, "contender": contender}
+        key = {"width": 64, "what": "time", **cell, "contender": contender}
         return self.by_key.get(tuple(sorted(key.items())))
 
     def ms(self, contender: str, **cell: Any) -> float | None:
@@ -48,7 +48,7 @@ class Results:
     def contenders(self, **cell: Any) -> list[Record]:
         """All but ours that were measured in a cell, on the machine of ours."""
         ours = self.find("hector", **cell)
-        wanted = {"width": 64, "profile": False, **cell}
+        wanted = {"width": 64, "what": "time", **cell}
         return [
             r
             for r in self.by_key.values()
@@ -245,7 +245,7 @@ def breakdown(results: Results) -> str:
     """Figure 3.3: microseconds an epoch by part."""
     rows = []
     for record in results.by_key.values():
-        if not record["key"]["profile"] or "parts_us" not in record:
+        if record["key"]["what"] != "profile" or "parts_us" not in record:
             continue
         key = record["key"]
         name = f"{key['graph']} {key['model']} {key['task']} {key['contender']}"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import models_table
+
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS.parents[2] / "README.md"
 Data = dict[str, Any]
@@ -113,7 +115,7 @@ def recipes(data: Data) -> str:
 
 
 def gds(data: Data) -> str:
-    """GPU to SSD by every path, the automatic choice, and the malloc hook."""
+    """GPU to SSD by every path, and the automatic choice."""
     rows, notes = [], []
     for cell in data["cells"]:
         if cell["what"] == "path" and "error" in cell:
@@ -126,14 +128,6 @@ def gds(data: Data) -> str:
         elif cell["what"] == "automatic choice":
             share = f"{cell['of_best']:.3f}"
             notes.append(f"Chosen: {cell['path']}, {share} of the best round trip")
-        elif cell["what"] == "hook" and "error" not in cell:
-            counters, ratio = cell["counters"], cell["step_ratio"]
-            known = f"{counters['registered']} of {cell['segments'] or '-'} segments"
-            notes.append(
-                f"malloc hook, {cell['allocator']} allocator: {known} registered, "
-                f"{cell.get('calls_in_timed_steps', '-')} calls in the timed steps, "
-                f"step ratio {ratio}, losses equal: {cell['losses_equal']}"
-            )
     head = ["", "write GB/s", "/ raw", "read GB/s", "/ raw"]
     text = (
         "**GPU memory to SSD**, 64 MiB records, depth 4, in alternate rounds with the "
@@ -141,6 +135,26 @@ def gds(data: Data) -> str:
     )
     listed = "\n".join(f"- {line}" for line in notes)
     return f"{text}\n\n{markdown(head, rows)}\n\n{listed}\n\n{where(data)}"
+
+
+def malloc_hook(data: Data) -> str:
+    """What the hook saw of PyTorch's allocators, and what it cost."""
+    rows = [
+        [
+            cell["allocator"],
+            str(cell["segments"] or "-"),
+            str(cell["counters"]["registered"]),
+            str(cell["calls_in_timed_steps"]),
+            f"{cell['step_ratio']:.4f}x",
+            "yes" if cell["losses_equal"] else "NO",
+        ]
+        for cell in data["cells"]
+        if "error" not in cell
+    ]
+    head = ["allocator", "segments", "registered", "calls in timed steps"]
+    table = markdown([*head, "step with / without", "losses equal"], rows)
+    text = "**The malloc hook** under PyTorch's allocators, in training processes."
+    return f"{text}\n\n{table}\n\n{where(data)}"
 
 
 def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
@@ -155,9 +169,12 @@ def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
 
 TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("placement", placement),
+    models_table.models,
+    models_table.rivals,
     of_file("recipes", recipes),
     of_file("io", io),
     of_file("gds", gds),
+    of_file("malloc_hook", malloc_hook),
 )
 
 

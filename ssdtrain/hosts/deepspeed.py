@@ -8,6 +8,7 @@ hints of Algorithm 5.1 around each instruction.
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.hosts.patch import Patches
+
+logger = logging.getLogger(__name__)
 
 TESTED_VERSIONS = ("0.19.6", "0.19.8")
 COMMUNICATION = ("SendActivation", "RecvActivation", "SendGrad", "RecvGrad")
@@ -80,6 +83,7 @@ def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:
         AttachError: an unknown DeepSpeed.
     """
     check(engine)
+    _warn_of_checkpointing(engine.module)
     patches.mark(engine)
     schedule = _Schedule(hints)
     run = engine._exec_schedule
@@ -97,6 +101,20 @@ def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:
 
     patches.set(engine, "_INSTRUCTION_MAP", wrapped)
     patches.set(engine, "_exec_schedule", _exec_schedule)
+
+
+def _warn_of_checkpointing(module: Any) -> None:
+    """DeepSpeed's own checkpointing keeps the inputs of its regions on a context or in
+    a closure, where saved-tensor hooks do not see them."""
+    function = getattr(module, "activation_checkpoint_func", None)
+    theirs = getattr(function, "__module__", "").startswith("deepspeed")
+    if getattr(module, "activation_checkpoint_interval", 0) and theirs:
+        logger.warning(
+            "ssdtrain: the inputs that DeepSpeed's activation checkpointing keeps stay "
+            "on the device; pass activation_checkpoint_func=functools.partial("
+            "torch.utils.checkpoint.checkpoint, use_reentrant=False) to "
+            "PipelineModule, and they can be offloaded."
+        )
 
 
 class _Schedule:

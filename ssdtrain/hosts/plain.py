@@ -4,37 +4,83 @@ The root's `forward` is wrapped on the instance, in a context manager. Not modul
 hooks: a forward_pre_hook/forward_hook pair leaks the saved-tensor hooks on
 KeyboardInterrupt. And never inside a submodule: hooks pushed there lie inside
 checkpointed regions and defeat non-reentrant checkpointing.
+
+[Note: Whose forward] The wrapper is a bound method: `copy.deepcopy` and pickle bind it
+to the copy (an average of the weights, say), which runs its own forward and is no model
+of the session. Others may wrap it again (Accelerate's autocast); close then leaves
+theirs in place, and ours in it passes everything through.
+
+[Note: Who has stepped] An optimizer step is seen by the version of a weight, whoever
+wrote it. Fused optimizers (`fused=True`, the default of transformers.Trainer) leave the
+version as it was, so torch's hook behind every optimizer's step counts as well.
+Test: tests/ssdtrain/hosts/test_plain.py.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
 
 
-def progress_of(modules: list[nn.Module]) -> Callable[[], int]:
-    """A number that changes with every optimizer step: the version of a weight."""
+def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
+    """A number that changes with every optimizer step; see [Note: Who has stepped]."""
     trainable = [p for m in modules for p in m.parameters() if p.requires_grad]
     if not trainable:
         return lambda: 0
-    return lambda: trainable[0]._version
+    own = {id(parameter) for parameter in trainable}
+    counted = [0]
+
+    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        groups = (group["params"] for group in optimizer.param_groups)
+        if any(id(parameter) in own for group in groups for parameter in group):
+            counted[0] += 1
+
+    patches.also(register_optimizer_step_post_hook(stepped).remove)
+    return lambda: trainable[0]._version + counted[0]
 
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
-    """Let every forward of `root` fill a lane."""
-    inner = root.forward
+    """Let every forward of `root` fill a lane; see [Note: Whose forward]."""
+    before = vars(root).get("forward")
+    attached = [True]
 
-    @functools.wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = _forward_of(self, before)
+        if self is not root or not attached or torch.compiler.is_compiling():
             return inner(*args, **kwargs)
         with hints.forward(chunk=chunk):
             return inner(*args, **kwargs)
 
+    _look_like(forward, root.forward)
     patches.mark(root)
-    patches.set(root, "forward", forward)
+    patches.set(root, "forward", MethodType(forward, root))
+    patches.also(attached.clear)
+
+
+def _forward_of(module: nn.Module, before: Any) -> Callable[..., Any]:
+    """The forward that `module` would have without us; `before` is the attribute that
+    hid its class's own when we came."""
+    if before is None:
+        return MethodType(type(module).forward, module)
+    if isinstance(before, MethodType) and isinstance(before.__self__, nn.Module):
+        return MethodType(before.__func__, module)
+    return before  # type: ignore[no-any-return]
+
+
+def _look_like(method: Callable[..., Any], inner: Callable[..., Any]) -> None:
+    """Name and signature of a bound `inner`; others read them (transformers.Trainer
+    drops the columns that `forward` does not name)."""
+    functools.update_wrapper(method, inner)
+    signature = inspect.signature(inner)
+    own = inspect.Parameter("module", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [own, *signature.parameters.values()]
+    changed = signature.replace(parameters=parameters)
+    method.__signature__ = changed  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """What the loop needs of whoever runs the training step."""
 
 import math
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,7 +28,7 @@ class Runner(Protocol):
     """One host with one freshly built model."""
 
     attachable: Any
-    """What `ssdtrain.offload` is given: the module or the engine."""
+    """What `ssdtrain.offload` is given: the module, the engine or the chunks."""
 
     def step(self, step: int) -> float:
         """Train on the micro-batches of optimizer step number `step`; returns the
@@ -55,16 +56,17 @@ def build_optimizer(settings: TrainSettings, module: nn.Module) -> Optimizer:
 
 def build_schedule(settings: TrainSettings, optimizer: Optimizer) -> LambdaLR:
     """Linear warm-up, then cosine decay to the last ratio."""
+    return LambdaLR(optimizer, partial(schedule_ratio, settings))
+
+
+def schedule_ratio(settings: TrainSettings, step: int) -> float:
+    """The learning rate of a step over the highest."""
     warmup, steps = settings.warmup_steps, settings.steps
     last = settings.min_learning_rate_ratio
-
-    def ratio(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-        return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
-
-    return LambdaLR(optimizer, ratio)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

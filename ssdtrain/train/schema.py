@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from ssdtrain.config import OffloadConfig
+from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import (
     DataSettings,
     HostSettings,
@@ -54,5 +55,6 @@ def register() -> None:
         ("offload", OffloadConfig),
         ("data", DataSettings),
         ("train", TrainSettings),
+        ("parallel", Parallel),
     ):
         store.store(group=group, name="schema", node=schema_of(cls))

@@ -10,6 +10,7 @@ from typing import Any
 
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.mcore.parallel import Parallel
 
 
 class Family(str, Enum):
@@ -30,6 +31,8 @@ class HostKind(str, Enum):
     """One process, a plain PyTorch loop."""
     DEEPSPEED = "deepspeed"
     """DeepSpeed: a pipeline of stages, or ZeRO."""
+    MEGATRON = "megatron"
+    """Megatron-Core: tensor, pipeline and data parallel, its own model classes."""
 
 
 class Precision(str, Enum):
@@ -120,7 +123,7 @@ class HostSettings:
     """Who runs the step, on how many ranks."""
 
     kind: HostKind = HostKind.PLAIN
-    """plain or deepspeed."""
+    """plain, deepspeed or megatron."""
     num_ranks: int | None = None
     """Processes that `ssdtrain train` starts on this node when no launcher did; None:
     one per GPU, two without a GPU."""
@@ -224,6 +227,7 @@ class RunSettings:
     host: HostSettings
     data: DataSettings
     train: TrainSettings
+    parallel: Parallel
     offload: dict[str, Any]
     """Settings of `ssdtrain.offload`; empty: ssdtrain stays out (`offload=none`)."""
 
@@ -244,5 +248,6 @@ class RunSettings:
             host=HostSettings(**values["host"]),
             data=DataSettings(**values["data"]),
             train=TrainSettings(**values["train"]),
+            parallel=Parallel(**(values.get("parallel") or {})),
             offload=offload,
         )

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 
 from ssdtrain.config import Target
+from ssdtrain.errors import ConfigError
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, LegResult, Loop
+from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
+from ssdtrain.train.mcore.parallel import NO_GPU
 from ssdtrain.train.metrics import Sinks, open_sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages
@@ -57,13 +60,19 @@ class Trainer:
         """Processes that have to be started for this run; 0: this one is enough.
 
         Raises:
-            ConfigError: the stages asked for do not divide them.
+            ConfigError: the stages asked for do not divide them, or host=megatron
+                without a GPU.
         """
         host = self.settings.host
         if host.kind is HostKind.PLAIN or Ranks.from_environment().launched:
             return 0
         num_ranks = host.num_ranks or torch.cuda.device_count() or 2
-        choose_stages(host.num_stages, num_ranks)
+        if host.kind is HostKind.MEGATRON:
+            if not torch.cuda.is_available():
+                raise ConfigError(NO_GPU)
+            self.settings.parallel.check_ranks(num_ranks)
+        else:
+            choose_stages(host.num_stages, num_ranks)
         return num_ranks
 
     def run(self) -> dict[str, Any]:
@@ -93,10 +102,12 @@ class Trainer:
     def _workload(self, ranks: Ranks) -> Workload:
         settings = self.settings
         vocabulary = Vocabulary.from_tokenizer(settings.data.tokenizer)
-        model = settings.model
-        objective = objective_of(model.family, model.sequence_length, vocabulary)
+        shape = settings.model
+        objective = objective_of(shape.family, shape.sequence_length, vocabulary)
+        prefix = prefix_of(settings.data)
+        tokens = tokens_of(prefix) if prefix else token_file(settings.data, vocabulary)
         batches = Batches(
-            token_file(settings.data, vocabulary),
+            tokens,
             objective,
             settings.train.micro_batch_size,
             settings.train.seed,
@@ -127,28 +138,46 @@ def runner_of(workload: Workload) -> Runner:
     """The host that the settings ask for, with a freshly built model."""
     if workload.settings.host.kind is HostKind.PLAIN:
         return PlainRunner(workload)
+    if workload.settings.host.kind is HostKind.MEGATRON:
+        return megatron_runner(workload)
     if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):
         return PipelineRunner(workload)
     return ZeroRunner(workload)
+
+
+def megatron_runner(workload: Workload) -> Runner:
+    """Imported where it is asked for: megatron-core is an extra.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        from ssdtrain.train.mcore.runner import MegatronRunner
+    except ImportError as error:
+        raise ConfigError(
+            f"host=megatron needs megatron-core ({error}); install it with "
+            "`pip install 'ssdtrain[megatron]'`, or set host=deepspeed."
+        ) from error
+    return MegatronRunner(workload)
 
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
     """torch's deterministic algorithms, as wanted; restored afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
-    filler: Any = torch.utils.deterministic
-    filling = filler.fill_uninitialized_memory
+    fills: Any = torch.utils.deterministic
+    filling = fills.fill_uninitialized_memory
     if wanted:
         # cuBLAS reads this once, when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     # Filling every `empty` would touch all of DeepSpeed's gigabytes of buckets.
-    filler.fill_uninitialized_memory = False
+    fills.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        filler.fill_uninitialized_memory = filling
+        fills.fill_uninitialized_memory = filling
 
 
 def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:

@@ -16,7 +16,7 @@ from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, plan
 from recipes.bench.rgnn_measure import OutOfTimeError, category, deadline, measure
 
 ARGS = (
-    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
+    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main bfloat16 "
     "--contenders sorted-loop sorted-grouped --budget-s 60"
 ).split()
 
@@ -25,7 +25,7 @@ def record(
     contender: str, ms: float | None, run: int = 0, **key: Any
 ) -> dict[str, Any]:
     cell = {"graph": "g", "model": "rgcn", "task": "training", "dtype": "float32"}
-    full = {**cell, "width": 64, "profile": False, **key, "contender": contender}
+    full = {**cell, "width": 64, "what": "time", **key, "contender": contender}
     timed = {"status": "ok", "ms": ms} if ms else {"status": "oom", "reason": "x"}
     return {"key": full, "run": run, **timed}
 
@@ -92,7 +92,7 @@ def test_deadline_rings_and_is_taken_down() -> None:
 
 
 def test_plan_covers_the_issue() -> None:
-    works = plan([Phase.MAIN], ["fb15k", "mag"])
+    works = plan([Phase.MAIN, Phase.BFLOAT16], ["fb15k", "mag"])
     cells = {w.cell for w in works}
     assert len(cells) == 2 * 3 * 2 * 2
     grouped = {w.cell.dtype for w in works if w.contender is Contender.SORTED_GROUPED}

@@ -29,6 +29,9 @@ class Layer(NamedTuple):
 class Model(Protocol):
     """One family at one size."""
 
+    config: Any
+    """The `transformers` configuration."""
+
     def whole(self) -> "Whole":
         """The stock `transformers` model and its loss."""
 

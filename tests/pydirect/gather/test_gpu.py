@@ -99,6 +99,31 @@ def test_pinned_in_place_and_released() -> None:
     assert not memory.is_pinned(source)
 
 
+def test_neighbours_of_pinned_memory_can_still_be_copied() -> None:
+    """They share a page with it; a copy of memory that is pinned in part fails."""
+    raw = torch.arange(40_000, dtype=torch.uint8)
+    array = raw.numpy()
+    pinned = memory.pin(array[5000:15_003])
+    index = torch.tensor([10_002, 0], device="cuda")
+    got = gather.index_select(pinned.view(-1, 1), index, path="direct")
+    assert got.flatten().tolist() == [array[15_002], array[5000]]
+    for neighbour in (raw[:5000], raw[15_003:]):
+        assert torch.equal(neighbour.clone().cuda().cpu(), neighbour)
+        assert torch.equal(neighbour.cuda().cpu(), neighbour)
+
+
+def test_pinned_twice_is_pinned_until_the_last() -> None:
+    source = torch.arange(1_000_000.0)
+    first, second = memory.pin(source), memory.pin(source)
+    alias = memory.device_alias(second, 0)
+    del first, second
+    gc.collect()
+    assert alias[999_999].item() == 999_999
+    del alias
+    gc.collect()
+    assert not memory.is_pinned(source)
+
+
 def test_zero_copy_of_plain_memory_is_refused() -> None:
     index = torch.tensor([1], device="cuda")
     plain = torch.zeros(10, 4)

@@ -27,8 +27,6 @@ class Driver:
         self.waits = 0
 
     def register(self, address: int, num_bytes: int, *, read_only: bool) -> None:
-        if address % 4096 or num_bytes % 4096:
-            raise RuntimeError("not whole pages")
         for start, (size, _) in self.registered.items():
             if address < start + size and start < address + num_bytes:
                 raise memory.HostMemoryError("already registered")
@@ -83,6 +81,35 @@ def test_numpy_and_memory_mapped_files(driver: Driver, tmp_path: Path) -> None:
     values[0, 0] = 99
     assert writable[0, 0] == 99
     assert sorted(flag for _, flag in driver.registered.values()) == [False, True]
+
+
+def test_only_the_bytes_of_a_storage_are_pinned_and_all_of_them(driver: Driver) -> None:
+    """CUDA refuses a copy of memory that is pinned in part: neighbours on the same
+    page, and the rest of a view's storage, must not end up so."""
+    base = torch.arange(6000, dtype=torch.uint8)
+    part = memory.pin(base[100:300])
+    assert torch.equal(part, base[100:300])
+    assert driver.registered == {base.data_ptr(): (6000, False)}
+    array = np.arange(1000, dtype=np.int16)
+    kept = memory.pin(array)
+    assert driver.registered[array.ctypes.data] == (2000, False)
+    assert kept.shape == (1000,)
+
+
+def test_pinning_twice_is_one_registration_until_the_last(driver: Driver) -> None:
+    source = torch.arange(3000.0)
+    first = memory.pin(source)
+    second, third = memory.pin(source), memory.pin(source[10:20])
+    assert len(driver.registered) == 1
+    del first, source
+    gc.collect()
+    assert driver.registered, "the others still read it"
+    del second
+    gc.collect()
+    assert driver.registered and third.tolist() == list(range(10, 20))
+    del third
+    gc.collect()
+    assert not driver.registered
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.bool])
@@ -183,19 +210,39 @@ def test_tables_take_large_pages_while_there_is_room(
 
     own = {backing: memory.HostPool(backing=backing) for backing in memory.Backing}
     monkeypatch.setattr(pool, "managed_arena", managed_arena)
-    for module in (allocate, managed):
-        monkeypatch.setattr(module, "managed_capacity_bytes", lambda: 200 << 20)
+    monkeypatch.setattr(managed, "managed_capacity_bytes", lambda: 200 << 20)
     monkeypatch.setattr(allocate, "default_pool", own.__getitem__)
     monkeypatch.setattr(allocate, "empty_pinned", own[memory.Backing.REGISTERED].empty)
     small = memory.empty_table((1 << 20,), torch.uint8)
     assert taken == [], "small tables fit the translation caches"
     first = memory.empty_table((100 << 20,), torch.uint8)
     assert taken == [100 << 20]
-    second = memory.empty_table((99 << 20,), torch.uint8)
+    second = memory.empty_table((101 << 20,), torch.uint8)
     assert taken == [100 << 20], "no room: pinned instead"
     del first
     third = memory.empty_table((150 << 20,), torch.uint8)
     assert taken == [100 << 20, 150 << 20], "the unused arena made room"
     with pytest.raises(memory.HostMemoryError, match=r"Backing\.REGISTERED"):
         own[memory.Backing.MANAGED].empty((190 << 20,), torch.uint8)
-    assert small.numel() + second.numel() + third.numel() == 250 << 20
+    assert small.numel() + second.numel() + third.numel() == 252 << 20
+
+
+def test_managed_memory_stays_below_what_the_gpus_have_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver that runs out of GPU memory for what is managed can stall the GPU."""
+    free = {0: 50, 1: 30, 2: 99}
+    monkeypatch.setattr(runtime, "cuda_works", lambda: True)
+    monkeypatch.setattr(runtime, "devices_in_use", lambda: [0, 1])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free[gpu], 100))
+    concurrent = {0: True, 1: True, 2: True}
+    monkeypatch.setattr(managed, "_is_concurrent", lambda gpu: concurrent[gpu])
+    assert managed.managed_capacity_bytes() == 10
+    managed.require_managed(6, 4)
+    with pytest.raises(memory.ManagedMemoryError, match="beside 4 in use"):
+        managed.require_managed(7, 4)
+    free[0] = 15
+    assert managed.managed_capacity_bytes() == 0, "the GPU is full"
+    free[0], concurrent[2] = 50, False
+    assert managed.managed_capacity_bytes() == 0, "one GPU cannot"

@@ -1,0 +1,75 @@
+"""Launches of generated kernels, and their compilation ahead of the first one."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hector.ir.node import Node
+
+ALIGNMENT_BYTES = 16
+"""Triton compiles a kernel for pointers aligned so; PyTorch's own memory always is."""
+
+
+@dataclass
+class Launch:
+    """One kernel launch; slots are filled in at each call.
+
+    After its first launch the compiled kernel is called directly: Triton's dispatch by
+    argument types, most of a launch's host time, has nothing left to decide.
+    """
+
+    function: Any
+    grid: tuple[int, ...]
+    args: list[Any]
+    slots: tuple[tuple[int, Node], ...]
+    """(position, value) of each argument that holds a value."""
+    partials: tuple[tuple[int, Node, int], ...]
+    """(position, value, rows) of each argument that holds partial sums."""
+    options: dict[str, int]
+    direct: Callable[..., Any] | None = None
+
+    def __call__(self, aligned: bool) -> None:
+        if self.direct is not None and aligned:
+            self.direct(*self.args)
+            return
+        made = self.function[self.grid](*self.args, **self.options)
+        if made is not None and aligned and hasattr(made, "__getitem__"):
+            self.direct = made[self.grid]
+
+    def release(self) -> None:
+        """Forget the tensors of this call: values must not outlive it."""
+        for position, _ in self.slots:
+            self.args[position] = None
+        for position, _, _ in self.partials:
+            self.args[position] = None
+
+    def compile(self, dtypes: Mapping[Node, torch.dtype]) -> None:
+        """Compile for values of these dtypes; nothing is launched."""
+        args = list(self.args)
+        for position, node in self.slots:
+            args[position] = dtypes[node]
+        for position, _, _ in self.partials:
+            args[position] = torch.float32
+        self.function.warmup(*args, grid=self.grid, **self.options)
+
+
+def compile_together(
+    launches: Sequence[Launch], dtypes: Mapping[Node, torch.dtype]
+) -> None:
+    """Compile all kernels of a plan at once, on all cores.
+
+    Half of a compilation is the assembler's process and most of the rest runs without
+    Python's lock, so threads do.
+    """
+    from triton import AsyncCompileMode
+
+    workers = min(len(launches), len(os.sched_getaffinity(0)))
+    if workers < 2:
+        return
+    with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):
+        for launch in launches:
+            launch.compile(dtypes)

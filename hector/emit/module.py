@@ -1,0 +1,126 @@
+"""Generated modules: one a kernel, named by its content, on disk.
+
+Kernels that read the same have one module, whichever plan they are part of: Triton's
+cache knows a kernel by its text and its place in the file.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hector.emit.gemm import (
+    DotPrecision,
+    Emitted,
+    emit_gemm,
+    emit_outer,
+    emit_reduce,
+)
+from hector.emit.source import HEADER
+from hector.emit.traversal import emit_traversal
+from hector.ir.kernels import (
+    Gemm,
+    GemmSchedule,
+    Kernel,
+    Outer,
+    OuterSchedule,
+    Schedule,
+    Traversal,
+    TraversalSchedule,
+)
+from hector.ir.types import TARGET, TYPE_DOMAINS
+
+_UNNAMED = "hector_kernel"
+_KINDS = {Gemm: "gemm", Outer: "outer_product", Traversal: "traversal"}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The text of one kernel instance and what it launches, in order."""
+
+    text: str
+    name: str
+    emitted: tuple[Emitted, ...]
+
+    def functions(self) -> Iterator[tuple[Emitted, Any]]:
+        """What is launched, with the imported functions."""
+        module = load_module(self.text)
+        for e in self.emitted:
+            yield e, getattr(module, e.source.name.replace(_UNNAMED, self.name))
+
+
+def generate(
+    kernel: Kernel, schedule: Schedule | None, precision: DotPrecision
+) -> Generated:
+    """The module of one instance."""
+    emitted = tuple(emit(kernel, _UNNAMED, schedule, precision))
+    # Serial numbers differ from program to program; quotes would end the docstring.
+    docs = (re.sub(r"%\d+", "%", e.doc).replace('"', "'") for e in emitted)
+    parts = (e.source.text(doc) for e, doc in zip(emitted, docs, strict=True))
+    text = HEADER + "".join(f"\n\n{p}" for p in parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    name = f"hector_{_KINDS.get(type(kernel), 'kernel')}_{digest}"
+    return Generated(text.replace(_UNNAMED, name), name, emitted)
+
+
+def emit(
+    kernel: Kernel, name: str, schedule: Schedule | None, precision: DotPrecision
+) -> list[Emitted]:
+    """The generated kernels of one instance, in launch order."""
+    if isinstance(kernel, Gemm) and isinstance(schedule, GemmSchedule):
+        return [emit_gemm(kernel, name, schedule, precision)]
+    if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
+        tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
+        return [
+            emit_outer(kernel, name, schedule, precision),
+            emit_reduce(tiles, kernel.out, kernel.out.type.width, f"{name}_sum"),
+        ]
+    if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
+        parts = [emit_traversal(kernel, name, schedule)]
+        group = kernel.loop.group
+        if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
+            tiles = (kernel.loop.domain, group, schedule.chunk_rows)
+            for i, node in enumerate(kernel.stores):
+                if node.domain in TYPE_DOMAINS:
+                    width = node.type.width
+                    parts.append(emit_reduce(tiles, node, width, f"{name}_sum{i}"))
+        return parts
+    return []
+
+
+def cache_directory() -> Path:
+    """Where generated modules live: `$HECTOR_CACHE`, else the user's cache."""
+    chosen = os.environ.get("HECTOR_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "hector"
+
+
+def load_module(text: str, directory: Path | None = None) -> ModuleType:
+    """The generated module, written under its content's hash and imported."""
+    directory = directory or cache_directory()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    name = f"hector_generated_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.py"
+    if not path.exists():
+        # Renamed into place, so that a reader never sees half a file.
+        with tempfile.NamedTemporaryFile(
+            "w", dir=directory, suffix=".tmp", delete=False
+        ) as out:
+            out.write(text)
+        os.replace(out.name, path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import the generated module {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

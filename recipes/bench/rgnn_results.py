@@ -1,0 +1,76 @@
+"""The results file of `rgnn.py`: read once, rewritten after every measurement."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.rgnn_cells import Contender, Phase, Work
+
+SETTING_OF = {
+    Contender.HECTOR_NONE: "none",
+    Contender.HECTOR_COMPACTION: "compact",
+    Contender.HECTOR_REORDERING: "reorder",
+    Contender.HECTOR_BOTH: "compact+reorder",
+}
+
+
+class Results:
+    """Records by key; see `rgnn.py`."""
+
+    def __init__(
+        self, path: Path, earlier: Path | None, *, keep_failed: bool = False
+    ) -> None:
+        self.path = path
+        source = earlier or path
+        self.data: dict[str, Any] = {"runs": [], "graphs": {}, "records": []}
+        if source.exists():
+            self.data = json.loads(source.read_text())
+            # What failed is tried again; what ran out of memory or time is not.
+            self.data["records"] = [
+                r
+                for r in self.data["records"]
+                if keep_failed or r["status"] != "failed"
+            ]
+        self.by_key = {self._text(r["key"]): r for r in self.data["records"]}
+
+    @staticmethod
+    def _text(key: dict[str, Any]) -> str:
+        return json.dumps(key, sort_keys=True)
+
+    def start_run(self, about: dict[str, Any]) -> int:
+        self.data["runs"].append(about)
+        return len(self.data["runs"]) - 1
+
+    def has(self, work: Work) -> bool:
+        return self._text(work.key()) in self.by_key
+
+    def find(self, work: Work, contender: Contender) -> dict[str, Any] | None:
+        """What a contender did in the cell of `work`."""
+        return self.by_key.get(self._text({**work.key(), "contender": contender.value}))
+
+    def best_other_ms(self, work: Work) -> float | None:
+        """The best time of a baseline in the cell of `work` so far."""
+        found = (self.find(work, c) for c in Contender if not c.ours)
+        return min((r["ms"] for r in found if r and "ms" in r), default=None)
+
+    def same_setting(self, work: Work) -> dict[str, Any] | None:
+        """The record of a fixed setting that the cost model chose anyway."""
+        if work.phase is not Phase.ABLATION:
+            return None
+        chosen = self.find(work, Contender.HECTOR)
+        if chosen is None or chosen.get("setting") != SETTING_OF[work.contender]:
+            return None
+        same = {k: v for k, v in chosen.items() if k not in ("key", "run")}
+        return {**same, "taken_from": Contender.HECTOR.value}
+
+    def add(self, work: Work, run: int, values: dict[str, Any]) -> None:
+        record = {"key": work.key(), "run": run, **values}
+        self.by_key[self._text(work.key())] = record
+        self.data["records"].append(record)
+        self.write()
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".part")
+        partial.write_text(json.dumps(self.data, indent=0) + "\n")
+        partial.replace(self.path)

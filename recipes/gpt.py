@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""GPT, next token: `ssdtrain train model=gpt` with any override after it.
+
+recipes/gpt.py size=small host=plain offload=host train.steps=100
+"""
+
+import sys
+
+from ssdtrain.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["train", "model=gpt", *sys.argv[1:]]))

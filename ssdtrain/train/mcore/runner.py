@@ -1,0 +1,191 @@
+"""One optimizer step under Megatron's schedules, for the reference trainer."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.mcore import models, parallel
+from ssdtrain.train.mcore.steps import step_of
+from ssdtrain.train.runner import Workload, schedule_ratio
+from ssdtrain.train.settings import OptimizerKind, Precision, TrainSettings
+
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+}
+
+
+class MegatronRunner:
+    """Chunks in Megatron's data parallelism, its optimizer and its schedule."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._device = megatron_device()
+        settings = workload.settings
+        self._parallel = settings.parallel
+        models.check(settings.model, self._parallel)
+        parallel.start(self._parallel, settings.train.seed)
+        config = models.config_of(settings.model, self._parallel, self._dtype())
+        chunks = models.Chunks(
+            settings.model, config, workload.model.config.vocab_size
+        ).build()
+        self.attachable: list[Any] = self._wrapped(config, chunks)
+        self._optimizer = get_megatron_optimizer(
+            optimizer_config(settings.train, self._parallel), self.attachable
+        )
+        config.no_sync_func = [chunk.no_sync for chunk in self.attachable]
+        if len(self.attachable) == 1:
+            config.no_sync_func = config.no_sync_func[0]
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self._optimizer.scale_loss
+        self._forward_step = step_of(settings.model.family, self._device)
+        self._run = get_forward_backward_func()
+
+    def _dtype(self) -> torch.dtype:
+        precision = self._workload.settings.train.precision
+        if precision not in DTYPES:
+            raise ConfigError(
+                f"train.precision={precision.value} is for host=plain; Megatron "
+                "expects train.precision=bf16, fp16 or fp32."
+            )
+        return DTYPES[precision]
+
+    def _wrapped(self, config: Any, chunks: list[nn.Module]) -> list[nn.Module]:
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=self._parallel.distributed_optimizer,
+        )
+        return [
+            DistributedDataParallel(config, ddp, chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(chunks)
+        ]
+
+    def step(self, step: int) -> float:
+        """All micro-batches through the schedule, one optimizer step."""
+        settings = self._workload.settings.train
+        # A function of the step alone: a resumed run needs no generator state.
+        parallel.seed_everything(settings.seed * 1_000_003 + step)
+        for chunk in self.attachable:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        own = self._losses(step)
+        rate = settings.learning_rate * schedule_ratio(settings, step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        found = [x for x in self._workload.ranks.gather(own) if x is not None]
+        return math.fsum(found) / len(found)
+
+    def _losses(self, step: int) -> float | None:
+        """The mean over micro-batches, on ranks of the last stage."""
+        settings = self._workload.settings
+        count = settings.train.num_micro_batches
+        rank = parallel.data_rank()
+
+        def batches() -> Any:
+            for number in range(count):
+                yield self._workload.batches.batch(step, number, rank)
+
+        losses: list[dict[str, Tensor]] = self._run(
+            forward_step_func=self._forward_step,
+            data_iterator=[batches() for _ in self.attachable],
+            model=self.attachable,
+            num_microbatches=count,
+            seq_length=settings.model.sequence_length,
+            micro_batch_size=settings.train.micro_batch_size,
+            forward_only=False,
+        )
+        if not losses:
+            return None
+        return float(torch.stack([one["loss"] for one in losses]).mean())
+
+    def save(self, directory: str, step: int) -> None:
+        """Every rank's weights and optimizer, in a file of its own."""
+        path = self._path(directory)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "step": step,
+            "chunks": [chunk.state_dict() for chunk in self.attachable],
+            "optimizer": self._optimizer.state_dict(),
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(path)
+        if self._parallel.distributed_optimizer:
+            self._optimizer.save_parameter_state(str(path.with_suffix(".shards")))
+
+    def load(self, directory: str) -> int:
+        """Read what `save` wrote on as many ranks.
+
+        Raises:
+            ConfigError: there is no checkpoint of this rank.
+        """
+        path = self._path(directory)
+        if not path.is_file():
+            raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
+        state = torch.load(path, map_location=self._device, weights_only=False)
+        for chunk, values in zip(self.attachable, state["chunks"], strict=True):
+            chunk.load_state_dict(values)
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._parallel.distributed_optimizer:
+            self._optimizer.load_parameter_state(str(path.with_suffix(".shards")))
+        return int(state["step"])
+
+    def _path(self, directory: str) -> Path:
+        return Path(directory) / f"megatron-rank{self._workload.ranks.rank}.pt"
+
+    def close(self) -> None:
+        """Drop Megatron's groups."""
+        self.attachable = []
+        parallel.stop()
+
+
+def optimizer_config(
+    settings: TrainSettings, layout: parallel.Parallel
+) -> OptimizerConfig:
+    """Megatron's configuration of the same optimizer.
+
+    Raises:
+        ConfigError: the distributed optimizer is for adamw alone.
+    """
+    adam = settings.optimizer is OptimizerKind.ADAMW
+    if layout.distributed_optimizer and not adam:
+        raise ConfigError(
+            "parallel.distributed_optimizer divides Adam's states; set "
+            "train.optimizer=adamw, or parallel.distributed_optimizer=false."
+        )
+    return OptimizerConfig(
+        optimizer="adam" if adam else "sgd",
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay if adam else 0.0,
+        sgd_momentum=0.0,
+        bf16=settings.precision is Precision.BF16,
+        fp16=settings.precision is Precision.FP16,
+        params_dtype=DTYPES[settings.precision],
+        clip_grad=settings.gradient_clipping,
+        use_distributed_optimizer=layout.distributed_optimizer,
+    )
+
+
+def megatron_device() -> torch.device:
+    """This rank's device, as Megatron asks for it.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    try:
+        return torch.device(torch.cuda.current_device())
+    except (AssertionError, RuntimeError) as error:
+        raise ConfigError(parallel.NO_GPU) from error

@@ -1,0 +1,72 @@
+"""The fenced blocks of a page, and what stands above them for the test."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_RUN = re.compile(r"<!-- not run: (.+?) -->", re.S)
+GIVEN = re.compile(r"<!-- given:\n(.*?)-->", re.S)
+SHELL = ("bash", "sh", "console")
+COMMANDS = ("ssdtrain", "python", "recipes/", "pip", "make", "deepspeed", "torchrun")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    """Of its first line of text, counted from 1."""
+    language: str
+    text: str
+    not_run: str | None
+    """The reason in `<!-- not run: reason -->` right above it."""
+    given: str
+    """Code in `<!-- given: ... -->` right above it: what the reader has already."""
+
+    @property
+    def is_python(self) -> bool:
+        return self.language == "python"
+
+    @property
+    def is_shell(self) -> bool:
+        """By its language, or without one by its first word."""
+        first = self.text.split("=", 1)[-1] if "PYTHONPATH=" in self.text else self.text
+        return self.language in SHELL or (
+            not self.language and first.removeprefix(". ").startswith(COMMANDS)
+        )
+
+
+def pages() -> list[Path]:
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page."""
+    found: list[Block] = []
+    text = page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    start: int | None = None
+    last_end = 0
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith("```"):
+            continue
+        if start is None:
+            start = number
+            continue
+        above = "\n".join(lines[last_end:start]).rstrip()
+        comment = above[above.rfind("<!--") :] if above.endswith("-->") else ""
+        skipped, given = NOT_RUN.fullmatch(comment), GIVEN.fullmatch(comment)
+        found.append(
+            Block(
+                page=page,
+                line=start + 2,
+                language=lines[start].strip().removeprefix("```").strip(),
+                text="\n".join(lines[start + 1 : number]) + "\n",
+                not_run=skipped.group(1) if skipped else None,
+                given=given.group(1) if given else "",
+            )
+        )
+        start, last_end = None, number + 1
+    return found

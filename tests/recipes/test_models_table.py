@@ -1,0 +1,71 @@
+"""The tables and the chart of the model benchmark, from a small file."""
+
+import json
+from pathlib import Path
+
+from recipes.bench import models_table
+
+
+def write(path: Path, cells: dict[str, object]) -> None:
+    environment = {"device": "a GPU", "versions": {"torch": "2"}, "command": "x.py"}
+    settings = {"precision": "fp16", "optimizer": "sgd"}
+    path.write_text(
+        json.dumps({"environment": environment, "settings": settings, "cells": cells})
+    )
+
+
+def cell(ratio: float, peak: float, equal: bool = True) -> dict[str, object]:
+    return {
+        "step_ms": 100 * ratio,
+        "peak_gb": 20 * peak,
+        "step_ratio": ratio,
+        "peak_ratio": peak,
+        "losses_equal": equal,
+    }
+
+
+CELLS = {
+    "link": {"d2h_gb_per_s": 50},
+    "bert 8x4/keep": cell(1, 1),
+    "bert 8x4/offloaded": cell(1.01, 0.55),
+    "bert 8x4/ssd": {"error": "no drive"},
+}
+
+
+def test_missing_files_are_no_table(tmp_path: Path) -> None:
+    assert models_table.models(tmp_path) == ""
+    assert models_table.rivals(tmp_path) == ""
+
+
+def test_a_row_says_keep_ours_and_the_cut(tmp_path: Path) -> None:
+    write(tmp_path / "models.json", CELLS)
+    text = models_table.models(tmp_path)
+    row = "| bert 8x4 | 100 ms, 20.00 GB | 1.010x, 11.00 GB | 45% | - | - |"
+    assert row in text
+    assert "equal those of `keep` to the last bit" in text
+
+
+def test_unequal_losses_are_said(tmp_path: Path) -> None:
+    cells = {**CELLS, "bert 8x4/offloaded": cell(1.0, 0.5, equal=False)}
+    write(tmp_path / "models.json", cells)
+    assert "differs in none of them" in models_table.models(tmp_path)
+    write(
+        tmp_path / "models.json",
+        {**cells, "bert 8x4/keep again": cell(1, 1, equal=False)},
+    )
+    assert "itself differs in bert 8x4" in models_table.models(tmp_path)
+
+
+def test_what_did_not_run_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "rivals.json", CELLS)
+    text = models_table.rivals(tmp_path)
+    assert "ssd (no drive)" in text
+    assert "| offloaded | 1.010x, 11.00 GB |" in text
+
+
+def test_the_chart_is_drawn(tmp_path: Path) -> None:
+    write(tmp_path / "models.json", CELLS)
+    data = models_table.read(tmp_path / "models.json")
+    assert data is not None
+    models_table.chart(data, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 10_000

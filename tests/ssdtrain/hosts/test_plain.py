@@ -1,0 +1,130 @@
+"""Any loop: where one step ends and the next begins."""
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer, optimizer
+
+import ssdtrain
+
+
+class HandWritten:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self._parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self._parameters:
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: AdamW(p),
+    "fused": lambda p: AdamW(p, fused=True),
+    "one by one": lambda p: SGD(p, lr=0.1, foreach=False),
+    "hand-written": HandWritten,
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_one_report_for_every_optimizer_step(
+    kind: str, everything: dict[str, Any]
+) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    optim: Optimizer = OPTIMIZERS[kind](model.parameters())
+    with ssdtrain.offload(model, **everything) as session:
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(8, 32)).sum().backward()
+            optim.step()
+            model.zero_grad()
+        assert len(session.steps) == 3
+        sizes = {report.bytes_saved for report in session.steps}
+    assert len(sizes) == 1
+
+
+def test_the_step_of_another_model_is_not_ours(everything: dict[str, Any]) -> None:
+    ours, theirs = nn.Linear(32, 32), nn.Linear(32, 32)
+    other = AdamW(theirs.parameters(), fused=True)
+    with ssdtrain.offload(ours, **everything) as session:
+        for _ in range(3):
+            ours(theirs(torch.randn(8, 32))).sum().backward()
+            other.step()
+        assert len(session.steps) == 1
+
+
+def test_close_takes_the_hook_back(everything: dict[str, Any]) -> None:
+    before = len(optimizer._global_optimizer_post_hooks)
+    with ssdtrain.offload(nn.Linear(4, 4), **everything):
+        assert len(optimizer._global_optimizer_post_hooks) == before + 1
+    assert len(optimizer._global_optimizer_post_hooks) == before
+
+
+class Named(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return super().forward(x) * scale
+
+
+def test_name_and_signature_stay(everything: dict[str, Any]) -> None:
+    model = Named(8, 8)
+    before = inspect.signature(model.forward)
+    with ssdtrain.offload(model, **everything):
+        assert inspect.signature(model.forward) == before
+        assert model.forward.__name__ == "forward"
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    "copying", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+@pytest.mark.parametrize("wrapped_before", [False, True])
+def test_a_copy_is_its_own_and_nobodys(
+    copying: Callable[[nn.Module], nn.Module],
+    wrapped_before: bool,
+    everything: dict[str, Any],
+) -> None:
+    """An average of the weights is a copy; a closure would run the original."""
+    model = Named(8, 8)
+    if wrapped_before:
+        model.forward = MethodType(Named.forward, model)
+    x = torch.randn(4, 8)
+    with ssdtrain.offload(model, **everything) as session:
+        other = copying(model)
+        with torch.no_grad():
+            other.weight.zero_()
+            other.bias.fill_(1.0)
+        assert torch.equal(other(x), torch.full((4, 8), 2.0))
+        other(x).sum().backward()
+        assert not session.steps
+        with ssdtrain.offload(other, **everything) as second:
+            other(x).sum().backward()
+            assert len(second.steps) == 1
+    model(x).sum().backward()
+    assert not session.steps
+
+
+def test_who_wraps_us_stays_wrapped(everything: dict[str, Any]) -> None:
+    """Accelerate puts its autocast around; close() must not take it away."""
+    model = Named(8, 8)
+    session = ssdtrain.offload(model, **everything)
+    ours = model.forward
+    model.forward = lambda x: ours(x) + 1
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    assert len(session.steps) == 1
+    session.close()
+    assert torch.equal(model(x), Named.forward(model, x) + 1)
+    model(x).sum().backward()
+    assert len(session.steps) == 1
+    with ssdtrain.offload(model, **everything) as again:
+        model(x).sum().backward()
+        assert len(again.steps) == 1

@@ -1,0 +1,245 @@
+"""Loops that are not ours: transformers.Trainer, Accelerate, Lightning.
+
+Each script is run as it stands and with two lines changed; losses and weights are equal
+bit by bit and fewer saved bytes are alive.
+"""
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.train.memory import SavedObserver
+
+MODEL = """
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, use_cache=False,
+)
+model = LlamaForCausalLM(config)
+tokens = torch.randint(0, 128, (32, 64))
+"""
+LORA = """
+from peft import LoraConfig, get_peft_model
+
+lora = LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_dropout=0.1)
+model = get_peft_model(model, lora)
+"""
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+
+args = TrainingArguments(
+    output_dir="out", max_steps=3, per_device_train_batch_size=2,
+    gradient_accumulation_steps=4, logging_steps=1, learning_rate=1e-2,
+    eval_strategy="steps", eval_steps=1, report_to=[], disable_tqdm=True,
+    save_strategy="no", use_cpu=True, dataloader_pin_memory=False,
+)
+data = [{"input_ids": row, "labels": row} for row in tokens]
+trainer = Trainer(
+    model=model, args=args, train_dataset=data, eval_dataset=data[:4],
+)
+trainer.train()
+losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+losses += [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loader = torch.utils.data.DataLoader(tokens, batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+losses = []
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = model(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+"""
+LIGHTNING = """
+import lightning
+
+losses = []
+
+
+class Task(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch):
+        loss = self.model(input_ids=batch, labels=batch).loss
+        losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+task = Task()
+loader = torch.utils.data.DataLoader(tokens, batch_size=2)
+runner = lightning.Trainer(
+    accelerator="cpu", max_steps=3, accumulate_grad_batches=4, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+)
+runner.fit(task, loader)
+"""
+SETTINGS = (
+    'target="ssd", directory="ssd", min_bytes=0, plan="offload-all", window_bytes=16384'
+)
+OFFLOAD = (
+    ("import torch\n", "import ssdtrain\nimport torch\n"),
+    (
+        "tokens = torch",
+        f"session = ssdtrain.offload(model, {SETTINGS})\ntokens = torch",
+    ),
+)
+CALLBACK = (
+    ("import torch\n", "import ssdtrain\nimport torch\n"),
+    (
+        "eval_dataset=data[:4],\n",
+        "eval_dataset=data[:4],\n"
+        f"    callbacks=[ssdtrain.OffloadCallback({SETTINGS})],\n",
+    ),
+)
+SCRIPTS = {
+    "trainer": (MODEL + TRAINER, CALLBACK),
+    "trainer lora": (MODEL + LORA + TRAINER, CALLBACK),
+    "trainer, offload": (MODEL + TRAINER, OFFLOAD),
+    "accelerate": (MODEL + ACCELERATE, OFFLOAD),
+    "lightning": (MODEL + LIGHTNING, OFFLOAD),
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "ssd").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def run(script: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(script, "script.py", "exec"), names)
+    return names
+
+
+def changed(script: str, edits: tuple[tuple[str, str], ...]) -> str:
+    for before, after in edits:
+        assert script.count(before) == 1, before
+        script = script.replace(before, after)
+    return script
+
+
+def weights(names: dict[str, Any]) -> list[Tensor]:
+    model: nn.Module = names["model"]
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def needed(script: str) -> None:
+    for package in ("accelerate", "peft", "lightning"):
+        if f"{package}" in script:
+            pytest.importorskip(package)
+
+
+# peft and Lightning use names that transformers and PyTorch have deprecated.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")
+@pytest.mark.parametrize("which", SCRIPTS)
+def test_two_lines(which: str, tmp_path: Path) -> None:
+    stock, edits = SCRIPTS[which]
+    needed(stock)
+    ours = changed(stock, edits)
+    difference = difflib.ndiff(stock.splitlines(), ours.splitlines())
+    assert sum(line[0] in "+-" for line in difference) == 2
+    with SavedObserver() as observer:
+        theirs = run(stock)
+        their_peak, _ = observer.take()
+    found = run(ours)
+    assert found["losses"] == theirs["losses"]
+    assert len(set(found["losses"])) > 2  # it does train
+    for mine, other in zip(weights(found), weights(theirs), strict=True):
+        assert torch.equal(mine, other)
+    if "session" in found:
+        reports = found["session"].steps
+        found["session"].close()
+    else:
+        (callback,) = [
+            c
+            for c in found["trainer"].callback_handler.callbacks
+            if type(c).__name__ == "OffloadCallback"
+        ]
+        assert callback.session is None
+        reports = callback.reports
+    assert len(reports) >= 3
+    for report in reports:
+        assert report.bytes_written > 0.3 * report.bytes_saved
+        assert report.saved_peak_bytes < 0.7 * their_peak
+    assert not list((tmp_path / "ssd").iterdir())
+
+
+@pytest.mark.slow
+def test_zero_3_on_two_ranks(tmp_path: Path) -> None:
+    """Nobody tells a callback about the engine: the module inside it is enough."""
+    pytest.importorskip("deepspeed")
+    worker = Path(__file__).with_name("trainer_ranks.py")
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    root = str(worker.parents[3])
+    done = subprocess.run(
+        [sys.executable, *launcher, worker, tmp_path / "out.json"],
+        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["with"] == found["without"]
+    assert found["with"]["engine"] == "DeepSpeedEngine"
+    assert len(set(found["with"]["losses"])) == 3
+    assert len(found["reports"]) == 3
+    for report in found["reports"]:
+        assert report["bytes_offloaded"] > 0.5 * report["bytes_saved"]
+        assert report["saved_peak_bytes"] < 0.3 * report["bytes_saved"]
+
+
+def test_a_second_train_attaches_anew_and_after_a_failure_too() -> None:
+    from ssdtrain import OffloadCallback
+
+    callback = OffloadCallback(target="host", min_bytes=0)
+    model = nn.Linear(8, 8)
+    before = dict(vars(model))
+    callback.on_train_begin(None, None, None, model=model)
+    callback.on_train_begin(None, None, None, model=model)  # the first one failed
+    for _ in range(2):
+        model(torch.randn(2, 8, requires_grad=True)).sum().backward()
+        callback.on_step_end(None, None, None)
+    assert len(callback.reports) == 2
+    callback.on_train_end(None, None, None)
+    assert vars(model) == before
+    assert len(callback.reports) == 2
+
+
+def test_bad_settings_fail_where_they_are_written() -> None:
+    from ssdtrain import OffloadCallback
+
+    with pytest.raises(ConfigError, match="unknown setting 'tarjet'"):
+        OffloadCallback(tarjet="ssd")
