@@ -71,7 +71,7 @@ class TensorCache:
             weakref.WeakValueDictionary()
         )
         self.retired: deque[Retired] = deque()
-        self._window = ReleaseWindow(self.device)
+        self._window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._pace = Pace(self.device, self._window, self.ledger)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 
 WIDTH = 64
+KEPT = Fallback.KEPT_WRITE_FAILED.value
 
 
 class Stumble(torch.autograd.Function):
@@ -111,43 +113,36 @@ def test_an_out_of_memory_retry(everything: Any) -> None:
         check_clean(session)
 
 
-@pytest.mark.parametrize("direction", ["_store", "_load"])
 @pytest.mark.parametrize("target", ["host", "ssd"])
-def test_a_copy_that_fails(
-    direction: str,
-    target: str,
-    everything: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
+def test_a_copy_out_that_fails_keeps_its_tensor(
+    target: str, everything: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """The thread of a copy dies: an error, never stale bytes; a new session works."""
-    real = CpuDevice._copy
+    """The bytes never left the device: training goes on with them, and counts it."""
+    real = CpuDevice.copy_out
     broken = [False]
 
-    def copy(self: CpuDevice, executor: Any, *rest: Any) -> CpuEvent:
-        if broken[0] and executor is getattr(self, direction):
+    def copy(self: CpuDevice, *args: Any) -> CpuEvent:
+        if broken[0]:
             done = CpuEvent()
 
             def die() -> None:
                 done.error = MemoryError("the copy's thread died")
                 done.reach()
 
-            executor.submit(die)
+            self._store.submit(die)
             return done
-        return real(self, executor, *rest)
+        return real(self, *args)
 
-    monkeypatch.setattr(CpuDevice, "_copy", copy)
+    monkeypatch.setattr(CpuDevice, "copy_out", copy)
     net = Net()
     expected = step(net)
     settings = {**everything, "target": target}
     if target == "ssd":
         settings["directory"] = str(tmp_path)
-    session = ssdtrain.offload(net, **settings)
-    broken[0] = True
-    failing(lambda: step(net), MemoryError)
-    broken[0] = False
-    gc.collect()
-    session.close()
+    with ssdtrain.offload(net, **settings) as session:
+        for breaks in (True, True, False):
+            broken[0] = breaks
+            assert equal(step(net), expected)
+            check_clean(session)
+        assert sum(s.fallbacks.get(KEPT, 0) for s in session.steps) > 0
     assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
-    with ssdtrain.offload(net, **settings):
-        assert equal(step(net), expected)
