@@ -16,7 +16,7 @@ def test_operators_give_the_same_gradients(everything: Any) -> None:
     verdicts: Counter[str] = Counter()
     different = []
     with ssdtrain.offload(ours, **everything) as session:
-        for sample in samples(every=6, at_most=2):
+        for sample in samples(every=8, at_most=2):
             said = verdict(plain, ours, sample)
             verdicts[said.partition(":")[0]] += 1
             if said.startswith("DIFFERENT"):
