@@ -39,6 +39,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
@@ -71,7 +72,7 @@ class TensorCache:
             weakref.WeakValueDictionary()
         )
         self.retired: deque[Retired] = deque()
-        self._window = ReleaseWindow(self.device)
+        self._window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._pace = Pace(self.device, self._window, self.ledger)
@@ -83,7 +84,9 @@ class TensorCache:
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
         pack, unpack = self.verifier.around(self.pack, self.unpack)
-        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        return torch.autograd.graph.saved_tensors_hooks(
+            untraced(pack), untraced(unpack)
+        )
 
     def keep_storage_of(self, tensor: Tensor) -> None:
         """Never move this storage: a buffer of the model, or one that its framework

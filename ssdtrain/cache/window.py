@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Record, RecordState
+from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 
 POLL_S = 0.00005
@@ -67,8 +69,9 @@ class Leaver:
 class ReleaseWindow:
     """A queue of leavers, bounded in bytes."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, offloader: Offloader) -> None:
+        self._offloader = offloader
+        self._device = offloader.device
         self._leavers: deque[Leaver] = deque()
         self.num_bytes = 0
 
@@ -92,13 +95,24 @@ class ReleaseWindow:
         """
         leaver = self._leavers.popleft()
         self.num_bytes -= leaver.num_bytes
-        self._device.wait(leaver.parcel.copied, leaver.order)
         record = leaver.record()
+        try:
+            self._device.wait(leaver.parcel.copied, leaver.order)
+        except Exception as error:
+            self._keep(leaver, record, error)
+            return 0
         if record is None or record.state is not RecordState.LEAVING:
             return 0
         record.state = RecordState.AWAY
         record.data = None
         return record.num_bytes
+
+    def _keep(self, leaver: Leaver, record: Record | None, error: Exception) -> None:
+        """A copy out that failed: its bytes are still here, so here they stay."""
+        self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
+        if record is not None and record.state is RecordState.LEAVING:
+            record.state, record.parcel = RecordState.KEPT, None
+            self._offloader.discard(leaver.parcel)
 
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; bytes freed."""

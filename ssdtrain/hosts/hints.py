@@ -98,6 +98,7 @@ class Hints:
         ):
             yield
             return
+        self._refuse_capture()
         self._steps.forward_begins()
         # What `set_stage` announced names the lane, unless the caller does.
         chunk = chunk or self._chunk
@@ -112,6 +113,15 @@ class Hints:
         finally:
             self._depth -= 1
             self._cache.lanes.end(lane)
+
+    def _refuse_capture(self) -> None:
+        on_gpu = self._cache.device.torch_device.type == "cuda"
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph is being captured, and what ssdtrain does between "
+                "forward and backward is done by the host, once, and not replayed; "
+                "close() the session before capture, or leave the model uncaptured."
+            )
 
     def set_stage(
         self, stage: Stage, *, micro_batch: int | None = None, chunk: str = "model"

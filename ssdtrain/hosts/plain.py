@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from ssdtrain.cache.traced import Untraced
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
 
@@ -54,12 +55,14 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         inner = _forward_of(self, before)
-        if self is not root or not attached or torch.compiler.is_compiling():
+        if self is not root or not attached:
             return inner(*args, **kwargs)
-        with hints.forward(chunk=chunk):
+        with Untraced(lambda: hints.forward(chunk=chunk)):
             return inner(*args, **kwargs)
 
     _look_like(forward, root.forward)
+    # Only this frame: what it calls may be compiled. See [Note: compiled models].
+    forward = torch.compiler.disable(forward, recursive=False)
     patches.mark(root)
     patches.set(root, "forward", MethodType(forward, root))
     patches.also(attached.clear)

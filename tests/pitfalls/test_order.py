@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ class Leaving:
 
 def test_memory_is_not_let_go_before_its_copy(offloader: Offloader) -> None:
     """torchtune#1867: a tensor is freed while its copy is in flight."""
-    window, record = ReleaseWindow(offloader.device), Leaving()
+    window, record = ReleaseWindow(offloader), Leaving()
     held = Held(offloader.device._store)
     source = filled(7)
     parcel = offloader.store(source, "t", lambda: True)
@@ -159,7 +160,7 @@ def test_whoever_computes_is_waited_for(cuda: FakeCuda) -> None:
 def test_memory_goes_back_in_the_order_of_its_own_stream(cuda: FakeCuda) -> None:
     """Released from another stream than the one that owns the block."""
     side, record = Stream(), Leaving()
-    window = ReleaseWindow(cuda.device)
+    window = ReleaseWindow(SimpleNamespace(device=cuda.device))
     copied = Event()
     copied.known = {cuda.device._store: 3}
     parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)  # type: ignore[arg-type]

@@ -56,17 +56,23 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 def perturbed(seed: int, longest_s: float = 0.003) -> Iterator[Delays]:
     """Delays in every copy, every event, every read and write of a storage."""
     delays = Delays(seed, longest_s)
-    cpu_copy, cuda_copy, reach = CpuDevice._copy, CudaDevice._copy, CpuEvent.reach
+    reach = CpuEvent.reach
     write, read = PosixStorage.write, PosixStorage.read
 
-    def copy(self: CpuDevice, executor: Any, *rest: Any) -> CpuEvent:
-        executor.submit(delays.sleep)
-        return cpu_copy(self, executor, *rest)
+    def late_copy(call: Any, row: str) -> Any:
+        def copy(self: Any, *args: Any) -> Any:
+            getattr(self, row).submit(delays.sleep)
+            return call(self, *args)
 
-    def copy_on_gpu(self: CudaDevice, stream: torch.cuda.Stream, *rest: Any) -> Any:
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(1 + int(delays.draw() * MAX_CYCLES))
-        return cuda_copy(self, stream, *rest)
+        return copy
+
+    def late_copy_on_gpu(call: Any, row: str) -> Any:
+        def copy(self: Any, *args: Any) -> Any:
+            with torch.cuda.stream(getattr(self, row)):
+                torch.cuda._sleep(1 + int(delays.draw() * MAX_CYCLES))
+            return call(self, *args)
+
+        return copy
 
     def reached(self: CpuEvent) -> None:
         delays.sleep()
@@ -81,8 +87,10 @@ def perturbed(seed: int, longest_s: float = 0.003) -> Iterator[Delays]:
         return late
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(CpuDevice, "_copy", copy))
-        stack.enter_context(patched(CudaDevice, "_copy", copy_on_gpu))
+        for name, row in (("copy_out", "_store"), ("copy_in", "_load")):
+            for kind, late in ((CpuDevice, late_copy), (CudaDevice, late_copy_on_gpu)):
+                made = late(getattr(kind, name), row)
+                stack.enter_context(patched(kind, name, made))
         stack.enter_context(patched(CpuEvent, "reach", reached))
         stack.enter_context(patched(PosixStorage, "write", slow(write)))
         stack.enter_context(patched(PosixStorage, "read", slow(read)))

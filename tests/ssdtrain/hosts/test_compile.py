@@ -1,0 +1,121 @@
+"""torch.compile works bitwise wherever it stands; CUDA graph capture is refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+
+BACKEND = "aot_eager"
+SETTINGS: dict[str, Any] = {
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "offload-all",
+    "window_bytes": 1,
+    "verify": "shadow",
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = [(nn.Linear(64, 64), nn.GELU()) for _ in range(3)]
+    return nn.Sequential(*[layer for pair in pairs for layer in pair])
+
+
+def step(call: Callable[[Tensor], Tensor], net: nn.Module) -> list[Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(32, 64, requires_grad=True)
+    net.zero_grad()
+    call(x).square().sum().backward()
+    return [x.grad, *(p.grad.clone() for p in net.parameters())]
+
+
+Opened = tuple[nn.Module, Callable[[Tensor], Tensor], ssdtrain.Session]
+
+
+def offloaded_then_compiled(**settings: Any) -> Opened:
+    net = model()
+    session = ssdtrain.offload(net, **settings)
+    return net, torch.compile(net, backend=BACKEND), session
+
+
+def compiled_then_offloaded(**settings: Any) -> Opened:
+    net = model()
+    call = torch.compile(net, backend=BACKEND)
+    return net, call, ssdtrain.offload(call, **settings)
+
+
+def compiled_in_place(**settings: Any) -> Opened:
+    net = model()
+    session = ssdtrain.offload(net, **settings)
+    net.compile(backend=BACKEND)
+    return net, net, session
+
+
+def compiled_layers(**settings: Any) -> Opened:
+    net = model()
+    for layer in net[::2]:
+        layer.compile(backend=BACKEND)
+    return net, net, ssdtrain.offload(net, **settings)
+
+
+WAYS = [
+    offloaded_then_compiled,
+    compiled_then_offloaded,
+    compiled_in_place,
+    compiled_layers,
+]
+
+
+@pytest.mark.parametrize("recompute", ["off", "auto"])
+@pytest.mark.parametrize("way", WAYS)
+def test_compiled_models_are_offloaded(way: Any, recompute: str) -> None:
+    """pytorch#148222, #116221: hooks and torch.compile gave no saving, or wrong."""
+    net = model()
+    compiled = way is not compiled_layers
+    theirs = torch.compile(net, backend=BACKEND) if compiled else net
+    expected = step(theirs, net)
+    torch._dynamo.reset()
+    net, call, session = way(**SETTINGS, recompute=recompute)
+    with session:
+        for _ in range(3):
+            found = step(call, net)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        reports = list(session.steps)
+    for report in reports:
+        assert report.bytes_offloaded + report.bytes_recomputed > 0
+        assert report.num_verified >= report.num_records > 0
+    if recompute == "off":
+        assert all(report.bytes_reloaded > 0 for report in reports)
+
+
+def test_one_graph_is_refused_by_dynamo() -> None:
+    """fullgraph=True leaves no place for hooks: an error, not silence."""
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS):
+        call = torch.compile(net, backend=BACKEND, fullgraph=True)
+        with pytest.raises(Exception, match=r"[Uu]nsupported|disable|graph break"):
+            step(call, net)
+
+
+def test_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        with monkeypatch.context() as patch:
+            device = session._cache.device
+            patch.setattr(device, "torch_device", torch.device("cuda", 0))
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with pytest.raises(RuntimeError, match=r"close\(\) the session before"):
+                net(torch.randn(32, 64))
+        step(net, net)
+        assert session.last_step is not None

@@ -1,0 +1,146 @@
+"""What another local user can see or do (docs/safety.md)."""
+
+import ast
+import os
+import secrets
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.errors import ActivationChangedError, ConfigError
+from ssdtrain.storage.posix import PosixStorage
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("cache", "hosts", "plan", "remat", "storage", "transfer")
+SERIALIZERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+NOBODY = 65534
+
+
+@pytest.fixture
+def open_to_all() -> object:
+    """The umask of somebody who protects nothing."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_nobody_else_can_read(tmp_path: Path, open_to_all: object) -> None:
+    """Mode 0600 and no name, whatever the umask."""
+    place = tmp_path / "activations"
+    place.mkdir(mode=0o700)
+    store = PosixStorage([place], extent_bytes=1 << 20)
+    status = os.fstat(store.fileno(0))
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_nlink == 0
+    assert status.st_uid == os.geteuid()
+    assert not list(place.iterdir())
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_another_user_sees_nothing(tmp_path: Path, open_to_all: object) -> None:
+    """The open file cannot be reached through /proc, nor can what is in it."""
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        if parent != Path("/tmp"):
+            parent.chmod(0o755)
+    place = tmp_path / "activations"
+    place.mkdir(mode=0o755)
+    store = PosixStorage([place], extent_bytes=1 << 20)
+
+    def as_nobody(*command: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command, user=NOBODY, group=NOBODY, check=False, capture_output=True
+        )
+
+    assert as_nobody("ls", str(place)).stdout == b""
+    me = f"/proc/{os.getpid()}/fd"
+    assert as_nobody("cat", f"{me}/{store.fileno(0)}").returncode != 0
+    assert as_nobody("ls", me).returncode != 0
+    store.close()
+
+
+def model() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Somebody could point it elsewhere between two runs."""
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    with pytest.raises(ConfigError, match="symbolic link"):
+        ssdtrain.offload(model(), target="ssd", directory=str(link))
+    assert not list(real.iterdir())
+
+
+def test_a_planted_name_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if an attacker could guess 64 random bits and be there first."""
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    place = tmp_path / "activations"
+    place.mkdir(mode=0o700)
+    (place / f"ssdtrain-{os.getpid()}-guessed").symlink_to(trap)
+    with pytest.raises(FileExistsError):
+        PosixStorage([place], extent_bytes=1 << 20)
+    assert not list(trap.iterdir())
+
+
+def test_others_may_not_write_there(tmp_path: Path) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(ConfigError, match="writable by others"):
+        ssdtrain.offload(model(), target="ssd", directory=str(place))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_bytes_are_never_code(room: str) -> None:
+    """What comes back from a disk is copied, not unpickled."""
+    for path in (ROOT / "ssdtrain" / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not SERIALIZERS & {name.split(".")[0] for name in names}, path
+            if isinstance(node, ast.Attribute):
+                called = ast.unparse(node)
+                assert called not in ("torch.load", "torch.save"), f"{path}: {called}"
+
+
+def test_tampered_bytes_are_only_data(tmp_path: Path) -> None:
+    """A disk that lies changes numbers; `verify` says so, and nothing is executed."""
+    place = tmp_path / "activations"
+    place.mkdir(mode=0o700)
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    with ssdtrain.offload(
+        net,
+        target="ssd",
+        directory=str(place),
+        min_bytes=0,
+        plan="offload-all",
+        recompute="off",
+        window_bytes=1,
+        verify="checksum",
+    ) as session:
+        loss = net(torch.randn(32, 64, requires_grad=True)).sum()
+        offloader = session._cache.offloader
+        offloader.wait_io()
+        storage = offloader.storage
+        while not isinstance(storage, PosixStorage):
+            storage = storage._inner
+        size = os.fstat(storage.fileno(0)).st_size
+        tampering = os.open(f"/proc/self/fd/{storage.fileno(0)}", os.O_RDWR)
+        os.pwrite(tampering, b"x" * size, 0)
+        os.close(tampering)
+        with pytest.raises(ActivationChangedError):
+            loss.backward()
