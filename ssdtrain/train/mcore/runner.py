@@ -76,7 +76,8 @@ class MegatronRunner:
         """All micro-batches through the schedule, one optimizer step."""
         settings = self._workload.settings.train
         # A function of the step alone: a resumed run needs no generator state.
-        parallel.seed_everything(settings.seed * 1_000_003 + step)
+        seed = settings.seed * 1_000_003 + step
+        parallel.seed_everything(seed, parallel.data_rank())
         for chunk in self.attachable:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
