@@ -141,7 +141,8 @@ class MegatronRunner:
             chunk.load_state_dict(values)
         self._optimizer.load_state_dict(state["optimizer"])
         if self._parallel.distributed_optimizer:
-            self._optimizer.load_parameter_state(str(path.with_suffix(".shards")))
+            with torch.no_grad():  # Megatron copies into the parameters' own shards
+                self._optimizer.load_parameter_state(str(path.with_suffix(".shards")))
         return int(state["step"])
 
     def _path(self, directory: str) -> Path:
