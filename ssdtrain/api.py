@@ -9,17 +9,22 @@ import torch
 from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
 from ssdtrain.counters import Counters, StepReport, Trace
-from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.plan import words
+from ssdtrain.plan.choose import Goal
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
-from ssdtrain.remat.budget import NoBudget, OverheadBudget
+from ssdtrain.plan.plan import Plan, read_plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import Endurance
@@ -48,6 +53,36 @@ class Session:
         self._cache = cache
         self._steps = steps
         self._patches = patches
+        self._planner: Planner | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, with its prediction; None while there is none."""
+        planner = self._planner
+        return self._cache.course.plan if planner is None else planner.plan
+
+    @property
+    def profile(self) -> Profile | None:
+        """What the planner observed last; None before."""
+        return None if self._planner is None else self._planner.profile
+
+    def explain(self) -> str:
+        """The stall report in plain words: what moved, what waited at which tensor of
+        which module, and the next thing to change. Waits for the device."""
+        if self.plan is None or self.profile is None:
+            return "no plan yet: plan='auto' observes the second step, then plans."
+        last = self.last_step
+        measured = None
+        prediction = self.plan.prediction
+        if last is not None and last.plan_error is not None and prediction is not None:
+            step_ms = prediction.step_ms * (1 + last.plan_error)
+            measured = {"step_ms": step_ms, "stall_ms": last.stall_ms}
+        return words.explain(self.profile, self.plan, measured)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no warm-up and no observation is under way (`plan="auto"`)."""
+        return self._planner is None or self._planner.is_settled
 
     @property
     def steps(self) -> list[StepReport]:
@@ -76,6 +111,20 @@ class Session:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
         return wear_of(self._cache.offloader.storage)
 
+    def _plan(self, settings: OffloadConfig, modules: list[nn.Module]) -> None:
+        """Start to plan, or to follow a saved plan."""
+        if settings.plan == PlanChoice.AUTO.value:
+            self._planner = Planner(
+                self._cache,
+                _goal_of(settings),
+                self.trace,
+                modules,
+                _notes_of(settings),
+            )
+            self._steps.on_start = self._planner.step_starts
+        elif settings.plan not in [choice.value for choice in PlanChoice]:
+            self._cache.course.plan = read_plan(settings.plan)
+
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.
 
@@ -83,6 +132,8 @@ class Session:
         `SessionClosedError`.
         """
         self._patches.undo()
+        if self._planner is not None:
+            self._planner.close()
         self._cache.close()
 
     def __enter__(self) -> "Session":
@@ -144,7 +195,8 @@ def offload(
                 if buffer.layout is torch.strided:
                     cache.keep_storage_of(buffer)
         if settings.recompute is Recompute.AUTO:
-            _attach_recipes(cache, modules, patches, settings.max_overhead)
+            _attach_recipes(cache, modules, patches, settings)
+        session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         elif megatron.is_megatron(modules):
@@ -159,11 +211,18 @@ def offload(
 
 
 def _attach_recipes(
-    cache: TensorCache, modules: list[nn.Module], patches: Patches, max_overhead: float
+    cache: TensorCache,
+    modules: list[nn.Module],
+    patches: Patches,
+    settings: OffloadConfig,
 ) -> None:
     finder = Finder()
     on_gpu = cache.device.torch_device.type == "cuda"
-    budget = OverheadBudget(max_overhead) if on_gpu else NoBudget()
+    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    # A plan has weighed each recipe already.
+    budget: Budget = NoBudget()
+    if on_gpu and fixed:
+        budget = OverheadBudget(settings.max_overhead)
     rebuilder = Rebuilder(cache, finder, budget)
     for module in modules:
         finder.attach(module, patches.set)
@@ -205,9 +264,19 @@ def _policy_of(settings: OffloadConfig) -> Policy:
     if settings.plan == PlanChoice.OFFLOAD_ALL.value:
         return OffloadAll()
     if settings.plan == PlanChoice.AUTO.value:
-        return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
-    choices = ", ".join(repr(choice.value) for choice in PlanChoice)
-    raise ConfigError(f"plan expects {choices}, got {settings.plan!r}")
+        return OffloadAll()
+    return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
+
+
+def _goal_of(settings: OffloadConfig) -> Goal:
+    return Goal(
+        max_overhead=settings.max_overhead,
+        memory_budget_bytes=settings.memory_budget_bytes,
+    )
+
+
+def _notes_of(settings: OffloadConfig) -> dict[str, str]:
+    return {"target": settings.target.value, "recompute": settings.recompute.value}
 
 
 def _open_offloader(

@@ -1,4 +1,4 @@
-"""`ssdtrain train | doctor | project`: the command line.
+"""`ssdtrain train | plan | rok | doctor | project`: the command line.
 
 `train` composes a Hydra config and runs the trainer that it names; the others are
 mounted as they are. Exit status: 0 success, 1 the run ended and its verdict is bad,
@@ -30,6 +30,8 @@ EXAMPLES = """examples:
 
 # Commands of other rooms: their module offers HELP, add_arguments(parser), run(args).
 MOUNTED: Mapping[str, str] = {
+    "plan": "ssdtrain.report.plan_command",
+    "rok": "ssdtrain.report.rok_command",
     "doctor": "ssdtrain.machine.command",
     "project": "ssdtrain.project.command",
 }

@@ -28,7 +28,8 @@ class PlanChoice(str, Enum):
     """The plans that have a name; any other value is the path of a saved plan."""
 
     AUTO = "auto"
-    """Move what can leave in time; keep, counted, what would stall the step."""
+    """Observe a step, then place each tensor by the goal below; observe again when the
+    measured step drifts from the predicted one."""
     OFFLOAD_ALL = "offload-all"
     """Move every eligible tensor, and wait where the link is too slow."""
     KEEP_ALL = "keep-all"

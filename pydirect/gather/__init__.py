@@ -48,11 +48,13 @@ def index_select(
         Tensor of shape (num_indices, ...), dtype of the table, on ``index.device``.
 
     Raises:
-        ValueError: table, index, out or path are not what they should be.
+        ValueError: table, index, out, path or max_sms are not what they should be.
         GatherIndexError: an index is out of range; for an index on a GPU at the next
             gather there or at `check`.
     """
     wanted = None if path is None else Path(path)
+    if max_sms is not None and max_sms < 1:
+        raise ValueError(f"max_sms: expects at least 1, or None, got {max_sms}")
     rows = host_tensor(table)
     check_index(index)
     if index.device.type == "cpu":
@@ -61,17 +63,18 @@ def index_select(
         return out
     if index.device.type != "cuda":
         raise ValueError(
-            f"gather expects an index on the CPU or a GPU, got {index.device}"
+            f"gather expects an index on the CPU or a GPU, got {index.device}: move it "
+            'with .to("cuda")'
         )
     if stream is None:
         return _on_gpu(rows, index, out, wanted, max_sms)
-    stream.wait_stream(torch.cuda.current_stream(index.device))
+    caller = torch.cuda.current_stream(index.device)
+    stream.wait_stream(caller)
     with torch.cuda.stream(stream):
         result = _on_gpu(rows, index, out, wanted, max_sms)
-    # Their memory belongs to other streams, and is in use on this one until now.
+    # Each belongs to one stream's memory and is in use on the other.
     index.record_stream(stream)
-    if out is not None:
-        out.record_stream(stream)
+    result.record_stream(stream if out is not None else caller)
     return result
 
 

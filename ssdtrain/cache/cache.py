@@ -5,19 +5,19 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 """
 
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.course import Course, Entry, name_of
 from ssdtrain.cache.identity import (
     Key,
     Probe,
     Stamp,
+    View,
     identify,
     is_plain,
     parameter_of,
@@ -26,6 +26,7 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.rebuilder import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
@@ -39,18 +40,11 @@ from ssdtrain.cache.record import (
     Retired,
 )
 from ssdtrain.cache.verify import NoVerifier, Verifier
-from ssdtrain.cache.window import CacheLimits, ReleaseWindow
+from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
-from ssdtrain.plan.placement import Candidate, LaneOutlook, Placement, Policy
+from ssdtrain.plan.placement import Candidate, Placement, Policy
 from ssdtrain.transfer.offloader import Offloader
-
-# Below this, waiting for single copies costs more than the memory is worth.
-WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
-# Measured on an H200 (recipes/bench/placement.py): one largest tensor ahead stalls
-# backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
-PREFETCH_LARGEST = 1.5
-POLL_S = 0.00005
 
 
 class TensorCache:
@@ -70,6 +64,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
+        self.course = Course(lambda: self.offloader.fall_back(Fallback.PLAN_MISMATCH))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records: weakref.WeakValueDictionary[Key, Record] = (
@@ -77,8 +72,9 @@ class TensorCache:
         )
         self.retired: deque[Retired] = deque()
         self._window = ReleaseWindow(self.device)
+        self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
-        self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
+        self._pace = Pace(self.device, self._window, self.ledger)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -121,10 +117,15 @@ class TensorCache:
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
+            rebuilt = source.rebuilt
             with self._lock:
                 self.collect()
-                self._enter_backward(source.rebuilt.lane)
-                return self.recipes.use(source)
+                self._enter_backward(rebuilt.lane)
+                with self.course.using(rebuilt.lane, rebuilt.item) as at:
+                    self.moves.release_due()
+                    tensor = self.recipes.use(source)
+                    self.moves.load_due(rebuilt.lane, at, self._start_load)
+                    return tensor
         return self._unpack_record(source)
 
     # -- pack ---------------------------------------------------------------------
@@ -136,17 +137,10 @@ class TensorCache:
 
     def _pack_parameter(self, tensor: Tensor, parameter: nn.Parameter) -> Handle:
         self._counters.add("bytes_parameters", tensor.nbytes)
-        if tensor is parameter:
-            return Handle(ParameterView(parameter, tensor._version, None, (), 0))
-        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
-        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+        view = ParameterView.of(tensor, parameter)
+        if view is None:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        offset = int(tensor.storage_offset()) - int(parameter.storage_offset())
-        return Handle(
-            ParameterView(
-                parameter, tensor._version, tensor.shape, tensor.stride(), offset
-            )
-        )
+        return Handle(view)
 
     def _pack_record(self, tensor: Tensor) -> Handle:
         key, view = identify(tensor)
@@ -155,20 +149,37 @@ class TensorCache:
         ):
             return self._keep(tensor)
         record = self._records.get(key)
-        handle = self.recipes.offer(tensor, key, view) if record is None else None
-        if handle is None:
-            record = record or self._open_record(tensor, key)
-            record.num_handles += 1
-            handle = Handle(RecordView(record, view, Probe.of(tensor)))
+        handle = (
+            self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
+            if record is None
+            else _handle_of(record, tensor, view)
+        )
         self.recipes.note(tensor, handle)
         return handle
 
-    def _open_record(self, tensor: Tensor, key: Key) -> Record:
-        producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-        shape = "x".join(map(str, tensor.shape))
+    def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
+        """The first handle of a record or of a recipe."""
+        lane = self.lanes.current
+        entry = self.course.enter(lane, name_of(tensor), key.end_byte - key.start_byte)
+        self.moves.release_due()
+        handle: Handle | None = None
+        if entry.may_be_rebuilt:
+            with self.course.serving(entry.number):
+                handle = self.recipes.offer(tensor, key, view)
+        if handle is None:
+            handle = _handle_of(self._open_record(tensor, key, entry), tensor, view)
+        elif isinstance(handle.source, RebuiltView):
+            handle.source.rebuilt.item = entry.number
+            self.course.rebuilds(handle.source.rebuilt)
+        self.course.observer.seal()
+        return handle
+
+    def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, f"{producer} [{shape}]", self.retired)
+        record = Record(key, lane, name_of(tensor), self.retired)
+        record.item = entry.number
+        self.course.of(lane).records[entry.number] = weakref.ref(record)
         self._records[key] = record
         record.data = raw_bytes(tensor, key)
         self.ledger.live(record.num_bytes)
@@ -179,15 +190,16 @@ class TensorCache:
             num_bytes=record.num_bytes,
             bytes_before=bytes_before,
             tail_bytes=self.window_bytes(lane),
-            outlook=LaneOutlook(
-                total_bytes=lane.profile.total_bytes,
-                backward_follows=lane.profile.backward_follows,
-            ),
+            outlook=lane.profile.outlook,
         )
-        if self._send_away(record, self.policy.place(candidate)):
-            self._counters.add("bytes_offloaded", record.num_bytes)
-        else:
-            self._counters.add("bytes_kept", record.num_bytes)
+        planned = entry.order is not None and entry.order.placement in PLANNED
+        leaves = (
+            self.moves.send(record, entry)
+            if planned
+            else self._send_away(record, self.policy.place(candidate))
+        )
+        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        self._counters.add(fate, record.num_bytes)
         return record
 
     def _send_away(self, record: Record, placement: Placement) -> bool:
@@ -201,10 +213,10 @@ class TensorCache:
             return False
         in_time = placement is Placement.OFFLOAD_IF_IN_TIME
         limit = self.window_bytes(lane) - record.num_bytes
-        if in_time and not self._make_room(limit):
+        if in_time and not self._pace.make_room(limit):
             self.offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
             return False
-        patient = self._compute_is_busy if in_time else (lambda: True)
+        patient = self._pace.compute_is_busy if in_time else (lambda: True)
         parcel = self.offloader.store(record.data, record.name, patient)
         if parcel is None:
             return False
@@ -218,29 +230,7 @@ class TensorCache:
 
     def window_bytes(self, lane: Lane) -> int:
         """The release window for this lane, in bytes."""
-        if self.limits.window_bytes is not None:
-            return self.limits.window_bytes
-        largest = max(lane.largest_bytes, lane.profile.largest_bytes)
-        return max(WINDOW_FLOOR_BYTES, 2 * largest)
-
-    def _compute_is_busy(self) -> bool:
-        """Whether compute still has two packs' worth of work ahead of it.
-
-        While it has, the host may wait at no cost; afterwards it must not.
-        """
-        return len(self._packs) == self._packs.maxlen and not self._packs[0]()
-
-    def _make_room(self, limit_bytes: int) -> bool:
-        """Release what has left already; True if the window is then small enough."""
-        self._packs.append(self.device.now().query)
-        while self._window.num_bytes > max(limit_bytes, 0):
-            if self._window.oldest_has_left():
-                self.ledger.live(-self._window.release_oldest())
-            elif self._compute_is_busy():
-                time.sleep(POLL_S)
-            else:
-                return False
-        return True
+        return self.limits.window_of(lane.expected_largest_bytes)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -251,14 +241,19 @@ class TensorCache:
             self.collect()
             self._enter_backward(lane)
             first_use = record.num_uses == 0
-            tensor = source.view.rebuild(self._fetch(record))
-            record.num_uses += 1
-            if first_use:
-                lane.uses.append(record.ordinal)
-                self._prefetch(lane.upcoming(record.ordinal))
-            if record.num_uses >= record.num_handles:
-                self._after_last_use(record)
-            return tensor
+            with self.course.using(lane, record.item) as at:
+                self.moves.release_due()
+                tensor = source.view.rebuild(self._fetch(record))
+                record.num_uses += 1
+                if first_use:
+                    lane.uses.append(record.ordinal)
+                if self.course.of(lane).orders is not None:
+                    self.moves.load_due(lane, at, self._start_load)
+                elif first_use:
+                    self._prefetch(lane.upcoming(record.ordinal))
+                if record.num_uses >= record.num_handles:
+                    self._after_last_use(record)
+                return tensor
 
     def _enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
@@ -323,7 +318,8 @@ class TensorCache:
         """
         record.num_uses = 0
         if record.state is RecordState.BACK and record.parcel is not None:
-            self._drop_copy(record)
+            record.state, record.data = RecordState.AWAY, None
+            self.ledger.hand_over(record.num_bytes)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first."""
@@ -343,9 +339,7 @@ class TensorCache:
         recalling = True
         for record in upcoming:
             if budget is None:
-                lane = record.lane
-                largest = max(lane.largest_bytes, lane.profile.largest_bytes)
-                budget = int(PREFETCH_LARGEST * largest)
+                budget = self.limits.prefetch_of(record.lane.expected_largest_bytes)
             if record.state is RecordState.AWAY and (
                 ahead == 0 or ahead + record.num_bytes <= budget
             ):
@@ -361,6 +355,7 @@ class TensorCache:
 
     def collect(self) -> None:
         """Give back what dead records held."""
+        self.ledger.settle()
         while self.retired:
             retired = self.retired.popleft()
             if retired.load is not None:
@@ -394,3 +389,8 @@ class TensorCache:
             self._window.release_down_to(0)
             self._closed = True
         self.offloader.close()
+
+
+def _handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
+    record.num_handles += 1
+    return Handle(RecordView(record, view, Probe.of(tensor)))

@@ -23,7 +23,7 @@ class Lanes:
         kind = (chunk, len(self._in_flight))
         profile = self._profiles.setdefault(kind, LaneProfile())
         label = chunk if micro_batch is None else f"{chunk}[{micro_batch}]"
-        lane = Lane(label, profile)
+        lane = Lane(label, profile, f"{chunk}/{len(self._in_flight)}")
         self._latest = lane
         self.current = lane
         return lane

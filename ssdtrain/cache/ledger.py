@@ -1,6 +1,7 @@
 """Turns counters into one `StepReport` a step."""
 
 from collections.abc import Callable
+from typing import Any
 
 from ssdtrain.counters import Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
@@ -18,8 +19,13 @@ class Ledger:
         self.clock = Clock(device.torch_device)
         """Times recipes."""
         self.live_bytes = 0
+        self._handed_bytes = 0
+        self.num_steps = 0
+        """Steps closed."""
+        self.predicted_ms: float | None = None
+        """What the plan in force says of the running step."""
+        self._start: Any = None
         self._device = device
-        self._num_steps = 0
         self._base = device.memory()
         self._first = self._base
         self._backward: MemoryLevel | None = None
@@ -29,13 +35,24 @@ class Ledger:
     def live(self, change_bytes: int) -> None:
         """Saved tensors came alive (positive) or were released (negative)."""
         self.live_bytes += change_bytes
+        self.clock.sample()
         if change_bytes > 0:
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
+
+    def hand_over(self, num_bytes: int) -> None:
+        """The cache let go of bytes that autograd holds until the running node ends."""
+        self._handed_bytes += num_bytes
+
+    def settle(self) -> None:
+        """That node has ended, or a recipe has read its inputs."""
+        self.live_bytes -= self._handed_bytes
+        self._handed_bytes = 0
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""
         self.clock.step_starts()
         self._base = self._device.memory()
+        self._start = self.clock.now() if self.predicted_ms is not None else None
 
     def backward_starts(self) -> None:
         """A saved tensor is asked for; the first call of a step is measured."""
@@ -60,7 +77,8 @@ class Ledger:
         stall_ms = self._device.cut_stalls()
         recipe_ms = self.clock.cut()
         allocated, reserved = self._peaks()
-        step, self._num_steps = self._num_steps, self._num_steps + 1
+        step, self.num_steps = self.num_steps, self.num_steps + 1
+        plan_error = self._plan_error()
         self._seen_backward = False
 
         def total(name: str) -> int:
@@ -94,7 +112,7 @@ class Ledger:
                 ),
                 allocated=allocated,
                 reserved=reserved,
-                plan_error=None,
+                plan_error=plan_error(),
                 recipes=by(RECIPE),
                 recipe_ms=times,
                 fallbacks=by(FALLBACK),
@@ -103,6 +121,17 @@ class Ledger:
             )
 
         return report
+
+    def _plan_error(self) -> Callable[[], float | None]:
+        start, predicted_ms = self._start, self.predicted_ms
+        if start is None or predicted_ms is None:
+            return lambda: None
+        end = self.clock.now()
+
+        def error() -> float:
+            return self.clock.ms_between(start, end) / predicted_ms - 1
+
+        return error
 
     def _peaks(self) -> tuple[Peak | None, Peak | None]:
         end = self._device.memory()

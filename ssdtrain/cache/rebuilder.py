@@ -82,6 +82,9 @@ class Recipes(Protocol):
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
 
+    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """Another handle of a tensor that is rebuilt already, or None."""
+
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """This handle was given for this tensor."""
 
@@ -94,6 +97,10 @@ class NoRecipes:
 
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Store it."""
+        return None
+
+    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """There is none."""
         return None
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
@@ -133,11 +140,13 @@ class Rebuilder:
 
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
-        rebuilt = self._alive.get(key) or self._open(tensor, key)
-        if rebuilt is None:
-            return None
-        rebuilt.num_handles += 1
-        return Handle(RebuiltView(rebuilt, view, Probe.of(tensor)))
+        rebuilt = self._open(tensor, key)
+        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
+
+    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """Another handle of a tensor that is rebuilt already, or None."""
+        rebuilt = self._alive.get(key)
+        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
@@ -152,7 +161,7 @@ class Rebuilder:
             return None
         lane.num_recipes += 1
         if not self._budget.allows((lane.name, lane.num_recipes)):
-            self._cache.offloader.fall_back(Fallback.RECIPE_TOO_SLOW)
+            self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
         self._alive[key] = rebuilt
@@ -329,7 +338,7 @@ class Rebuilder:
         if rebuilt.num_uses >= rebuilt.num_handles:
             rebuilt.num_uses = 0
             rebuilt.data = None
-            self._cache.ledger.live(-rebuilt.num_bytes)
+            self._cache.ledger.hand_over(rebuilt.num_bytes)
         return tensor
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
@@ -338,6 +347,7 @@ class Rebuilder:
         clock, size = self._cache.ledger.clock, rebuilt.num_bytes
         with clock.measure(expression.recipe, rebuilt.place, size):
             tensor = evaluate(expression, tensors)
+        self._cache.ledger.settle()
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "
@@ -345,6 +355,11 @@ class Rebuilder:
                 "alone. Set recompute='off', or mend the recipe."
             )
         return tensor
+
+
+def _handle_of(rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
+    rebuilt.num_handles += 1
+    return Handle(RebuiltView(rebuilt, view, Probe.of(tensor)))
 
 
 def _count_handle(handle: Handle) -> None:

@@ -8,13 +8,16 @@ takes no lock, because the garbage collector may run it anywhere.
 
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View, check_version
+from ssdtrain.cache.identity import Key, Probe, View, check_version, is_plain
+from ssdtrain.plan.placement import LaneOutlook
+from ssdtrain.plan.plan import Order
 from ssdtrain.remat.expression import Expression, Layout, State
 from ssdtrain.transfer.parcel import Load, Parcel
 
@@ -53,12 +56,49 @@ class LaneProfile:
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
 
+    @property
+    def outlook(self) -> LaneOutlook:
+        """What a policy may know of it."""
+        return LaneOutlook(
+            total_bytes=self.total_bytes, backward_follows=self.backward_follows
+        )
+
+
+class LaneCourse:
+    """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
+
+    def __init__(self, number: int, orders: Sequence[Order] | None) -> None:
+        self.number = number
+        """Of the lane in its step."""
+        self.orders = orders
+        """None: not planned."""
+        self.num_items = 0
+        self.num_uses = 0
+        self.records: dict[int, weakref.ref[Record]] = {}
+        self.loads: dict[int, list[int]] = {}
+        """Items to load, by the number of the use."""
+        self.reading: list[int] = []
+        """Items to read from the SSD ahead of their load, last first."""
+        for item, order in enumerate(orders or ()):
+            if order.release_after > 0:
+                self.loads.setdefault(order.load_at, []).append(item)
+        for at in sorted(self.loads, reverse=True):
+            self.reading.extend(self.loads[at])
+            self.loads[at].reverse()
+
+    def record(self, item: int) -> "Record | None":
+        """The record of an item, while it lives."""
+        found = self.records.get(item)
+        return None if found is None else found()
+
 
 class Lane:
     """The ordered records of one micro-batch of one model chunk."""
 
-    def __init__(self, name: str, profile: LaneProfile) -> None:
+    def __init__(self, name: str, profile: LaneProfile, kind: str = "") -> None:
         self.name = name
+        self.kind = kind
+        """Lanes of one kind are expected to save the same tensors; "": unknown."""
         self.profile = profile
         self.records: list[weakref.ref[Record]] = []
         self.total_bytes = 0
@@ -73,8 +113,15 @@ class Lane:
         self.backward_follows = False
         self.in_backward = False
         self.uses: list[int] = []
+        self.course: LaneCourse | None = None
+        """Its items and orders, from its first saved tensor on."""
         self._order: list[int] = []
         self._position: dict[int, int] = {}
+
+    @property
+    def expected_largest_bytes(self) -> int:
+        """The largest record so far, or of the last lane of this kind."""
+        return max(self.largest_bytes, self.profile.largest_bytes)
 
     def join(self, record: "Record") -> None:
         """Append a new record."""
@@ -121,6 +168,7 @@ class Record:
     __slots__ = (
         "__weakref__",
         "data",
+        "item",
         "key",
         "lane",
         "load",
@@ -142,6 +190,8 @@ class Record:
         self.name = name
         self.num_bytes = key.end_byte - key.start_byte
         self.ordinal = len(lane.records)
+        self.item = -1
+        """Number of the saved tensor in its lane, rebuilt ones included."""
         self.state = RecordState.KEPT
         self.data: Tensor | None = None
         self.parcel: Parcel | None = None
@@ -167,6 +217,7 @@ class Rebuilt:
         "__weakref__",
         "data",
         "expression",
+        "item",
         "lane",
         "layout",
         "name",
@@ -193,6 +244,7 @@ class Rebuilt:
         self.num_bytes = layout.num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
+        self.item = -1
         self.num_handles = 0
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
@@ -237,6 +289,18 @@ class ParameterView(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     """Elements from the parameter's first element."""
+
+    @classmethod
+    def of(cls, tensor: Tensor, parameter: nn.Parameter) -> "ParameterView | None":
+        """A view that finds `tensor` again; None if it is none of plain elements."""
+        version = tensor._version
+        if tensor is parameter:
+            return cls(parameter, version, None, (), 0)
+        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
+        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+            return None
+        offset = int(tensor.storage_offset() - parameter.storage_offset())
+        return cls(parameter, version, tensor.shape, tensor.stride(), offset)
 
     def rebuild(self) -> Tensor:
         """The parameter, or the view of its present data.

@@ -40,6 +40,8 @@ class Steps:
         self._cache = cache
         self._progress = progress
         self._seen = progress()
+        self.on_start: Callable[[int], None] = lambda num_steps: None
+        """Told before the first forward of a step how many steps have ended."""
         self._pending: list[Callable[[], StepReport]] = []
         self._reports: list[StepReport] = []
 
@@ -50,6 +52,7 @@ class Steps:
         if self._progress() != self._seen:
             self.end()
         if not self._cache.ledger.step_is_open:
+            self.on_start(self._cache.ledger.num_steps)
             self._cache.ledger.forward_starts()
 
     def end(self) -> None:

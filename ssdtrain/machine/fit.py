@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssdtrain.machine.links import Curve, Sample, Sigmoid
+from ssdtrain.curves import Curve, Sigmoid
+from ssdtrain.machine.links import Sample
 
 # A time within this fraction of the smallest transfer's still counts as flat, and
 # one within 5 % of the line as linear.

@@ -15,6 +15,8 @@ class Placement(Enum):
     in the release window, which drains as these arrive."""
     OFFLOAD = auto()
     """Moves to the target and waits for the link if it must."""
+    OFFLOAD_SSD = auto()
+    """Moves to host memory and on to the SSD at once (`tiered` chooses by item)."""
     OFFLOAD_IF_IN_TIME = auto()
     """Moves to the target unless that would stall compute; then kept, counted."""
     RECOMPUTE = auto()

@@ -17,6 +17,7 @@ class _Rebuild(NamedTuple):
     num_bytes: int
     start: Any
     end: Any
+    high_bytes: int
 
 
 class Clock:
@@ -29,18 +30,37 @@ class Clock:
         self._step_start: Any = None
         self._budget: Budget = NoBudget()
         self._watching = False
+        self._device = device
+        self._high_bytes = 0
+        self._last_high_bytes = 0
+        self.keep_spans = False
+        """Whether `last_spans` can tell of the steps that end from now on."""
+        self._kept: list[_Rebuild] = []
 
     @contextmanager
     def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
         """Around one rebuild."""
-        start = self._mark()
+        self.sample()
+        high_bytes, start = self._high_bytes, self.now()
         try:
             yield
         finally:
-            end = self._mark()
-            self._rebuilds.append(_Rebuild(recipe, place, num_bytes, start, end))
+            self.sample()
+            self._rebuilds.append(
+                _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
+            )
 
-    def _mark(self) -> Any:
+    def sample(self) -> None:
+        """Look at the memory in use, while the budget is watching.
+
+        Not the allocator's own peak: its reset belongs to the user.
+        """
+        if self._watching and self._cuda:
+            used = torch.cuda.memory_allocated(self._device)
+            self._high_bytes = max(self._high_bytes, used)
+
+    def now(self) -> Any:
+        """A moment in compute order, for `ms_between`."""
         if not self._cuda:
             return time.monotonic_ns()
         event = torch.cuda.Event(enable_timing=True)
@@ -55,14 +75,25 @@ class Clock:
         """
         rebuilds, self._rebuilds = self._rebuilds, []
         self._last = rebuilds if self._watching else []
+        self.sample()
+        self._last_high_bytes = self._high_bytes
+        self._kept = rebuilds if self.keep_spans else []
 
         def total_ms() -> dict[str, float]:
             sums: defaultdict[str, float] = defaultdict(float)
             for rebuild in rebuilds:
-                sums[rebuild.recipe] += self._ms(rebuild.start, rebuild.end)
+                sums[rebuild.recipe] += self.ms_between(rebuild.start, rebuild.end)
             return dict(sorted(sums.items()))
 
         return total_ms
+
+    def last_spans(self) -> list[Span]:
+        """Every rebuild of the last step that was kept; waits for the device."""
+        return [self._span(each) for each in self._kept]
+
+    def _span(self, each: _Rebuild) -> Span:
+        ms = self.ms_between(each.start, each.end)
+        return Span(each.recipe, each.place, each.num_bytes, ms, each.high_bytes)
 
     def watch(self, budget: Budget) -> None:
         """Tell the budget of every step until it knows enough."""
@@ -77,21 +108,18 @@ class Clock:
         """
         if not self._watching:
             return
-        start, before = self._mark(), self._step_start
+        self._high_bytes = 0
+        start, before = self.now(), self._step_start
         self._step_start = start
         if before is None or not self._last:
             return
-        step_ms = self._ms(before, start)
-        spans = [
-            Span(
-                each.recipe, each.place, each.num_bytes, self._ms(each.start, each.end)
-            )
-            for each in self._last
-        ]
+        step_ms = self.ms_between(before, start)
+        spans = [self._span(each) for each in self._last]
         self._last = []
-        self._watching = self._budget.observe(step_ms, spans)
+        self._watching = self._budget.observe(step_ms, spans, self._last_high_bytes)
 
-    def _ms(self, start: Any, end: Any) -> float:
+    def ms_between(self, start: Any, end: Any) -> float:
+        """Milliseconds between two moments; waits until the second is reached."""
         if not self._cuda:
             return (end - start) / 1e6  # type: ignore[no-any-return]
         end.synchronize()

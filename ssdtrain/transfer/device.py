@@ -13,7 +13,6 @@ by then is ordered after the copy. No host wait, no `record_stream`.
 (tests/ssdtrain/transfer/test_device.py::test_release_is_ordered_behind_the_copy)
 """
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,15 @@ class MemoryLevel(NamedTuple):
     reserved_bytes: int
     max_allocated_bytes: int
     max_reserved_bytes: int
+
+
+class Copy(NamedTuple):
+    """One measured copy."""
+
+    outwards: bool
+    """From the device to the host."""
+    num_bytes: int
+    ms: float
 
 
 class Device(Protocol):
@@ -89,6 +97,15 @@ class Device(Protocol):
     def memory(self) -> MemoryLevel | None:
         """The allocator's level; None where there is none."""
 
+    def reset_peak(self) -> None:
+        """Let the allocator's maxima start again from the present level."""
+
+    def watch_copies(self) -> None:
+        """Measure every copy from now on, until `watched_copies`."""
+
+    def watched_copies(self) -> list["Copy"]:
+        """What was measured since `watch_copies`; waits for the copies, and ends it."""
+
     def close(self) -> None:
         """Wait for all copies and stop. Idempotent."""
 
@@ -125,6 +142,7 @@ class CpuDevice:
         self._store = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-store")
         self._load = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-load")
         self._stall_ns = 0
+        self._copies: list[Copy] | None = None
 
     def now(self) -> CpuEvent:
         """Reached already: CPU operators are synchronous."""
@@ -143,13 +161,13 @@ class CpuDevice:
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
     ) -> CpuEvent:
         """Copy on the store thread."""
-        return self._copy(self._store, source, buffer, after)
+        return self._copy(True, source, buffer, after)
 
     def copy_in(
         self, buffer: torch.Tensor, target: torch.Tensor, after: Sequence[Event]
     ) -> CpuEvent:
         """Copy on the load thread."""
-        return self._copy(self._load, buffer, target, after)
+        return self._copy(False, buffer, target, after)
 
     def pin(self, buffer: torch.Tensor) -> bool:
         """Nothing to do: the CPU reads any memory."""
@@ -175,6 +193,18 @@ class CpuDevice:
     def memory(self) -> None:
         """CPU tensors have no allocator statistics."""
 
+    def reset_peak(self) -> None:
+        """Nothing to reset."""
+
+    def watch_copies(self) -> None:
+        """Wall time of each copy from now on."""
+        self._copies = []
+
+    def watched_copies(self) -> list[Copy]:
+        """Copies that have ended since `watch_copies`."""
+        copies, self._copies = self._copies or [], None
+        return copies
+
     def close(self) -> None:
         """Finish queued copies and join both threads."""
         self._store.shutdown(wait=True)
@@ -182,7 +212,7 @@ class CpuDevice:
 
     def _copy(
         self,
-        executor: ThreadPoolExecutor,
+        outwards: bool,
         source: torch.Tensor,
         target: torch.Tensor,
         after: Sequence[Event],
@@ -193,12 +223,16 @@ class CpuDevice:
             try:
                 for event in after:
                     event.synchronize()
+                start, copies = time.monotonic_ns(), self._copies
                 target.copy_(source)
+                if copies is not None:
+                    ms = (time.monotonic_ns() - start) / 1e6
+                    copies.append(Copy(outwards, source.numel(), ms))
             except BaseException as error:
                 done.error = error
             done.reach()
 
-        executor.submit(run)
+        (self._store if outwards else self._load).submit(run)
         return done
 
 
@@ -212,6 +246,8 @@ class CudaDevice:
         self._load = torch.cuda.Stream(self.torch_device)
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._runtime = torch.cuda.cudart()
+        self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._watching = False
 
     def now(self) -> torch.cuda.Event:
         """An event recorded on the current stream."""
@@ -252,13 +288,13 @@ class CudaDevice:
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
     ) -> torch.cuda.Event:
         """Copy on the store stream."""
-        return self._copy(self._store, source, buffer, after)
+        return self._copy(True, source, buffer, after)
 
     def copy_in(
         self, buffer: torch.Tensor, target: torch.Tensor, after: Sequence[Event]
     ) -> torch.cuda.Event:
         """Copy on the load stream."""
-        return self._copy(self._load, buffer, target, after)
+        return self._copy(False, buffer, target, after)
 
     def pin(self, buffer: torch.Tensor) -> bool:
         """cudaHostRegister the whole buffer."""
@@ -293,6 +329,24 @@ class CudaDevice:
             reserved["peak"],
         )
 
+    def reset_peak(self) -> None:
+        """Reset the caching allocator's peak statistics."""
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def watch_copies(self) -> None:
+        """Time each copy on its stream from now on."""
+        self._watching = True
+        self._copies = []
+
+    def watched_copies(self) -> list[Copy]:
+        """Device time of the copies since `watch_copies`."""
+        copies, self._copies, self._watching = self._copies, [], False
+        found = []
+        for outwards, num_bytes, start, done in copies:
+            done.synchronize()
+            found.append(Copy(outwards, num_bytes, start.elapsed_time(done)))
+        return found
+
     def close(self) -> None:
         """Wait for both copy streams."""
         self._store.synchronize()
@@ -300,15 +354,20 @@ class CudaDevice:
 
     def _copy(
         self,
-        stream: torch.cuda.Stream,
+        outwards: bool,
         source: torch.Tensor,
         target: torch.Tensor,
         after: Sequence[Event],
     ) -> torch.cuda.Event:
-        done = torch.cuda.Event()
+        stream = self._store if outwards else self._load
+        done = torch.cuda.Event(enable_timing=self._watching)
         with torch.cuda.stream(stream):
             for event in after:
                 stream.wait_event(event)  # type: ignore[arg-type]
+            if self._watching:
+                start = torch.cuda.Event(enable_timing=True)
+                start.record(stream)
+                self._copies.append((outwards, source.numel(), start, done))
             target.copy_(source, non_blocking=True)
             done.record(stream)
         return done
@@ -328,16 +387,3 @@ def open_device(device: torch.device) -> Device:
         f"ssdtrain moves activations of cpu and cuda devices, got {device}; "
         "move the model to one of them."
     )
-
-
-def page_aligned(num_bytes: int) -> torch.Tensor:
-    """Uninitialised host bytes of their own pages (1-D uint8, a multiple of 4 KiB).
-
-    Their own mapping: torch's CPU memory is aligned to 64 bytes only, and its pinned
-    allocator rounds up to powers of two and never gives back.
-    """
-    import mmap
-
-    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = (ctypes.c_uint8 * num_bytes).from_buffer(region)
-    return torch.frombuffer(view, dtype=torch.uint8)

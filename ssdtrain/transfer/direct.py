@@ -22,10 +22,10 @@ import torch
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Storage
-from ssdtrain.transfer.device import CpuEvent, Device, Event, page_aligned
+from ssdtrain.transfer.device import CpuEvent, Device, Event
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, round_up
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
 
 
 class DirectOffloader(Offloader):

@@ -23,9 +23,9 @@ import torch
 from ssdtrain.counters import Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
 from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.transfer.device import Device, Event, page_aligned
+from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, round_up
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,14 @@ class Offloader:
             elif self.drain is Drain.WHEN_FULL:
                 self._drain_oldest()
         return parcel
+
+    def send_on(self, parcel: Parcel) -> None:
+        """Write a staged parcel to the storage, if there is one, without waiting for
+        the pool to run full."""
+        with self._lock:
+            idle = parcel.state is ParcelState.STAGED and parcel.write is None
+            if self.drain is not Drain.NEVER and idle and parcel.drainable:
+                self._start_write(parcel)
 
     def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
         """Start to bring the bytes back into `target` (1-D uint8 on the device).
@@ -333,11 +341,12 @@ class Offloader:
 
     def _fail_loads(self, parcel: Parcel, error: BaseException | None) -> None:
         storage = self._need_storage()
+        parcel.why_lost = parcel.why_lost or str(error)
         lost = ActivationLostError(
             f"the saved tensor of {parcel.name} ({parcel.num_bytes} bytes) cannot be "
-            f"read back from {storage.describe()}, {parcel.slot}: {error}. Its "
-            "gradients cannot be computed; check the device and restart from the last "
-            "checkpoint."
+            f"read back from {storage.describe()}, {parcel.slot}: {parcel.why_lost}. "
+            "Its gradients cannot be computed; check the device and restart from the "
+            "last checkpoint."
         )
         lost.__cause__ = error
         for load in parcel.loads:

@@ -1,12 +1,13 @@
 """The staging pool: page-aligned, pinned host buffers under a hard cap."""
 
+import ctypes
 import threading
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 import torch
 
-from ssdtrain.transfer.device import Device, Event, page_aligned
+from ssdtrain.transfer.device import Device, Event
 
 GRAIN_BYTES = 4096  # O_DIRECT: lengths and addresses in whole blocks
 COARSE_BYTES = 1024 * 1024
@@ -134,3 +135,16 @@ class PinnedPool:
         buffer.settle()
         self._device.unpin(buffer.memory)
         self._total_bytes -= buffer.capacity_bytes
+
+
+def page_aligned(num_bytes: int) -> torch.Tensor:
+    """Uninitialised host bytes of their own pages (1-D uint8, a multiple of 4 KiB).
+
+    Their own mapping: torch's CPU memory is aligned to 64 bytes only, and its pinned
+    allocator rounds up to powers of two and never gives back.
+    """
+    import mmap
+
+    region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = (ctypes.c_uint8 * num_bytes).from_buffer(region)
+    return torch.frombuffer(view, dtype=torch.uint8)

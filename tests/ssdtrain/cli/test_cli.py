@@ -12,9 +12,34 @@ import pytest
 
 from ssdtrain.cli import MOUNTED, build_parser, main
 
+SUBJECT = {
+    "--links",
+    "--max-overhead",
+    "--memory-gb-per-s",
+    "--micro-batch",
+    "--min-bytes",
+    "--model",
+    "--no-gpu",
+    "--sequence",
+    "--target",
+    "--tflops",
+}
+
 # Adding an option is a decision: it is written down here.
 OPTIONS = {
     "train": {"--config", "overrides"},
+    "plan": SUBJECT
+    | {
+        "--batch",
+        "--json",
+        "--memory-budget",
+        "--profile",
+        "--save",
+        "--save-profile",
+        "--stages",
+        "--sweep",
+    },
+    "rok": SUBJECT | {"--batches", "--json", "--plot", "--results"},
     "doctor": {
         "--directory",
         "--json",

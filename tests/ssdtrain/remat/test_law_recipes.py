@@ -27,6 +27,7 @@ VOCABULARY = 48
 HIDDEN = 32
 ALONE = {"plan": "keep-all"}
 OFFLOADING = {"plan": "offload-all", "window_bytes": 1}
+PLANNED = {"plan": "auto", "max_overhead": 1.0}
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,23 @@ def test_bitwise_law(
         assert last.recompute_ms > 0
     if settings is OFFLOADING:
         assert last.bytes_offloaded > 0
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "non-reentrant"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_bitwise_law_of_plans(name: str, checkpointing: str, precision: str) -> None:
+    """A warm-up, an observed step, then two under the chosen plan."""
+    theirs = reference(name, checkpointing, precision)
+    ours = train(name, checkpointing, precision, PLANNED)
+    assert equal_bytes(ours.losses, theirs.losses)
+    assert equal_bytes(ours.gradients, theirs.gradients)
+    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert torch.equal(ours.random_state, theirs.random_state)
+    last = ours.reports[-1]
+    assert not last.fallbacks
+    assert last.plan_error is not None
+    assert last.bytes_reloaded > 0
 
 
 def test_nothing_is_left_after_backward() -> None:

@@ -141,19 +141,20 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any, everything: Any) -
     net = model()
     expected = one_step(net)
     slow = Fault(
-        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=1.0
+        operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=0.3
     )
     record = 32 * WIDTH * 4
     with faulty(net, slow, plan="auto", host_bytes=4 * record) as session:
-        start = time.monotonic()
-        found = one_step(net)
-        stepped = time.monotonic() - start
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        report = session.last_step
+        for _ in range(3):  # warm-up, observed, planned
+            start = time.monotonic()
+            found = one_step(net)
+            stepped = time.monotonic() - start
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            report = session.last_step
         assert report is not None
         assert report.bytes_kept > report.bytes_saved / 2
-        # 16 records through four threads of this disk would take four seconds.
-        assert stepped < 3
+        # 16 records through four threads of this disk would take 1.2 seconds.
+        assert stepped < 0.9
 
 
 def test_unpinnable_memory_is_counted(everything: Any) -> None:

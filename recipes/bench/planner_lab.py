@@ -1,0 +1,182 @@
+"""One model under one session whose plan is exchanged between steps."""
+
+import gc
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from gpt_block import Blocks, build
+from placement import Clock, Size, step
+
+import ssdtrain
+from ssdtrain.cache.planner import Stage
+from ssdtrain.cache.window import CacheLimits
+from ssdtrain.plan.choose import options
+from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
+
+Orders = Mapping[str, Sequence[Order]]
+NUM_TIMED = 3
+
+
+class FirstFraction:
+    """Moves a fraction of the lane's bytes, the first ones."""
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+        self._inner = OffloadAll()
+
+    def place(self, candidate: Candidate) -> Placement:
+        """Offload up to the fraction of what the lane held last time."""
+        total = candidate.outlook.total_bytes
+        if total and candidate.bytes_before > self._fraction * total:
+            return Placement.KEEP
+        return self._inner.place(candidate)
+
+
+class Lab:
+    """Steps under any plan, measured."""
+
+    def __init__(self, size: Size, device: torch.device, **settings: Any) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        self.clock = Clock(device)
+        self.model: Blocks | None = build(size.hidden, size.num_layers, device)
+        torch.manual_seed(1)
+        shape = (size.batch, size.sequence, size.hidden)
+        self.x = torch.randn(
+            shape, device=device, dtype=torch.bfloat16, requires_grad=True
+        )
+        if size.hidden < 1024:
+            settings["min_bytes"] = 1024
+        self.session = ssdtrain.offload(
+            self.model, **{"target": "host", "plan": "auto", **settings}
+        )
+        self.losses: list[float] = []
+        self.cache = self.session._cache
+        self.recipes = self.cache.recipes
+
+    def step(self) -> tuple[float, int]:
+        """One step: ms and peak bytes above its start."""
+        if self.model is None:
+            raise RuntimeError("the lab is closed")
+        base = 0
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            base = torch.cuda.memory_allocated()
+        begin = self.clock.mark()
+        loss = self.model(self.x)
+        loss.backward()
+        peak = torch.cuda.max_memory_allocated() - base if self.cuda else 0
+        self.x.grad = None
+        step(self.model)
+        ms = self.clock.ms(begin, self.clock.mark())
+        self.losses.append(loss.item())
+        if not self.cuda:
+            peak = int(self.session.steps[-1].saved_peak_bytes)
+        return ms, peak
+
+    def settle(self, most_steps: int = 8) -> Profile:
+        """Steps until a plan was made."""
+        while self.session.profile is None and most_steps > 0:
+            self.step()
+            most_steps -= 1
+        profile = self.session.profile
+        if profile is None:
+            # The plan is made where the next step begins.
+            raise RuntimeError("no profile was made")
+        return profile
+
+    def hold(self) -> None:
+        """From now on the plan changes only by hand."""
+        self.session._planner._stage = Stage.RESTING
+
+    def under(
+        self, orders: Orders | None, num_timed: int = NUM_TIMED
+    ) -> dict[str, Any]:
+        """Median step and highest peak under these orders (None: the policy)."""
+        plan = None
+        if orders is not None:
+            plan = Plan(
+                orders={kind: tuple(own) for kind, own in orders.items()},
+                policy="by hand",
+            )
+        self.cache.course.plan = plan
+        self.step()
+        found = [self.step() for _ in range(num_timed)]
+        return {
+            "step_ms": statistics.median(ms for ms, _ in found),
+            "peak_bytes": max(peak for _, peak in found),
+        }
+
+    def under_settings(
+        self, window_bytes: int, prefetch_bytes: int, fraction: float, recipes: bool
+    ) -> dict[str, Any]:
+        """A point of the grid: no plan, the policy's own numbers."""
+        from ssdtrain.cache.rebuilder import NoRecipes
+
+        before = self.cache.limits, self.cache.policy
+        self.cache.limits = CacheLimits(
+            min_bytes=self.cache.limits.min_bytes,
+            window_bytes=window_bytes,
+            prefetch_bytes=prefetch_bytes,
+        )
+        self.cache.policy = FirstFraction(fraction) if fraction else KeepAll()
+        self.cache.recipes = self.recipes if recipes else NoRecipes()
+        try:
+            self.step()  # the lane learns its new size
+            return self.under(None)
+        finally:
+            self.cache.limits, self.cache.policy = before
+            self.cache.recipes = self.recipes
+
+    def close(self) -> None:
+        """Free the model and the session."""
+        self.session.close()
+        self.model = None
+        del self.session, self.cache, self.recipes, self.x
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:
+    """A plan drawn at random: how much leaves, how much is rebuilt, how strictly."""
+    draw = random.Random(seed)
+    weights = {
+        Placement.KEEP: draw.random() ** 2,
+        Placement.OFFLOAD: draw.random() + 0.2,
+        Placement.RECOMPUTE: draw.random(),
+    }
+    placements = {
+        kind: [
+            draw.choices(found := options(timeline, item), [weights[p] for p in found])[
+                0
+            ]
+            for item in items
+        ]
+        for kind, items in timeline.profile.kinds.items()
+    }
+    largest = max(item.num_bytes for item in timeline.items)
+    window = draw.choice([None, None, 1.5, 2, 3, 4, 6])
+    style = Style(window_bytes=None if window is None else int(window * largest))
+    return schedule(timeline, placements, style)
+
+
+def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:
+    """What the simulator says, for the results."""
+    found = simulate(timeline, orders)
+    return {
+        "predicted_ms": found.step_ms,
+        "predicted_peak_bytes": found.peak_bytes,
+        "predicted_stall_ms": found.stall_ms,
+        "predicted_keep_ms": found.keep_ms,
+        "predicted_keep_peak_bytes": found.keep_peak_bytes,
+    }

@@ -1,0 +1,221 @@
+"""The planner's and the ROK curve's tables, from recorded results; never typed."""
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from table_text import markdown, where
+
+TARGETS_GB = {"8192x4": 7.1, "12288x3": 8.0, "16384x2": 11.0, "6144x24": 9.0}
+OFFSET = 4e-4
+"""Keeps an exact prediction from making the geometric mean zero (Lin 2023)."""
+GB = 1e9
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def planner(results_dir: Path) -> str:
+    """Targets, prediction, regret and budgets; empty without results."""
+    data = _read(Path(results_dir) / "planner.json")
+    if data is None:
+        return ""
+    cells = data["cells"]
+    parts = [_targets(cells), _prediction(cells), _regret(cells), where(data)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _targets(cells: dict[str, Any]) -> str:
+    rows = []
+    for name in dict.fromkeys(cell.split("/")[0] for cell in cells):
+        keep, auto = cells.get(f"{name}/keep", {}), cells.get(f"{name}/auto", {})
+        if "step_ms" not in keep or "step_ms" not in auto:
+            continue
+        full = cells.get(f"{name}/full recompute", {})
+        ratio = auto["step_ms"] / keep["step_ms"]
+        rows.append(
+            [
+                name,
+                f"{keep['step_ms']:.0f} ms, {keep['peak_gb']:.1f} GB",
+                _ratio(full, keep),
+                f"{ratio:.3f}x, {auto['peak_gb']:.2f} GB",
+                f"{auto['plan']['step_ms'] / keep['step_ms']:.3f}x, "
+                f"{auto['plan']['peak_gb']:.2f} GB",
+                f"{1 + auto['max_overhead']:.2f}x, {TARGETS_GB.get(name, 0):.1f} GB",
+                str(auto["losses"] == keep["losses"][: len(auto["losses"])]),
+            ]
+        )
+    if not rows:
+        return ""
+    head = ["", "keep", "full recompute", "plan=auto", "predicted", "target", "equal"]
+    text = (
+        "**Planner.** GPT blocks (hidden x layers), bf16, host target, recipes on: "
+        "step over `keep` and activation peak, as measured and as the plan predicted; "
+        "losses compared to the last bit."
+    )
+    return f"{text}\n\n{markdown(head, rows)}"
+
+
+def _ratio(cell: dict[str, Any], keep: dict[str, Any]) -> str:
+    if "step_ms" not in cell:
+        return "-"
+    return f"{cell['step_ms'] / keep['step_ms']:.3f}x, {cell['peak_gb']:.1f} GB"
+
+
+def scores(plans: list[dict[str, Any]]) -> dict[str, float]:
+    """How good the predictions of some measured plans were."""
+    errors = [abs(p["predicted_ms"] / p["step_ms"] - 1) for p in plans]
+    constant = [abs(p["predicted_keep_ms"] / p["step_ms"] - 1) for p in plans]
+    peaks = [
+        abs(p["predicted_peak_bytes"] / p["peak_bytes"] - 1)
+        for p in plans
+        if p["peak_bytes"]
+    ]
+    return {
+        "number": len(plans),
+        "step_error": geometric(errors),
+        "constant_error": geometric(constant),
+        "peak_error": max(peaks, default=0.0),
+        "tau": kendall([(p["predicted_ms"], p["step_ms"]) for p in plans]),
+        "widest": max(p["step_ms"] for p in plans) / _keep_ms(plans),
+    }
+
+
+def _keep_ms(plans: list[dict[str, Any]]) -> float:
+    """The measured step with everything kept."""
+    return float(
+        next(
+            (p["step_ms"] for p in plans if p.get("policy") == "keep-all"),
+            plans[0]["predicted_keep_ms"],
+        )
+    )
+
+
+def geometric(errors: list[float]) -> float:
+    """Geometric mean."""
+    return math.exp(statistics.fmean(math.log(e + OFFSET) for e in errors))
+
+
+def kendall(pairs: list[tuple[float, float]]) -> float:
+    """Kendall's tau."""
+    score, count = 0, 0
+    for (a, b), (c, d) in itertools.combinations(pairs, 2):
+        product = (a - c) * (b - d)
+        score += (product > 0) - (product < 0)
+        count += 1
+    return score / max(1, count)
+
+
+def _prediction(cells: dict[str, Any]) -> str:
+    rows = []
+    for name, cell in cells.items():
+        if not name.startswith("prediction/") or "plans" not in cell:
+            continue
+        found = scores(cell["plans"])
+        rows.append(
+            [
+                name,
+                str(found["number"]),
+                f"{found['widest']:.2f}x",
+                f"{100 * found['step_error']:.1f} %",
+                f"{100 * found['constant_error']:.1f} %",
+                f"{100 * found['peak_error']:.1f} %",
+                f"{found['tau']:.2f}",
+            ]
+        )
+    if not rows:
+        return ""
+    head = ["", "plans", "widest", "step error", "constant", "worst peak error", "tau"]
+    text = (
+        "**Prediction.** Fixed, random and chosen plans of one model, predicted from "
+        "one observed step, then measured. Errors of the step are geometric means; "
+        "`constant` is what *same as keep* would get."
+    )
+    return f"{text}\n\n{markdown(head, rows)}"
+
+
+def _regret(cells: dict[str, Any]) -> str:
+    cell = cells.get("regret", {})
+    if "budgets" not in cell:
+        return ""
+    grid = cell["grid"]
+    measured = [b for b in cell["budgets"] if "step_ms" in b]
+    exceeded = sum(b["peak_bytes"] > b["budget_bytes"] for b in measured)
+    regrets = []
+    for budget in measured:
+        fitting = [
+            g["step_ms"] for g in grid if g["peak_bytes"] <= budget["budget_bytes"]
+        ]
+        if fitting:
+            regrets.append(budget["step_ms"] / min(fitting) - 1)
+    worst = f"{100 * max(regrets):.1f} %" if regrets else "-"
+    unreachable = sum(
+        all(g["peak_bytes"] > b["budget_bytes"] for g in grid) for b in measured
+    )
+    return (
+        f"**Regret.** {len(measured)} random memory budgets between the least "
+        f"reachable peak and keep: {exceeded} exceeded when measured. Against the best "
+        f"of a measured grid of {len(grid)} (window x prefetch x fraction x recipes): "
+        f"worst {worst} slower, in {unreachable} budgets no grid point fitted at all."
+    )
+
+
+def rok(results_dir: Path) -> str:
+    """The ROK points by batch, and the split of the gain (Table 5.6)."""
+    data = _read(Path(results_dir) / "rok.json")
+    if data is None:
+        return ""
+    points = [cell for cell in data["cells"].values() if "error" not in cell]
+    names = [name for name, cell in data["cells"].items() if "error" not in cell]
+    by = {
+        (name.split("/")[0], p["strategy"], p["batch"]): p
+        for name, p in zip(names, points, strict=True)
+    }
+    parts = []
+    for model in dict.fromkeys(model for model, _, _ in by):
+        batches = sorted({b for m, _, b in by if m == model})
+        rows = []
+        for strategy in ("keep", "offload", "recompute"):
+            row = [strategy]
+            for batch in batches:
+                cell = by.get((model, strategy, batch))
+                row.append(
+                    "-"
+                    if cell is None
+                    else f"{cell['tflops']:.0f} TF, {cell['peak_gb']:.1f} GB"
+                )
+            rows.append(row)
+        head = [model, *(f"batch {batch}" for batch in batches)]
+        parts.append(markdown(head, rows))
+        parts.append(_split(by, model, batches))
+    text = (
+        "**Recompute, offload, keep** (Figure 5.12): model throughput in algorithmic "
+        "FLOPs, and activation peak, capped at "
+        f"{data['settings']['memory_gb']:.0f} GB."
+    )
+    return "\n\n".join([text, *(part for part in parts if part), where(data)])
+
+
+def _split(by: dict[Any, Any], model: str, batches: list[int]) -> str:
+    """Why a larger batch is faster: kernels, and the update's share."""
+    one = by.get((model, "keep", 1))
+    large = [b for b in batches if (model, "keep", b) in by and b > 1]
+    if one is None or not large:
+        return ""
+    batch = max(b for b in large if b <= 16)
+    other = by[model, "keep", batch]
+    total = other["tokens_per_s"] / one["tokens_per_s"]
+    work = {
+        b: c["forward_ms"] + c["backward_ms"] for b, c in ((1, one), (batch, other))
+    }
+    kernels = work[1] * batch / work[batch]
+    update = total / kernels
+    return (
+        f"From batch 1 to {batch} (keep): {100 * (total - 1):.0f} % more tokens a "
+        f"second: {100 * (kernels - 1):.0f} % by faster kernels, "
+        f"{100 * (update - 1):.0f} % by fewer weight updates (Table 5.6)."
+    )

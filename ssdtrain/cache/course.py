@@ -1,0 +1,217 @@
+"""Counts marks, hands out the plan's orders, and tells an observer.
+
+See [Note: marks] in plan/profile.py. A lane that saves other tensors than its plan
+expects leaves the plan: it is counted, and goes on under the policy.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ssdtrain.cache.record import (
+    Lane,
+    LaneCourse,
+    Rebuilt,
+    RebuiltView,
+    RecordView,
+)
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.profile import Phase
+
+OUTSIDE_PLAN = -1
+
+
+class Saved(NamedTuple):
+    """A tensor that autograd saves for the first time."""
+
+    name: str
+    num_bytes: int
+    owner: int = OUTSIDE_PLAN
+    """The item whose recipe it serves."""
+
+
+class Entry(NamedTuple):
+    """Its place in the lane, and what is to happen to it."""
+
+    number: int
+    order: Order | None
+    """None: not planned."""
+    due: int | None
+    """Mark of its release."""
+
+    @property
+    def may_be_rebuilt(self) -> bool:
+        """Whether a recipe may take its place."""
+        return self.order is None or self.order.placement is Placement.RECOMPUTE
+
+
+class Recipe(NamedTuple):
+    """How an item is rebuilt."""
+
+    name: str
+    inputs: tuple[int, ...]
+    """Items of the same lane that it reads."""
+    place: Hashable
+    """Where its cost is found among the clock's spans."""
+
+
+class Observer(Protocol):
+    """Hears of every mark. Off is an object: `Unobserved`."""
+
+    def lane(self, number: int, kind: str) -> None:
+        """A lane begins."""
+
+    def item(self, lane: int, number: int, saved: Saved) -> None:
+        """A new item of a lane."""
+
+    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+        """The item is rebuilt in this step."""
+
+    def mark(self, lane: int, phase: Phase, number: int) -> None:
+        """The cache begins to act."""
+
+    def seal(self) -> None:
+        """The cache has acted; an operator runs next."""
+
+
+class Unobserved:
+    """Hears nothing."""
+
+    def lane(self, number: int, kind: str) -> None:
+        """Nothing."""
+
+    def item(self, lane: int, number: int, saved: Saved) -> None:
+        """Nothing."""
+
+    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+        """Nothing."""
+
+    def mark(self, lane: int, phase: Phase, number: int) -> None:
+        """Nothing."""
+
+    def seal(self) -> None:
+        """Nothing."""
+
+
+class Course:
+    """The marks of one cache."""
+
+    def __init__(self, on_stray: Callable[[], None]) -> None:
+        self._on_stray = on_stray
+        self.plan: Plan | None = None
+        self.observer: Observer = Unobserved()
+        self.mark = 0
+        self.num_strayed = 0
+        """Lanes of this step that the plan did not fit."""
+        self._num_lanes = 0
+        self._serving = OUTSIDE_PLAN
+        self._is_using = False
+
+    def step_starts(self) -> None:
+        """Lanes count from 0 again."""
+        self._num_lanes = 0
+        self.num_strayed = 0
+
+    def of(self, lane: Lane) -> LaneCourse:
+        """The lane's course."""
+        if lane.course is None:
+            orders = None
+            if self.plan is not None and lane.kind:
+                orders = self.plan.orders.get(lane.kind)
+                if orders is None:
+                    self._stray()
+            lane.course = LaneCourse(self._num_lanes, orders)
+            self._num_lanes += 1
+            self.observer.lane(lane.course.number, lane.kind)
+        return lane.course
+
+    def enter(self, lane: Lane, name: str, num_bytes: int) -> Entry:
+        """A new item of the lane: a mark."""
+        course = self.of(lane)
+        number, order = self._expected(course, name, num_bytes)
+        course.num_items = number + 1
+        self.mark += 1
+        self.observer.item(course.number, number, Saved(name, num_bytes, self._serving))
+        self.observer.mark(course.number, Phase.FORWARD, number)
+        due = None
+        if order is not None and order.release_after > 0:
+            due = self.mark + order.release_after
+        return Entry(number, order, due)
+
+    def _expected(
+        self, course: LaneCourse, name: str, num_bytes: int
+    ) -> tuple[int, Order | None]:
+        number, orders = course.num_items, course.orders
+        if orders is None:
+            return number, None
+        while number < len(orders) and self._is_absent(orders[number], course):
+            number += 1
+            self.mark += 1
+        if number < len(orders):
+            order = orders[number]
+            if (order.name, order.num_bytes) == (name, num_bytes):
+                return number, order
+        course.orders = None
+        self._stray()
+        return number, None
+
+    def _stray(self) -> None:
+        self.num_strayed += 1
+        self._on_stray()
+
+    def _is_absent(self, order: Order, course: LaneCourse) -> bool:
+        """Whether it would serve a recipe that is not used."""
+        if order.owner < 0 or course.orders is None:
+            return False
+        return course.orders[order.owner].placement is not Placement.RECOMPUTE
+
+    def rebuilds(self, rebuilt: Rebuilt) -> None:
+        """A recipe takes the place of an item."""
+        inputs = set()
+        for held in rebuilt.expression.held():
+            source = held.holder.source
+            if isinstance(source, RecordView) and source.record.lane is rebuilt.lane:
+                inputs.add(source.record.item)
+            elif isinstance(source, RebuiltView):
+                if source.rebuilt.lane is rebuilt.lane:
+                    inputs.add(source.rebuilt.item)
+        recipe = Recipe(rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place)
+        self.observer.recipe(self.of(rebuilt.lane).number, rebuilt.item, recipe)
+
+    @contextmanager
+    def serving(self, number: int) -> Iterator[None]:
+        """What is packed inside serves the recipe of this item."""
+        before, self._serving = self._serving, number
+        try:
+            yield
+        finally:
+            self._serving = before
+
+    @contextmanager
+    def using(self, lane: Lane, number: int) -> Iterator[int | None]:
+        """Around autograd's use of an item: a mark, unless a recipe asks.
+
+        Gives the number of the use in its lane; None inside another use.
+        """
+        if self._is_using:
+            yield None
+            return
+        course = self.of(lane)
+        at, course.num_uses = course.num_uses, course.num_uses + 1
+        self.mark += 1
+        self._is_using = True
+        self.observer.mark(course.number, Phase.BACKWARD, number)
+        try:
+            yield at
+        finally:
+            self._is_using = False
+            self.observer.seal()
+
+
+def name_of(tensor: Tensor) -> str:
+    """Producer and shape: what a saved tensor is called in plans and reports."""
+    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
+    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"

@@ -1,0 +1,58 @@
+"""Names the module whose forward is running, for the profile.
+
+Only while a step is observed: plain hooks on every submodule, removed behind it. They
+carry no saved-tensor hooks. Models with compiled parts get no names, because hooks
+would make torch compile them again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+class ModuleNames:
+    """The path of the innermost running module."""
+
+    def __init__(self, roots: Sequence[nn.Module]) -> None:
+        self._roots = list(roots)
+        self._handles: list[RemovableHandle] = []
+        self._stack: list[str] = []
+
+    @property
+    def now(self) -> str:
+        """Such as `blocks.3.mlp`; empty outside all modules, or unknown."""
+        return self._stack[-1] if self._stack else ""
+
+    def start(self) -> None:
+        """Listen to every submodule."""
+        self.stop()
+        for root in self._roots:
+            if any(_is_compiled(module) for module in root.modules()):
+                continue
+            for path, module in root.named_modules():
+                if path:
+                    self._listen(path, module)
+
+    def stop(self) -> None:
+        """Remove all hooks. Idempotent."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._stack.clear()
+
+    def _listen(self, path: str, module: nn.Module) -> None:
+        def before(module: nn.Module, args: Any) -> None:
+            self._stack.append(path)
+
+        def behind(module: nn.Module, args: Any, output: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        self._handles.append(module.register_forward_pre_hook(before))
+        self._handles.append(module.register_forward_hook(behind, always_call=True))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    name = type(module).__name__
+    return name == "OptimizedModule" or module._compiled_call_impl is not None

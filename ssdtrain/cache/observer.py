@@ -1,0 +1,245 @@
+"""Records one step and makes the planner's profile of it (plan/profile.py).
+
+[Note: what is measured]
+At each mark two moments are taken on the compute stream: when the cache begins to act
+(waits, rebuilds and allocations for loads fall behind it) and when it has acted. What
+lies between the second and the next mark's first is the operator alone. The allocator's
+peak is reset at the second and read at the next mark, so that it is the operator's own;
+what the saved tensors held then is subtracted. No host wait: all is read once the step
+is over.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ssdtrain.cache.course import Recipe, Saved
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.counters import Span as TraceSpan
+from ssdtrain.curves import Curve
+from ssdtrain.plan.profile import (
+    COPY_SLOWDOWN,
+    Item,
+    Links,
+    Mark,
+    Phase,
+    Profile,
+)
+from ssdtrain.remat.budget import Span
+from ssdtrain.transfer.device import Copy, Device
+from ssdtrain.transfer.pinned import PinnedPool
+
+COPY_STARTUP_S = 1e-5
+PROBE_BYTES = 16 * 1024 * 1024
+NUM_PROBES = 3
+
+
+@dataclass
+class _Lane:
+    kind: str
+    saved: list[Saved] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    recipes: dict[int, Recipe] = field(default_factory=dict)
+
+
+@dataclass
+class _Row:
+    lane: int
+    phase: Phase
+    item: int
+    begin: Any
+    end: Any = None
+    live_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Recording:
+    """The observer of one step. See [Note: what is measured]."""
+
+    def __init__(
+        self, device: Device, ledger: Ledger, module_now: Callable[[], str]
+    ) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._clock = ledger.clock
+        self._module_now = module_now
+        self._lanes: list[_Lane] = []
+        self._rows: list[_Row] = []
+        memory = device.memory()
+        self._base_bytes = 0 if memory is None else memory.allocated_bytes
+        self._start = self._clock.now()
+
+    def lane(self, number: int, kind: str) -> None:
+        """A lane begins."""
+        self._lanes.append(_Lane(kind))
+
+    def item(self, lane: int, number: int, saved: Saved) -> None:
+        """A new item of a lane."""
+        self._lanes[lane].saved.append(saved)
+        self._lanes[lane].modules.append(self._module_now())
+
+    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+        """The item is rebuilt in this step."""
+        self._lanes[lane].recipes[number] = recipe
+
+    def mark(self, lane: int, phase: Phase, number: int) -> None:
+        """The cache begins to act."""
+        if self._rows and self._rows[-1].end is None:
+            self.seal()  # a recipe stores an input of its own
+        self._read_peak()
+        self._rows.append(_Row(lane, phase, number, self._clock.now()))
+
+    def seal(self) -> None:
+        """The cache has acted; an operator runs next."""
+        if not self._rows:
+            return
+        row = self._rows[-1]
+        row.end = self._clock.now()
+        row.live_bytes = self._ledger.live_bytes
+        self._device.reset_peak()
+
+    def _read_peak(self) -> None:
+        memory = self._device.memory()
+        if memory is not None and self._rows:
+            peak = memory.max_allocated_bytes
+            self._rows[-1].peak_bytes = peak - self._base_bytes
+
+    def profile(
+        self,
+        spans: Iterable[Span],
+        links: Links | None,
+        host_bytes: int,
+        copying_ms: float,
+        notes: dict[str, str],
+    ) -> Profile | None:
+        """The profile; None if the step cannot be planned. Waits for the device.
+
+        Args:
+            copying_ms: time of all copies, which slowed the step down meanwhile.
+        """
+        end = self._clock.now()
+        rows = [row for row in self._rows if row.end is not None]
+        kinds = self._kinds(spans)
+        if not rows or links is None or kinds is None:
+            return None
+        ms = self._clock.ms_between
+        nexts = [row.begin for row in rows[1:]] + [end]
+        lengths = [ms(row.end, after) for row, after in zip(rows, nexts, strict=True)]
+        tail_ms, lengths[-1] = lengths[-1], 0.0
+        known = self._device.memory() is not None
+        overlap = min(2.0, copying_ms / max(sum(lengths), 1e-9))
+        alone = 1.0 / (1.0 + links.copy_slowdown * overlap)
+        marks = tuple(
+            Mark(
+                lane=row.lane,
+                phase=row.phase,
+                item=row.item,
+                ms=length * alone,
+                other_bytes=max(0, row.peak_bytes - row.live_bytes) if known else 0,
+            )
+            for row, length in zip(rows, lengths, strict=True)
+        )
+        return Profile(
+            lanes=tuple(lane.kind for lane in self._lanes),
+            kinds=kinds,
+            marks=marks,
+            links=links,
+            head_ms=ms(self._start, rows[0].begin),
+            tail_ms=tail_ms,
+            host_bytes=host_bytes,
+            device=str(self._device.torch_device),
+            notes=notes,
+        )
+
+    def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
+        """Items by kind; None if a kind's lanes differ, or a lane has no kind."""
+        costs: dict[Hashable, list[float]] = {}
+        for span in spans:
+            costs.setdefault(span.place, []).append(span.ms)
+        kinds: dict[str, tuple[Item, ...]] = {}
+        for lane in self._lanes:
+            items = tuple(_items(lane, costs))
+            names = [(item.name, item.num_bytes) for item in items]
+            before = kinds.setdefault(lane.kind, items)
+            if not lane.kind or names != [(i.name, i.num_bytes) for i in before]:
+                return None
+        return kinds
+
+
+def _items(lane: _Lane, costs: dict[Hashable, list[float]]) -> Iterable[Item]:
+    for number, (saved, module) in enumerate(
+        zip(lane.saved, lane.modules, strict=True)
+    ):
+        recipe = lane.recipes.get(number)
+        measured = [] if recipe is None else costs.get(recipe.place, [])
+        yield Item(
+            name=saved.name,
+            num_bytes=saved.num_bytes,
+            module=module,
+            recipe=None if recipe is None else recipe.name,
+            recipe_ms=sum(measured) / len(measured) if measured else 0.0,
+            inputs=() if recipe is None else recipe.inputs,
+            owner=saved.owner,
+        )
+
+
+def fitted_links(
+    copies: Iterable[Copy], spans: Iterable[TraceSpan], slowdown: float = COPY_SLOWDOWN
+) -> Links | None:
+    """Curves of the copies, writes and reads of one step; None without any copy."""
+    both = list(copies)
+    out = _rate([copy for copy in both if copy.outwards])
+    into = _rate([copy for copy in both if not copy.outwards])
+    if out is None and into is None:
+        return None
+    storage = list(spans)
+    return Links(
+        d2h=_straight(out or into or 0.0),
+        h2d=_straight(into or out or 0.0),
+        ssd_write=_busy(storage, "write"),
+        ssd_read=_busy(storage, "read") or _busy(storage, "write"),
+        copy_slowdown=slowdown,
+    )
+
+
+def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> list[Copy]:
+    """Measure copies of a buffer of its own: for steps that moved too little."""
+    buffer = pool.take(num_bytes, for_load=True)
+    if buffer is None:
+        return []
+    there = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
+    host = buffer.memory[:num_bytes]
+    copies: list[Copy] = []
+    for turn in range(NUM_PROBES):
+        device.watch_copies()
+        last = device.copy_out(there, host, [device.now(), *buffer.busy])
+        last = device.copy_in(host, there, [last])
+        last.synchronize()
+        found = device.watched_copies()
+        copies += found if turn else []  # the first one touches the pages
+    pool.give(buffer)
+    return copies
+
+
+def _straight(bytes_per_second: float) -> Curve:
+    return Curve.straight(COPY_STARTUP_S, max(bytes_per_second, 1.0))
+
+
+def _rate(copies: list[Copy]) -> float | None:
+    seconds = sum(copy.ms for copy in copies) / 1e3
+    seconds -= COPY_STARTUP_S * len(copies)
+    num_bytes = sum(copy.num_bytes for copy in copies)
+    return num_bytes / max(seconds, 1e-9) if num_bytes else None
+
+
+def _busy(spans: list[TraceSpan], row: str) -> Curve | None:
+    """Bytes over the time in which at least one transfer of the row was running."""
+    own = sorted((s.start_ns, s.end_ns, s.num_bytes) for s in spans if s.row == row)
+    busy_ns, until = 0, 0
+    for start, end, _ in own:
+        busy_ns += max(0, end - max(start, until))
+        until = max(until, end)
+    total = sum(num_bytes for _, _, num_bytes in own)
+    return _straight(total / (busy_ns / 1e9)) if busy_ns and total else None

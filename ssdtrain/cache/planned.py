@@ -1,0 +1,68 @@
+"""What the plan tells the cache to do at a mark: send, release, load."""
+
+from collections.abc import Callable
+
+from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.record import Lane, Record, RecordState
+from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.plan.placement import Placement
+from ssdtrain.transfer.offloader import Offloader
+
+PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
+
+
+class PlannedMoves:
+    """Carries out orders; the cache's lock is held."""
+
+    def __init__(
+        self,
+        offloader: Offloader,
+        window: ReleaseWindow,
+        ledger: Ledger,
+        course: Course,
+    ) -> None:
+        self._offloader = offloader
+        self._window = window
+        self._ledger = ledger
+        self._course = course
+
+    def send(self, record: Record, entry: Entry) -> bool:
+        """Start to move a new record away, if its order says so and there is room."""
+        if entry.due is None or entry.order is None or record.data is None:
+            return False
+        parcel = self._offloader.store(record.data, record.name, lambda: True)
+        if parcel is None:
+            return False
+        record.parcel = parcel
+        record.state = RecordState.LEAVING
+        self._window.add(record, record.data, parcel, entry.due)
+        if entry.order.placement is Placement.OFFLOAD_SSD:
+            self._offloader.send_on(parcel)
+        return True
+
+    def release_due(self) -> None:
+        """Drop what the plan wants gone by this mark, behind its copy."""
+        self._ledger.live(-self._window.release_due(self._course.mark))
+
+    def load_due(
+        self, lane: Lane, at: int | None, start_load: Callable[[Record], None]
+    ) -> None:
+        """Start what the plan loads at this use, and read ahead from the SSD."""
+        course = self._course.of(lane)
+        if at is None or course.orders is None:
+            return
+        for item in course.loads.get(at, ()):
+            record = course.record(item)
+            if record is not None and record.state is RecordState.AWAY:
+                start_load(record)
+        while course.reading and self._offloader.storage is not None:
+            record = course.record(course.reading[-1])
+            if (
+                record is not None
+                and record.state is RecordState.AWAY
+                and record.parcel is not None
+                and not self._offloader.recall(record.parcel)
+            ):
+                return
+            course.reading.pop()

@@ -1,0 +1,209 @@
+"""`plan="auto"`: observe a step, choose, follow, and look again when it drifts.
+
+The first steps move everything that can move and wait where they must, so they fit
+wherever full offloading fits. Plans change at step boundaries only.
+"""
+
+import logging
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+from torch import nn
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.modules import ModuleNames
+from ssdtrain.cache.observer import Recording, fitted_links, probe
+from ssdtrain.counters import Trace
+from ssdtrain.plan.adapt import Drift, Verdict, is_better
+from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.placement import OffloadAll, Placement
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+NUM_WARM_UPS = 1
+"""Steps before the first observation: kernels are chosen and pools are filled."""
+MAX_ATTEMPTS = 3
+"""Observations in a row that may fail before the policy is left alone."""
+
+
+class Stage(Enum):
+    """What the running step is for."""
+
+    WARM_UP = auto()
+    """> OBSERVING."""
+    OBSERVING = auto()
+    """> FOLLOWING, or OBSERVING again if the step could not be planned."""
+    FOLLOWING = auto()
+    """> OBSERVING when it drifts."""
+    RESTING = auto()
+    """No plan can be made; the policy decides. Final."""
+
+
+class Planner:
+    """Decides at the start of every step what the step is for."""
+
+    def __init__(
+        self,
+        cache: TensorCache,
+        goal: Goal,
+        trace: Trace,
+        roots: Sequence[nn.Module],
+        notes: dict[str, str],
+    ) -> None:
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.num_plans = 0
+        self._cache = cache
+        self._goal = goal
+        self._trace = trace
+        self._wants_trace = trace.enabled
+        self._names = ModuleNames(roots)
+        self._notes = notes
+        self._drift = Drift()
+        self._stage = Stage.WARM_UP
+        self._attempts = 0
+        self._recording: Recording | None = None
+        self._num_spans = 0
+        self._step = -1
+        self._starts: list[tuple[Any, bool]] = []
+        """Start of the last steps, and whether the step followed the plan in force."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the running step is neither a warm-up nor observed."""
+        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
+
+    def step_starts(self, num_steps: int) -> None:
+        """The first forward of a step is about to run; `num_steps` have ended.
+
+        Raises:
+            ConfigError: `memory_budget_bytes` cannot be reached.
+        """
+        if num_steps == self._step:
+            if self._stage is Stage.OBSERVING:
+                self._observe()  # a forward without a backward: begin again
+            self._cache.course.step_starts()
+            return
+        self._step = num_steps
+        if self._stage is Stage.WARM_UP and num_steps >= NUM_WARM_UPS:
+            self._observe()
+        elif self._stage is Stage.OBSERVING:
+            self._conclude()
+        elif self._stage is Stage.FOLLOWING:
+            self._follow()
+        self._cache.course.step_starts()
+        self._predict()
+
+    def close(self) -> None:
+        """Remove what an unfinished observation left. Idempotent."""
+        self._names.stop()
+        self._cache.course.observer = Unobserved()
+
+    # -- observing ----------------------------------------------------------------
+
+    def _observe(self) -> None:
+        cache = self._cache
+        self._stage = Stage.OBSERVING
+        cache.policy = OffloadAll()
+        cache.course.plan = None
+        cache.ledger.clock.keep_spans = True
+        self._num_spans = len(self._trace.spans())
+        self._trace.enabled = True
+        cache.device.watch_copies()
+        self._names.start()
+        self._recording = Recording(cache.device, cache.ledger, lambda: self._names.now)
+        cache.course.observer = self._recording
+
+    def _conclude(self) -> None:
+        profile = self._observed()
+        if profile is None:
+            self._attempts += 1
+            if self._attempts < MAX_ATTEMPTS:
+                self._observe()
+                return
+            logger.info("ssdtrain: no plan; this model's steps cannot be observed")
+            self._rest(Stage.RESTING)
+            return
+        self._attempts = 0
+        new = choose(profile, self._goal)
+        if self.plan is None or not self._keeps(profile, new):
+            self.plan = new
+            self.num_plans += 1
+        self.profile = profile
+        self._rest(Stage.FOLLOWING)
+        self._cache.course.plan = self.plan
+        if self.plan.prediction is not None:
+            self._drift.planned(self.plan.prediction.step_ms)
+        self._starts.clear()
+        logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
+
+    def _observed(self) -> Profile | None:
+        cache, recording = self._cache, self._recording
+        cache.course.observer = Unobserved()
+        self._names.stop()
+        self._trace.enabled = self._wants_trace
+        cache.ledger.clock.keep_spans = False
+        copies = cache.device.watched_copies()
+        copying_ms = sum(copy.ms for copy in copies)
+        if len({copy.outwards for copy in copies}) < 2:
+            copies += probe(cache.device, cache.offloader.pool)
+        if recording is None:
+            return None
+        return recording.profile(
+            cache.ledger.clock.last_spans(),
+            fitted_links(copies, self._trace.spans()[self._num_spans :]),
+            cache.offloader.pool.cap_bytes,
+            copying_ms,
+            self._notes,
+        )
+
+    def _rest(self, stage: Stage) -> None:
+        self._stage = stage
+        self._recording = None
+        self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
+
+    def _keeps(self, profile: Profile, new: Plan) -> bool:
+        """Whether the old plan fits the new profile and is as good as the new one."""
+        old, before = self.plan, self.profile
+        if old is None or before is None or before.signature() != profile.signature():
+            return False
+        priced = simulate(Timeline(profile), old.orders)
+        budget = self._goal.memory_budget_bytes
+        limit = (1 + self._goal.max_overhead) * priced.keep_ms
+        if new.prediction is None or is_better(
+            new.prediction,
+            priced,
+            budget is not None,
+            limit if budget is None else budget,
+        ):
+            return False
+        self.plan = Plan(orders=old.orders, policy=old.policy, prediction=priced)
+        return True
+
+    # -- following ----------------------------------------------------------------
+
+    def _follow(self) -> None:
+        clock = self._cache.ledger.clock
+        self._starts.append((clock.now(), True))
+        measured = None
+        if len(self._starts) >= 3:
+            # The last step may still run on the device; the one before has ended.
+            (before, _), (after, _) = self._starts[-3], self._starts[-2]
+            measured = clock.ms_between(before, after)
+            del self._starts[0]
+        verdict = self._drift.step(measured, self._cache.course.num_strayed)
+        if verdict is Verdict.OBSERVE:
+            logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
+            self._observe()
+
+    def _predict(self) -> None:
+        following = self._stage is Stage.FOLLOWING and self.plan is not None
+        prediction = self.plan.prediction if following and self.plan else None
+        ledger = self._cache.ledger
+        ledger.predicted_ms = None if prediction is None else prediction.step_ms

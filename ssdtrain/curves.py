@@ -1,0 +1,99 @@
+"""What a transfer costs: link time as a function of the bytes.
+
+On the ground floor, because `machine` measures curves and `plan` prices with them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sigmoid:
+    """log10 of the bandwidth in bytes/s, as a function of x = log2(bytes)."""
+
+    height: float
+    steepness: float
+    middle: float
+    """log2 of the bytes where the bandwidth is half-way (on a log scale)."""
+    base: float
+
+    def log10_bandwidth(self, log2_bytes: float) -> float:
+        """height / (1 + exp(-steepness (x - middle))) + base."""
+        power = -self.steepness * (log2_bytes - self.middle)
+        return self.height / (1.0 + math.exp(min(power, 700.0))) + self.base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Transfer time in three pieces: flat, sigmoid, linear.
+
+    From Lin, Performance Modeling and Optimization for ML Workloads, Eq. 5.2:
+    `t_s` up to m1, a fitted sigmoid of the bandwidth between m1 and m2, and
+    `t_s + m / BW_max` from m2 on. Ours never decreases with the size.
+    """
+
+    startup_seconds: float
+    """t_s: what the smallest transfer costs."""
+    bytes_per_second: float
+    """BW_max: the slope of the last piece."""
+    small_bytes: int
+    """m1: up to here the size does not matter."""
+    large_bytes: int
+    """m2: from here on the time is linear in the size."""
+    sigmoid: Sigmoid
+    fit_error: float
+    """Largest |fitted - measured| / measured over the samples."""
+
+    def seconds(self, num_bytes: float) -> float:
+        """Link time in seconds of one transfer of `num_bytes`."""
+        if num_bytes <= 0:
+            return 0.0
+        if num_bytes <= self.small_bytes:
+            return self.startup_seconds
+        linear = self.startup_seconds + num_bytes / self.bytes_per_second
+        if num_bytes >= self.large_bytes:
+            return linear
+        log_rate = self.sigmoid.log10_bandwidth(math.log2(num_bytes))
+        # Clamped so that the three pieces join without a step downwards.
+        top = self.startup_seconds + self.large_bytes / self.bytes_per_second
+        return min(max(num_bytes / math.pow(10.0, log_rate), self.startup_seconds), top)
+
+    def gb_per_s(self, num_bytes: float) -> float:
+        """Effective bandwidth in GB/s (1e9) of transfers of `num_bytes`."""
+        return num_bytes / self.seconds(num_bytes) / 1e9
+
+    def bytes_within(self, seconds: float) -> int:
+        """Most bytes one transfer can move in `seconds` (0 if not even one byte)."""
+        if seconds < self.startup_seconds:
+            return 0
+        low, high = 0.0, max(seconds, 0.0) * self.bytes_per_second + self.large_bytes
+        for _ in range(64):
+            middle = (low + high) / 2
+            if self.seconds(middle) <= seconds:
+                low = middle
+            else:
+                high = middle
+        return int(low)
+
+    @classmethod
+    def straight(cls, startup_seconds: float, bytes_per_second: float) -> "Curve":
+        """A link without the curved middle: `startup + bytes / rate` at every size."""
+        return cls(
+            startup_seconds=startup_seconds,
+            bytes_per_second=bytes_per_second,
+            small_bytes=0,
+            large_bytes=0,
+            sigmoid=Sigmoid(height=0.0, steepness=1.0, middle=0.0, base=0.0),
+            fit_error=0.0,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Curve":
+        """What `as_dict` made."""
+        return cls(**{**values, "sigmoid": Sigmoid(**values["sigmoid"])})

@@ -1,0 +1,104 @@
+"""When a plan no longer fits what is measured.
+
+[Note: no oscillation]
+A single slow step is noise: the middle of the last steps must be off, in the same
+direction, and after every new plan the next look comes twice as late. A plan that is
+not clearly better than the one in force is not taken.
+"""
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ssdtrain.plan.plan import Prediction
+
+WINDOW_STEPS = 5
+TOLERANCE = 0.08
+"""Error of the predicted step time that is not looked at."""
+FIRST_PAUSE_STEPS = 8
+FIRST_STRAY_PAUSE_STEPS = 4
+LONGEST_PAUSE_STEPS = 1024
+GAIN = 0.01
+"""A new plan must be better by this fraction."""
+
+
+class Verdict(Enum):
+    """What the last step says about the plan."""
+
+    FITS = auto()
+    """Go on."""
+    OBSERVE = auto()
+    """Observe the next step and plan again."""
+
+
+@dataclass
+class Drift:
+    """Watches predicted against measured step times. Pure: no clock."""
+
+    predicted_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._errors: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._pause = FIRST_PAUSE_STEPS
+        self._wait = 0
+        self._strayed = 0
+        self._stray_pause = FIRST_STRAY_PAUSE_STEPS
+        self._stray_wait = 0
+
+    def planned(self, predicted_ms: float) -> None:
+        """A plan is in force from now on."""
+        self.predicted_ms = predicted_ms
+        self._errors.clear()
+        self._strayed = 0
+        self._wait = self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_STEPS)
+
+    def step(self, measured_ms: float | None, num_strayed: int) -> Verdict:
+        """A step has ended.
+
+        Args:
+            measured_ms: None if it is not known.
+            num_strayed: lanes that saved other tensors than the plan expects.
+        """
+        self._wait = max(0, self._wait - 1)
+        self._stray_wait = max(0, self._stray_wait - 1)
+        self._strayed = self._strayed + 1 if num_strayed else 0
+        if num_strayed:
+            self._errors.clear()
+        elif measured_ms is not None and self.predicted_ms > 0:
+            self._errors.append(measured_ms / self.predicted_ms - 1)
+        if self._strayed >= 2 and not self._stray_wait:
+            # Two steps alike in being other: a new shape, not one odd batch.
+            self._stray_wait = self._stray_pause
+            self._stray_pause = min(2 * self._stray_pause, LONGEST_PAUSE_STEPS)
+            return Verdict.OBSERVE
+        if len(self._errors) < WINDOW_STEPS or self._is_paused:
+            return Verdict.FITS
+        off = abs(statistics.median(self._errors)) > TOLERANCE
+        return Verdict.OBSERVE if off else Verdict.FITS
+
+    @property
+    def error(self) -> float | None:
+        """Middle relative error of the last steps."""
+        return statistics.median(self._errors) if self._errors else None
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._wait > 0
+
+
+def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -> bool:
+    """Whether a new plan should replace the one in force, both priced on one profile.
+
+    Args:
+        by_memory: the goal is least time within `limit` bytes; else least peak within
+            `limit` ms.
+    """
+    if by_memory:
+        if old.peak_bytes > limit:
+            return True
+        return new.step_ms < old.step_ms * (1 - GAIN)
+    if old.step_ms > limit * (1 + GAIN):
+        return True
+    return new.peak_bytes < old.peak_bytes * (1 - GAIN)

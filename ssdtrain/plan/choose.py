@@ -1,0 +1,391 @@
+"""Which placement each item gets: least peak at an overhead, or least time in memory.
+
+[Note: the search]
+Small instances are enumerated. Large ones are searched in two steps: first a family of
+four numbers (how many recipes, cheapest per byte first; how many bytes of the tail
+stay; how many bytes may be on their way out; whether backward may wait) by pattern
+search, then single items that
+are alive at the peak or make compute wait. Every plan is scheduled just in time and
+simulated; the fixed policies are candidates too, so the result cannot lose to them.
+No clock is read: the same profile gives the same plan on every rank.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.policies import (
+    WINDOW_LARGEST,
+    away,
+    fixed_policies,
+    largest_bytes,
+    placed_by,
+    spilled,
+    with_tail_kept,
+)
+from ssdtrain.plan.profile import Item, Profile
+from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.simulate import Outcome, Run, keep_all, simulate
+from ssdtrain.plan.timeline import Placements, Timeline
+
+ENUMERATED = 800
+"""At most so many combinations of placements are enumerated."""
+SEARCH_MARKS = 1_500_000
+"""Marks simulated in a search, over all its candidates (about two seconds)."""
+BUDGET_MARGIN = 0.015
+"""Share of a memory budget that is left for what the profile did not see."""
+HOOKS_OVERHEAD = 0.002
+"""Part of `max_overhead` that is left for the hooks; never more than half of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a plan is judged by. A memory budget goes before an overhead."""
+
+    max_overhead: float = 0.01
+    """Least peak within this fraction of the step with everything kept."""
+    memory_budget_bytes: int | None = None
+    """Least time within this peak."""
+
+
+class Candidate(NamedTuple):
+    """A scheduled and simulated plan."""
+
+    rank: tuple[float, ...]
+    """Smaller is better."""
+    orders: Mapping[str, tuple[Order, ...]]
+    outcome: Outcome
+    placements: Placements
+    style: Style
+    policy: str
+
+
+class Family(NamedTuple):
+    """Four numbers that stand for a plan; each is a position on a grid."""
+
+    recipes: int
+    tail: int
+    window: int
+    late: int
+
+
+class Judge:
+    """Schedules, simulates and ranks; counts what it cost."""
+
+    def __init__(self, timeline: Timeline, goal: Goal) -> None:
+        self.timeline = timeline
+        self.keep = Run(timeline, keep_all(timeline)).run()
+        self.least_peak_bytes = self.keep.peak_bytes
+        budget = goal.memory_budget_bytes
+        self._most_bytes = None if budget is None else budget * (1 - BUDGET_MARGIN)
+        allowed = max(goal.max_overhead / 2, goal.max_overhead - HOOKS_OVERHEAD)
+        self._most_ms = self.keep.step_ms * (1 + allowed)
+        self._host_bytes = timeline.profile.host_bytes
+        self.left_marks = SEARCH_MARKS
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the search has simulated enough."""
+        return self.left_marks <= 0
+
+    def judge(self, placements: Placements, style: Style, policy: str) -> Candidate:
+        """One candidate."""
+        orders = schedule(self.timeline, spilled(self.timeline, placements), style)
+        run = Run(self.timeline, orders)
+        outcome = run.run()
+        self.left_marks -= 4 * max(1, self.timeline.num_marks)
+        placed = {
+            kind: tuple(order.placement for order in own)
+            for kind, own in orders.items()
+        }
+        rank = self._rank(outcome)
+        if rank[0] < 2:
+            self.least_peak_bytes = min(self.least_peak_bytes, outcome.peak_bytes)
+        return Candidate(rank, orders, outcome, placed, style, policy)
+
+    def _rank(self, outcome: Outcome) -> tuple[float, ...]:
+        host = self._host_bytes
+        if host is not None and outcome.host_peak_bytes > host:
+            return (2.0, float(outcome.host_peak_bytes), outcome.step_ms)
+        if self._most_bytes is not None:
+            over = outcome.peak_bytes > self._most_bytes
+            if over:
+                return (1.0, float(outcome.peak_bytes), outcome.step_ms)
+            return (0.0, outcome.step_ms, float(outcome.peak_bytes))
+        if outcome.step_ms > self._most_ms:
+            return (1.0, outcome.step_ms, float(outcome.peak_bytes))
+        return (0.0, float(outcome.peak_bytes), outcome.step_ms)
+
+
+def choose(profile: Profile, goal: Goal) -> Plan:
+    """The best plan found.
+
+    Raises:
+        ConfigError: no plan stays within `memory_budget_bytes`; the text names the
+            least reachable peak.
+    """
+    timeline = Timeline(profile)
+    judge = Judge(timeline, goal)
+    best: Candidate | None = None
+    for fixed in fixed_policies(timeline):
+        found = judge.judge(fixed.placements, fixed.style, fixed.name)
+        best = found if best is None or found.rank < best.rank else best
+        if goal.memory_budget_bytes is not None and best.policy == "keep-all":
+            if best.rank[0] == 0.0:
+                break  # nothing is needed
+    if best is None:
+        raise ConfigError("the profile holds no items; observe a training step")
+    if best.policy != "keep-all" or goal.memory_budget_bytes is None or best.rank[0]:
+        best = _search(judge, best)
+    if best.rank[0] == 1.0 and goal.memory_budget_bytes is not None:
+        least = judge.least_peak_bytes / (1 - BUDGET_MARGIN)
+        raise ConfigError(
+            f"memory_budget_bytes={goal.memory_budget_bytes} cannot be reached: the "
+            f"least reachable peak of activations is {int(least) + 1} bytes (everything"
+            f" kept: {judge.keep.peak_bytes}). Set memory_budget_bytes to at least "
+            "that, or use a smaller micro-batch."
+        )
+    return Plan(
+        orders=best.orders,
+        policy=best.policy,
+        prediction=simulate(timeline, best.orders),
+    )
+
+
+def _search(judge: Judge, best: Candidate) -> Candidate:
+    small = _enumerated(judge, best)
+    if small is not None:
+        return small
+    best = _search_family(judge, best)
+    return _search_items(judge, best)
+
+
+# -- small instances ------------------------------------------------------------------
+
+
+def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
+    """Everything that may happen to an item."""
+    found = [Placement.KEEP, away(timeline)]
+    has_ssd = timeline.profile.links.ssd_write is not None
+    if has_ssd and found[-1] is Placement.OFFLOAD:
+        found.append(Placement.OFFLOAD_SSD)
+    if item.recipe is not None:
+        found.append(Placement.RECOMPUTE)
+    return tuple(found)
+
+
+def styles(timeline: Timeline) -> tuple[Style, ...]:
+    """How strictly memory is freed: never wait, or a window of two largest."""
+    window = WINDOW_LARGEST * largest_bytes(timeline)
+    return (
+        Style(),
+        Style(late=Late.WAIT),
+        Style(window_bytes=window),
+        Style(window_bytes=window, late=Late.WAIT),
+        Style(window_bytes=window // 2, late=Late.WAIT),
+    )
+
+
+def assignments(timeline: Timeline) -> Iterator[Placements]:
+    """Every combination of placements."""
+    kinds = timeline.profile.kinds
+    slots = [(kind, item) for kind, items in kinds.items() for item in items]
+    for combination in itertools.product(*(options(timeline, i) for _, i in slots)):
+        placements: dict[str, list[Placement]] = {kind: [] for kind in kinds}
+        for (kind, _), placement in zip(slots, combination, strict=True):
+            placements[kind].append(placement)
+        yield placements
+
+
+def _enumerated(judge: Judge, best: Candidate) -> Candidate | None:
+    timeline = judge.timeline
+    count = len(styles(timeline))
+    for items in timeline.profile.kinds.values():
+        for item in items:
+            count *= len(options(timeline, item))
+            if count > ENUMERATED:
+                return None
+    for placements in assignments(timeline):
+        for style in styles(timeline):
+            found = judge.judge(placements, style, "search")
+            if found.rank < best.rank:
+                best = found
+    return best
+
+
+# -- the family -----------------------------------------------------------------------
+
+RECIPE_PARTS = 4
+TAIL_PARTS = 24
+WINDOW_PARTS = 42
+STEPS = (9, 3, 1)
+NUM_STARTS = 3
+NUM_EDGES = 12
+
+
+class _Grid:
+    """What the positions of a `Family` mean."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._target = away(timeline)
+        self._recipes = _by_price(timeline)
+        lanes = max(1, len(timeline.profile.lanes))
+        self._lane_bytes = timeline.profile.saved_bytes // lanes
+        self._largest = largest_bytes(timeline)
+        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS, 1)
+
+    def placements(self, family: Family) -> Placements:
+        """Recipes, then the tail; everything else leaves."""
+        rebuilt = set().union(*self._recipes[: family.recipes])
+        placements = placed_by(
+            self._timeline,
+            lambda kind, number, item: (
+                Placement.RECOMPUTE if (kind, number) in rebuilt else self._target
+            ),
+        )
+        tail = int(self._lane_bytes * (family.tail / TAIL_PARTS) ** 2)
+        return with_tail_kept(self._timeline, placements, tail)
+
+    def style(self, family: Family) -> Style:
+        """The last position is a window without end."""
+        late = Late.WAIT if family.late else Late.KEEP
+        if family.window >= WINDOW_PARTS:
+            return Style(late=late)
+        most = max(2.0, self._lane_bytes / max(1, self._largest))
+        times = most ** (family.window / (WINDOW_PARTS - 1))
+        window = int(self._largest * max(1.0, times))
+        return Style(window_bytes=window, late=late)
+
+
+def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
+    """Recipes, cheapest per byte first; items alike in parts of a quarter each."""
+    alike: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    cost: dict[tuple[str, int], float] = {}
+    for kind, items in timeline.profile.kinds.items():
+        for number, item in enumerate(items):
+            if item.recipe is None:
+                continue
+            group = item.recipe, item.num_bytes
+            alike.setdefault(group, []).append((kind, number))
+            cost[group] = cost.get(group, 0.0) + item.recipe_ms
+    prices = {g: cost[g] / max(1, g[1] * len(members)) for g, members in alike.items()}
+    parts: list[set[tuple[str, int]]] = []
+    for group in sorted(alike, key=lambda g: (prices[g], g)):
+        members = alike[group]
+        size = -(-len(members) // RECIPE_PARTS)
+        parts.extend(
+            set(members[at : at + size]) for at in range(0, len(members), size)
+        )
+    return parts
+
+
+def _search_family(judge: Judge, best: Candidate) -> Candidate:
+    grid = _Grid(judge.timeline)
+    ends = grid.ends
+    seen: dict[Family, Candidate] = {}
+
+    def value(family: Family) -> Candidate:
+        if family not in seen:
+            placements = grid.placements(family)
+            seen[family] = judge.judge(placements, grid.style(family), "search")
+        return seen[family]
+
+    reach = judge.left_marks // 3
+    starts = [
+        Family(recipes, tail, window, late)
+        for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
+        for tail in (0, 6, 9, 12)
+        for window in (ends.window, 9, 20)
+        for late in (0, 1)
+    ]
+    for _, start in sorted((value(start).rank, start) for start in starts)[:NUM_EDGES]:
+        _to_the_edge(start, ends.window, value)
+    ranked = sorted((found.rank, family) for family, found in seen.items())
+    for _, at in ranked[:NUM_STARTS]:
+        for step in STEPS:
+            while judge.left_marks > reach:
+                better = min((value(near).rank, near) for near in _near(at, step, ends))
+                if better[0] >= value(at).rank:
+                    break
+                at = better[1]
+    return min([best, *seen.values()], key=lambda candidate: candidate.rank)
+
+
+def _to_the_edge(
+    start: Family, last: int, value: Callable[[Family], Candidate]
+) -> None:
+    """Try the windows around the one at which the limit is met.
+
+    A narrower window costs time and saves memory; between a window that is within the
+    limit and one that is not, the best lies at the edge.
+    """
+    low, high = 0, last
+    low_fits = value(start._replace(window=low)).rank[0] == 0.0
+    if low_fits == (value(start._replace(window=high)).rank[0] == 0.0):
+        return
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = value(start._replace(window=middle)).rank[0] == 0.0
+        if fits == low_fits:
+            low = middle
+        else:
+            high = middle
+
+
+def _near(at: Family, step: int, ends: Family) -> list[Family]:
+    found = {at}
+    for axis in range(len(ends)):
+        for sign in (-step, step):
+            values = list(at)
+            values[axis] = min(max(values[axis] + sign, 0), ends[axis])
+            found.add(Family(*values))
+    return sorted(found)
+
+
+# -- single items ---------------------------------------------------------------------
+
+
+def _search_items(judge: Judge, best: Candidate) -> Candidate:
+    """Move single items while that helps."""
+    timeline = judge.timeline
+    improved = True
+    while improved and not judge.is_spent:
+        improved = False
+        for kind, number, placement in _moves(timeline, best):
+            if judge.is_spent:
+                break
+            changed = {k: list(placed) for k, placed in best.placements.items()}
+            if changed[kind][number] is placement:
+                continue
+            changed[kind][number] = placement
+            found = judge.judge(changed, best.style, "search")
+            if found.rank < best.rank:
+                best, improved = found, True
+    return best
+
+
+def _moves(timeline: Timeline, best: Candidate) -> list[tuple[str, int, Placement]]:
+    """Moves that may help: what is alive at the peak, largest first, then what waits
+    or costs a rebuild."""
+    alive = Run(timeline, best.orders).run(detailed=True).live_at_peak
+    size = {item: timeline.items[item].num_bytes for item in alive}
+    items = sorted(alive, key=lambda item: (-size[item], item))
+    waiting = sorted(best.outcome.waits, key=lambda i: (-best.outcome.waits[i], i))
+    moves: list[tuple[str, int, Placement]] = []
+    seen: set[tuple[str, int]] = set()
+    for item in [*items, *waiting, *range(len(timeline.items))]:
+        lane = timeline.lane_of[item]
+        kind, number = timeline.profile.lanes[lane], item - timeline.first_id[lane]
+        if (kind, number) in seen:
+            continue
+        seen.add((kind, number))
+        moves.extend(
+            (kind, number, placement)
+            for placement in reversed(options(timeline, timeline.items[item]))
+        )
+    return moves

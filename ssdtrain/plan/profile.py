@@ -1,0 +1,210 @@
+"""What one training step was seen to do: the planner's only input.
+
+[Note: marks]
+A step is a sequence of marks: one where a saved tensor is packed for the first time
+(forward), one where autograd asks for a saved tensor (backward). Between two marks an
+operator runs; its time (without waits and rebuilds) and the most memory it needed
+beside the saved tensors do not depend on where those are. So a profile taken under one
+plan prices every other. Marks are also the only moments at which the cache acts, so a
+plan names its releases and loads by them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ssdtrain.curves import Curve
+from ssdtrain.errors import ConfigError
+
+SCHEMA = "ssdtrain-profile"
+SCHEMA_VERSION = 1
+COPY_SLOWDOWN = 0.004
+"""What copies in one direction cost compute meanwhile, where it was not measured
+(H200, recipes/bench/results/placement.json: 0 to 0.5 % of a step)."""
+
+
+class Phase(str, Enum):
+    """Which half of a lane's life a mark belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One distinct saved tensor of a lane: a record, or what a recipe rebuilds."""
+
+    name: str
+    """Producer and shape, such as `GeluBackward0 [16x1024x32768]`."""
+    num_bytes: int
+    module: str = ""
+    """Path of the module in whose forward it was saved; empty if unknown."""
+    recipe: str | None = None
+    """The recipe that can rebuild it, if one was admitted."""
+    recipe_ms: float = 0.0
+    """Device time of one rebuild."""
+    inputs: tuple[int, ...] = ()
+    """Items of the same lane that the recipe reads."""
+    owner: int = -1
+    """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """See [Note: marks]. `ms` and `other_bytes` are of the operators up to the next."""
+
+    lane: int
+    """Index into `Profile.lanes`."""
+    phase: Phase
+    item: int
+    """Index into the items of that lane's kind."""
+    ms: float
+    """Compute time from this mark to the next, waits and rebuilds excluded."""
+    other_bytes: int = 0
+    """Most device memory allocated meanwhile, above the step's start, that was not a
+    saved tensor: gradients, temporaries, weights gathered (0 where unknown)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Fitted size-to-time curves; None where the way was not measured."""
+
+    d2h: Curve
+    h2d: Curve
+    ssd_write: Curve | None = None
+    ssd_read: Curve | None = None
+    copy_slowdown: float = 0.0
+    """Fraction by which a copy in one direction slows compute down meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One observed training step of one rank."""
+
+    lanes: tuple[str, ...]
+    """Kind of each micro-batch, in the order of their forwards."""
+    kinds: Mapping[str, tuple[Item, ...]]
+    """Items of each kind of lane, in pack order."""
+    marks: tuple[Mark, ...]
+    """In the order of the compute stream."""
+    links: Links
+    head_ms: float = 0.0
+    """From the start of the first forward to the first mark."""
+    tail_ms: float = 0.0
+    """Of the step, behind the last mark's operators: the optimizer, and so on."""
+    host_bytes: int | None = None
+    """Cap of pinned host memory; None: as much as it takes."""
+    device: str = ""
+    """Where it was measured."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Anything the reader should know (model, batch, versions)."""
+
+    def __post_init__(self) -> None:
+        for kind in self.lanes:
+            if kind not in self.kinds:
+                raise ConfigError(f"profile: no items of lane kind {kind!r}")
+        for mark in self.marks:
+            if not 0 <= mark.lane < len(self.lanes) or not (
+                0 <= mark.item < len(self.kinds[self.lanes[mark.lane]])
+            ):
+                raise ConfigError(f"profile: a mark of an unknown item: {mark}")
+
+    def items_of(self, lane: int) -> tuple[Item, ...]:
+        """The items of a lane."""
+        return self.kinds[self.lanes[lane]]
+
+    @property
+    def compute_ms(self) -> float:
+        """The step without any wait, copy or rebuild."""
+        return self.head_ms + self.tail_ms + sum(mark.ms for mark in self.marks)
+
+    @property
+    def forward_ms(self) -> float:
+        """Compute time of all forwards."""
+        return self.head_ms + sum(
+            mark.ms for mark in self.marks if mark.phase is Phase.FORWARD
+        )
+
+    @property
+    def saved_bytes(self) -> int:
+        """All that autograd saved in the step."""
+        return sum(
+            item.num_bytes
+            for lane in range(len(self.lanes))
+            for item in self.items_of(lane)
+            if item.owner < 0
+        )
+
+    def signature(self) -> tuple[Any, ...]:
+        """What must be equal for a plan of one profile to fit another."""
+        kinds = tuple(
+            (kind, tuple((item.name, item.num_bytes) for item in items))
+            for kind, items in sorted(self.kinds.items())
+        )
+        return self.lanes, kinds
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """Plain values, with the schema's name and version."""
+    values = asdict(profile)
+    for mark in values["marks"]:
+        mark["phase"] = mark["phase"].value
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **values}
+
+
+def from_json(values: Mapping[str, Any]) -> Profile:
+    """Build a `Profile` from what `to_json` made.
+
+    Raises:
+        ConfigError: another schema or version, or a field that is missing or wrong.
+    """
+    found = (values.get("schema"), values.get("schema_version"))
+    if found != (SCHEMA, SCHEMA_VERSION):
+        raise ConfigError(
+            f"a profile has schema {SCHEMA!r} version {SCHEMA_VERSION}, got "
+            f"{found[0]!r} version {found[1]!r}; observe again with "
+            "`session.profile` or `ssdtrain plan`."
+        )
+    rest = {k: v for k, v in values.items() if k not in ("schema", "schema_version")}
+    try:
+        rest["lanes"] = tuple(rest["lanes"])
+        rest["kinds"] = {
+            kind: tuple(Item(**{**i, "inputs": tuple(i["inputs"])}) for i in items)
+            for kind, items in rest["kinds"].items()
+        }
+        rest["marks"] = tuple(
+            Mark(**{**mark, "phase": Phase(mark["phase"])}) for mark in rest["marks"]
+        )
+        rest["links"] = _links(rest["links"])
+        return Profile(**rest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the profile is damaged ({type(error).__name__}: {error}); observe again."
+        ) from error
+
+
+def _links(values: Mapping[str, Any]) -> Links:
+    curves = {
+        name: None if values[name] is None else Curve.from_dict(values[name])
+        for name in ("d2h", "h2d", "ssd_write", "ssd_read")
+    }
+    return Links(copy_slowdown=values["copy_slowdown"], **curves)  # type: ignore[arg-type]
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        OSError: the file cannot be read.
+        ConfigError: it is not a profile of this version.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}, not a profile")
+    return from_json(values)

@@ -1,0 +1,226 @@
+"""When to release and when to fetch, given what leaves: just in time.
+
+[Note: just in time]
+A release waits for a copy, so it stands at the first mark by which the copy has
+probably ended, or earlier where the bytes on their way out would exceed a window (then
+compute waits: time for memory). A load stands as late as the link allows, counted back
+from the last use to the first, because what is loaded too early is the peak of
+backward. An item that would be back before it is gone is kept instead.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
+from ssdtrain.plan.simulate import AWAY_PLACEMENTS
+from ssdtrain.plan.timeline import NEVER, Placements, Timeline
+
+MAX_PASSES = 4
+
+
+class Slack(NamedTuple):
+    """How much later than predicted a transfer may end without a wait."""
+
+    fraction: float = 0.08
+    """Of the transfer's own time."""
+    ms: float = 0.2
+
+
+DEFAULT_SLACK = Slack()
+
+
+class Late(Enum):
+    """What becomes of an item that the link cannot bring back in time."""
+
+    KEEP = auto()
+    """It stays on the device."""
+    WAIT = auto()
+    """It leaves all the same, and backward waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How strictly memory is freed."""
+
+    window_bytes: int | None = None
+    """Most bytes on their way out in forward; None: releases never wait."""
+    late: Late = Late.KEEP
+    """What becomes of an item that the link cannot bring back in time."""
+    slack: Slack = DEFAULT_SLACK
+
+
+class _Pass(NamedTuple):
+    """Marks of release and load by item, and items that had better stay."""
+
+    release: dict[int, int]
+    load: dict[int, int]
+    stay: set[int]
+
+
+def schedule(
+    timeline: Timeline, placements: Placements, style: Style | None = None
+) -> dict[str, tuple[Order, ...]]:
+    """Orders for these placements; some that cannot pay become KEEP."""
+    style = style or Style()
+    current = {kind: list(placed) for kind, placed in placements.items()}
+    for _ in range(MAX_PASSES):
+        found = _Scheduler(timeline, current, style).run()
+        if not _keep(timeline, current, found.stay):
+            break
+    found = _Scheduler(timeline, current, style).run()
+    _keep(timeline, current, found.stay)
+    return _orders(timeline, current, found)
+
+
+def _keep(
+    timeline: Timeline, placements: Mapping[str, list[Placement]], stay: set[int]
+) -> bool:
+    for item in stay:
+        lane = timeline.lane_of[item]
+        kind = timeline.profile.lanes[lane]
+        placements[kind][item - timeline.first_id[lane]] = Placement.KEEP
+    return bool(stay)
+
+
+def _orders(
+    timeline: Timeline, placements: Mapping[str, Sequence[Placement]], found: _Pass
+) -> dict[str, tuple[Order, ...]]:
+    """The orders of a kind hold for all its lanes: late releases, early loads."""
+    orders: dict[str, list[Order]] = {}
+    for kind, items in timeline.profile.kinds.items():
+        orders[kind] = [
+            Order(
+                name=item.name, num_bytes=item.num_bytes, placement=p, owner=item.owner
+            )
+            for item, p in zip(items, placements[kind], strict=True)
+        ]
+    seen: set[tuple[str, int]] = set()
+    for item, mark in found.release.items():
+        lane = timeline.lane_of[item]
+        kind, number = timeline.profile.lanes[lane], item - timeline.first_id[lane]
+        before = orders[kind][number]
+        if before.placement not in AWAY_PLACEMENTS:
+            continue
+        after = max(before.release_after, mark - timeline.pack_mark[item])
+        load_at = found.load[item]
+        if (kind, number) in seen:
+            load_at = min(load_at, before.load_at)
+        seen.add((kind, number))
+        orders[kind][number] = replace(before, release_after=after, load_at=load_at)
+    return {kind: tuple(own) for kind, own in orders.items()}
+
+
+class _Scheduler:
+    """One pass over the step, forwards for the releases and back for the loads."""
+
+    def __init__(self, line: Timeline, placements: Placements, style: Style) -> None:
+        self._line = line
+        self._style = style
+        self._placed = line.placements_by_id(placements)
+        self._first = line.spans(self._placed).first
+        self._slowdown = 1.0 + line.profile.links.copy_slowdown
+        self._start_ms: list[float] = []
+        self._copied: dict[int, float] = {}
+        self._release: dict[int, int] = {}
+        self._rebuilds_at: dict[int, float] = {}
+        for item, placement in enumerate(self._placed):
+            if placement is Placement.RECOMPUTE and self._first[item] != NEVER:
+                at = self._first[item]
+                cost = line.items[item].recipe_ms
+                self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
+
+    def run(self) -> _Pass:
+        """Both directions."""
+        self._forwards()
+        load = self._backwards()
+        stay = set()
+        for item in self._copied:
+            release = self._release.get(item)
+            uses = self._line.lane_uses[self._line.lane_of[item]]
+            if (
+                release is None
+                or item not in load
+                or uses[load[item]] <= release
+                or self._first[item] <= release
+            ):
+                stay.add(item)
+        gone = {i: mark for i, mark in self._release.items() if i not in stay}
+        return _Pass(gone, {i: load[i] for i in gone}, stay)
+
+    def _forwards(self) -> None:
+        line, slack = self._line, self._style.slack
+        window = self._style.window_bytes
+        leaving: deque[int] = deque()
+        leaving_bytes = 0
+        now, link_free = line.profile.head_ms, 0.0
+        for mark in range(line.num_marks):
+            item = line.item_of_mark[mark]
+            packs = line.is_pack[mark]
+            moves = (
+                packs
+                and self._placed[item] in AWAY_PLACEMENTS
+                and line.exists(item, self._placed)
+                and self._first[item] != NEVER
+            )
+            coming = line.items[item].num_bytes if moves else 0
+            while leaving:
+                oldest = leaving[0]
+                late = line.copy_out_ms[oldest] * slack.fraction + slack.ms
+                full = window is not None and leaving_bytes + coming > window
+                if self._copied[oldest] + late > now and not (full and packs):
+                    break
+                leaving.popleft()
+                leaving_bytes -= line.items[oldest].num_bytes
+                now = max(now, self._copied[oldest])
+                self._release[oldest] = mark
+            self._start_ms.append(now)
+            if moves:
+                link_free = max(now, link_free) + line.copy_out_ms[item]
+                self._copied[item] = link_free
+                leaving.append(item)
+                leaving_bytes += coming
+            now += self._rebuilds_at.get(mark, 0.0)
+            now += line.length_ms[mark] * self._slowdown
+
+    def _backwards(self) -> dict[int, int]:
+        """The use of its lane at which each load starts, by item."""
+        line, slack = self._line, self._style.slack
+        moved = [i for i in self._copied if self._first[i] != NEVER]
+        moved.sort(key=lambda item: (self._first[item], -item))
+        latest: dict[int, float] = {}
+        next_start = float("inf")
+        for item in reversed(moved):
+            time_ms = line.copy_in_ms[item] * (1.0 + slack.fraction)
+            use_ms = self._start_ms[self._first[item]] - slack.ms
+            next_start = min(use_ms, next_start) - time_ms
+            latest[item] = next_start
+        found: dict[int, int] = {}
+        link_free = 0.0
+        for item in moved:
+            uses = line.lane_uses[line.lane_of[item]]
+            # A lane's first use is the first moment at which it can load at all.
+            earliest = self._start_ms[uses[0]]
+            start = max(latest[item], earliest, link_free)
+            end = start + line.copy_in_ms[item]
+            if (
+                self._style.late is Late.KEEP
+                and end > self._start_ms[self._first[item]]
+            ):
+                continue
+            link_free = end
+            found[item] = self._last_use_by(uses, start)
+        return found
+
+    def _last_use_by(self, uses: Sequence[int], time_ms: float) -> int:
+        low, high = 0, len(uses) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._start_ms[uses[middle]] <= time_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low

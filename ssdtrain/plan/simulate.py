@@ -1,0 +1,317 @@
+"""From a plan to a step time, a memory curve and the load of each link.
+
+The compute stream, the copies out and in, the SSD's writes and its reads are each a
+queue that serves in order. Compute waits where the cache would make it wait: at a
+release for the copy out, at a first use for the copy in, and at a pack for room in
+pinned memory. Memory at a mark is what the operators up to the next mark need beside
+the saved tensors (measured) plus the saved tensors alive (by the plan).
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ssdtrain.curves import Curve
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import LinkLoad, Order, Prediction, Stall
+from ssdtrain.plan.timeline import NEVER, Timeline
+
+AWAY_PLACEMENTS = (Placement.OFFLOAD, Placement.OFFLOAD_SSD)
+MAX_STALLS = 10
+# Share of the pinned memory that reads of the SSD may fill ahead of the copies in.
+READ_AHEAD = 0.5
+
+
+@dataclass
+class Outcome:
+    """One simulated step."""
+
+    step_ms: float = 0.0
+    peak_bytes: int = 0
+    peak_mark: int = 0
+    stall_ms: float = 0.0
+    recompute_ms: float = 0.0
+    host_peak_bytes: int = 0
+    waits: dict[int, float] = field(default_factory=dict)
+    """Waits in ms by item."""
+    busy_ms: dict[str, float] = field(default_factory=dict)
+    moved_bytes: dict[str, int] = field(default_factory=dict)
+    curve: list[tuple[float, int]] = field(default_factory=list)
+    """(ms since the step's start, most bytes on the device) for each mark."""
+    live_at_peak: frozenset[int] = frozenset()
+    """Saved tensors on the device at the peak."""
+
+
+class _Queue:
+    """A link: serves in order, one transfer at a time."""
+
+    def __init__(self) -> None:
+        self.free_ms = 0.0
+        self.busy_ms = 0.0
+        self.num_bytes = 0
+
+    def serve(self, ready_ms: float, time_ms: float, num_bytes: int) -> float:
+        """When a transfer that is ready at `ready_ms` has ended."""
+        start = ready_ms if ready_ms > self.free_ms else self.free_ms
+        self.free_ms = start + time_ms
+        self.busy_ms += time_ms
+        self.num_bytes += num_bytes
+        return self.free_ms
+
+
+class Run:
+    """One simulation. `orders` holds every item of every lane kind."""
+
+    def __init__(
+        self, timeline: Timeline, orders: Mapping[str, Sequence[Order]]
+    ) -> None:
+        self._line = timeline
+        links = timeline.profile.links
+        self._links = links
+        flat = [order for kind in timeline.profile.lanes for order in orders[kind]]
+        self._orders = flat
+        self.placed = [order.placement for order in flat]
+        first, last, ended = timeline.spans(self.placed)
+        self._first = first
+        count, marks = len(flat), timeline.num_marks
+        self._used_at: list[list[int]] = [[] for _ in range(marks)]
+        self._freed_at: list[list[int]] = [[] for _ in range(marks + 1)]
+        self._ended_at: list[list[int]] = [[] for _ in range(marks)]
+        self._loads_at: list[list[int]] = [[] for _ in range(marks)]
+        for item in range(count):
+            if not timeline.exists(item, self.placed) or first[item] == NEVER:
+                continue
+            self._used_at[first[item]].append(item)
+            if item in ended:
+                self._ended_at[last[item]].append(item)
+            else:
+                self._freed_at[last[item] + 1].append(item)
+            if self.placed[item] in AWAY_PLACEMENTS:
+                uses = timeline.lane_uses[timeline.lane_of[item]]
+                at = flat[item].load_at
+                if at < len(uses) and uses[at] < first[item]:
+                    self._loads_at[uses[at]].append(item)
+        for loads in self._loads_at:
+            loads.sort(reverse=True)
+        self._now = timeline.profile.head_ms
+        self._live: dict[int, int] = {}
+        self._live_bytes = 0
+        self._leaving: deque[tuple[int, int]] = deque()
+        self._away: set[int] = set()
+        self._copied: dict[int, float] = {}
+        self._written: dict[int, float] = {}
+        self._arrival: dict[int, float] = {}
+        self._out, self._in = _Queue(), _Queue()
+        self._write, self._read = _Queue(), _Queue()
+        self._draining: list[tuple[float, int]] = []
+        self._host_bytes = 0
+        self._backward_ms: dict[int, float] = {}
+        self.outcome = Outcome()
+
+    def run(self, detailed: bool = False) -> Outcome:
+        """Simulate the step."""
+        line, outcome = self._line, self.outcome
+        slowdown = self._links.copy_slowdown
+        last_mark = line.num_marks - 1
+        for mark in range(line.num_marks):
+            for item in self._freed_at[mark]:
+                self._free(item)
+            self._release_due(mark)
+            item = line.item_of_mark[mark]
+            if line.is_pack[mark]:
+                self._pack(item, mark)
+            else:
+                self._backward_ms.setdefault(line.lane_of[item], self._now)
+            for used in sorted(self._used_at[mark], key=self._by_depth):
+                self._use(used)
+            for item in self._ended_at[mark]:
+                self._free(item)
+            for loaded in self._loads_at[mark]:
+                if loaded in self._away:
+                    self._load(loaded)
+            memory = self._live_bytes + line.other_bytes[mark]
+            if mark < last_mark or last_mark == 0:
+                self._measure(mark, memory, detailed)
+            copies = (self._out.free_ms > self._now) + (self._in.free_ms > self._now)
+            self._now += line.length_ms[mark] * (1.0 + slowdown * copies)
+        self._finish()
+        return outcome
+
+    def _measure(self, mark: int, memory: int, detailed: bool) -> None:
+        outcome = self.outcome
+        if memory > outcome.peak_bytes:
+            outcome.peak_bytes, outcome.peak_mark = memory, mark
+            if detailed:
+                outcome.live_at_peak = frozenset(self._live)
+        if detailed:
+            outcome.curve.append((self._now, memory))
+
+    def _finish(self) -> None:
+        self.outcome.step_ms = self._now + self._line.profile.tail_ms
+        for name, queue in (
+            ("d2h", self._out),
+            ("h2d", self._in),
+            ("ssd_write", self._write),
+            ("ssd_read", self._read),
+        ):
+            self.outcome.busy_ms[name] = queue.busy_ms
+            self.outcome.moved_bytes[name] = queue.num_bytes
+
+    def _by_depth(self, item: int) -> tuple[bool, int]:
+        """Bytes before rebuilds, and inputs of recipes before their results."""
+        return self.placed[item] is Placement.RECOMPUTE, item
+
+    def _wait(self, until_ms: float, item: int) -> None:
+        stall = until_ms - self._now
+        if stall > 0:
+            self._now = until_ms
+            self.outcome.stall_ms += stall
+            self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
+
+    def _alive(self, item: int) -> None:
+        num_bytes = self._line.items[item].num_bytes
+        self._live[item] = num_bytes
+        self._live_bytes += num_bytes
+
+    def _free(self, item: int) -> None:
+        self._live_bytes -= self._live.pop(item, 0)
+        if self.placed[item] is Placement.OFFLOAD:
+            self._host_bytes -= self._line.items[item].num_bytes
+
+    def _pack(self, item: int, mark: int) -> None:
+        line, placement = self._line, self.placed[item]
+        if not line.exists(item, self.placed) or placement is Placement.RECOMPUTE:
+            return
+        self._alive(item)
+        if placement not in AWAY_PLACEMENTS:
+            return
+        num_bytes = line.items[item].num_bytes
+        if placement is Placement.OFFLOAD_SSD:
+            self._take_staging(item, num_bytes)
+        copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)
+        self._copied[item] = copied
+        if placement is Placement.OFFLOAD_SSD:
+            written = self._write.serve(
+                copied, _ms(self._links.ssd_write, num_bytes), num_bytes
+            )
+            self._written[item] = written
+            heappush(self._draining, (written, num_bytes))
+        else:
+            self._host_bytes += num_bytes
+        resting = self._host_bytes + sum(b for _, b in self._draining)
+        self.outcome.host_peak_bytes = max(self.outcome.host_peak_bytes, resting)
+        after = self._orders[item].release_after
+        if after > 0:
+            self._leaving.append((mark + after, item))
+
+    def _take_staging(self, item: int, num_bytes: int) -> None:
+        """Wait until writes have freed enough pinned memory."""
+        cap = self._line.profile.host_bytes
+        while self._draining and self._draining[0][0] <= self._now:
+            heappop(self._draining)
+        while cap is not None and self._draining:
+            if self._host_bytes + sum(b for _, b in self._draining) + num_bytes <= cap:
+                return
+            self._wait(heappop(self._draining)[0], item)
+
+    def _release_due(self, mark: int) -> None:
+        while self._leaving and self._leaving[0][0] <= mark:
+            _, item = self._leaving.popleft()
+            if item not in self._live:
+                continue  # it died
+            if item in self._arrival:
+                continue  # backward was faster: forwarded
+            self._wait(self._copied[item], item)
+            self._live_bytes -= self._live.pop(item)
+            self._away.add(item)
+
+    def _load(self, item: int) -> None:
+        num_bytes = self._line.items[item].num_bytes
+        self._away.discard(item)
+        self._alive(item)
+        ready = max(self._now, self._copied[item])
+        if self.placed[item] is Placement.OFFLOAD_SSD and (
+            self._written[item] <= self._now
+        ):
+            ready = max(ready, self._read_back(item, num_bytes))
+        time_ms = self._line.copy_in_ms[item]
+        self._arrival[item] = self._in.serve(ready, time_ms, num_bytes)
+
+    def _read_back(self, item: int, num_bytes: int) -> float:
+        curve = self._links.ssd_read
+        cap = self._line.profile.host_bytes
+        lane = self._line.lane_of[item]
+        start = max(self._written[item], self._backward_ms.get(lane, self._now))
+        if cap is not None and curve is not None:
+            ahead = READ_AHEAD * cap / curve.bytes_per_second * 1e3
+            start = max(start, self._now - ahead)
+        return self._read.serve(start, _ms(curve, num_bytes), num_bytes)
+
+    def _use(self, item: int) -> None:
+        placement = self.placed[item]
+        if placement is Placement.RECOMPUTE:
+            self._alive(item)
+            time_ms = self._line.items[item].recipe_ms
+            self._now += time_ms
+            self.outcome.recompute_ms += time_ms
+        elif placement in AWAY_PLACEMENTS:
+            if item in self._away:
+                self._load(item)
+            arrival = self._arrival.setdefault(item, 0.0)
+            self._wait(arrival, item)
+
+
+def _ms(curve: Curve | None, num_bytes: int) -> float:
+    if curve is None:
+        raise ValueError(
+            "the plan uses the SSD, but the profile has no ssd_write and ssd_read "
+            "curves; measure them with `ssdtrain doctor --directory DIR --save FILE`."
+        )
+    return curve.seconds(num_bytes) * 1e3
+
+
+def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
+    """Orders under which nothing moves."""
+    return {
+        kind: tuple(
+            Order(
+                name=item.name,
+                num_bytes=item.num_bytes,
+                placement=Placement.KEEP,
+                owner=item.owner,
+            )
+            for item in items
+        )
+        for kind, items in timeline.profile.kinds.items()
+    }
+
+
+def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Prediction:
+    """Predict a step under these orders."""
+    outcome = Run(timeline, orders).run(detailed=True)
+    keep = Run(timeline, keep_all(timeline)).run()
+    stalls = sorted(outcome.waits.items(), key=lambda wait: (-wait[1], wait[0]))
+    return Prediction(
+        step_ms=outcome.step_ms,
+        peak_bytes=outcome.peak_bytes,
+        stall_ms=outcome.stall_ms,
+        recompute_ms=outcome.recompute_ms,
+        keep_ms=keep.step_ms,
+        keep_peak_bytes=keep.peak_bytes,
+        links={
+            name: LinkLoad(
+                num_bytes=outcome.moved_bytes[name], busy_ms=outcome.busy_ms[name]
+            )
+            for name in outcome.busy_ms
+        },
+        stalls=tuple(
+            Stall(
+                lane=timeline.lane_of[item],
+                item=item - timeline.first_id[timeline.lane_of[item]],
+                ms=ms,
+            )
+            for item, ms in stalls[:MAX_STALLS]
+        ),
+        host_peak_bytes=outcome.host_peak_bytes,
+    )

@@ -1,0 +1,130 @@
+"""A profile, indexed once for many simulations."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.profile import Item, Phase, Profile
+
+Placements = Mapping[str, Sequence[Placement]]
+"""A placement for each item, by kind of lane."""
+
+NEVER = -1
+
+
+class Spans(NamedTuple):
+    """Marks between which items are on the device; NEVER: nobody asks for the item."""
+
+    first: list[int]
+    last: list[int]
+    ended: set[int]
+    """Items that are gone already when the operator behind their last mark runs."""
+
+
+class Timeline:
+    """Where in the step each item is packed and asked for.
+
+    Items of all lanes are numbered through: item i of lane n is `first_id[n] + i`.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.first_id: list[int] = []
+        self.items: list[Item] = []
+        self.lane_of: list[int] = []
+        for lane in range(len(profile.lanes)):
+            self.first_id.append(len(self.items))
+            own = profile.items_of(lane)
+            self.items.extend(own)
+            self.lane_of.extend([lane] * len(own))
+        count = len(self.items)
+        self.pack_mark = [NEVER] * count
+        self.uses: list[list[int]] = [[] for _ in range(count)]
+        self.lane_uses: list[list[int]] = [[] for _ in profile.lanes]
+        """Marks of each lane's uses, in order: what `Order.load_at` counts."""
+        self.item_of_mark: list[int] = []
+        self.is_pack: list[bool] = []
+        for at, mark in enumerate(profile.marks):
+            item = self.first_id[mark.lane] + mark.item
+            packs = mark.phase is Phase.FORWARD
+            self.item_of_mark.append(item)
+            self.is_pack.append(packs)
+            if packs:
+                self.pack_mark[item] = at
+            else:
+                self.uses[item].append(at)
+                self.lane_uses[mark.lane].append(at)
+        self.length_ms = [mark.ms for mark in profile.marks]
+        self.other_bytes = [mark.other_bytes for mark in profile.marks]
+        self.copy_out_ms = self._times(profile.links.d2h.seconds)
+        self.copy_in_ms = self._times(profile.links.h2d.seconds)
+        self._orders = {
+            kind: _consumers_first(items) for kind, items in profile.kinds.items()
+        }
+
+    @property
+    def num_marks(self) -> int:
+        """Marks of the step."""
+        return len(self.length_ms)
+
+    def _times(self, seconds: object) -> list[float]:
+        known: dict[int, float] = {}
+        for item in self.items:
+            if item.num_bytes not in known:
+                known[item.num_bytes] = seconds(item.num_bytes) * 1e3  # type: ignore[operator]
+        return [known[item.num_bytes] for item in self.items]
+
+    def placements_by_id(self, placements: Placements) -> list[Placement]:
+        """The placement of every item of the step."""
+        flat: list[Placement] = []
+        for kind in self.profile.lanes:
+            flat.extend(placements[kind])
+        return flat
+
+    def spans(self, placed: Sequence[Placement]) -> Spans:
+        """When each item must be on the device in backward.
+
+        A recipe needs its inputs when its own item is first asked for. An input that
+        nobody asks for later goes as soon as the recipe has run, unless it is kept:
+        then the recipe's item holds it to its own end.
+        """
+        first = [min(uses) if uses else NEVER for uses in self.uses]
+        last = [max(uses) if uses else NEVER for uses in self.uses]
+        ended: set[int] = set()
+        for lane, kind in enumerate(self.profile.lanes):
+            base = self.first_id[lane]
+            for number in self._orders[kind]:
+                item = base + number
+                at = first[item]
+                if placed[item] is not Placement.RECOMPUTE or at == NEVER:
+                    continue
+                for needed in self.items[item].inputs:
+                    source = base + needed
+                    if first[source] == NEVER or at < first[source]:
+                        first[source] = at
+                    stays = placed[source] is Placement.KEEP
+                    until = last[item] if stays else at
+                    if until > last[source]:
+                        last[source] = until
+                        ended.discard(source)
+                        if not stays:
+                            ended.add(source)
+        return Spans(first, last, ended)
+
+    def exists(self, item: int, placed: Sequence[Placement]) -> bool:
+        """Whether the item is saved at all: one that serves a recipe may not be."""
+        owner = self.items[item].owner
+        if owner < 0:
+            return True
+        base = self.first_id[self.lane_of[item]]
+        return placed[base + owner] is Placement.RECOMPUTE
+
+
+def _consumers_first(items: Sequence[Item]) -> list[int]:
+    """An order in which every recipe's item comes before the recipe's inputs."""
+
+    def rank(number: int) -> tuple[int, bool]:
+        owner = items[number].owner
+        return (number, True) if owner < 0 else (owner, False)
+
+    return sorted(range(len(items)), key=rank, reverse=True)

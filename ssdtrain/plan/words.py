@@ -1,0 +1,161 @@
+"""A plan in plain words: what moves, what waits, and what to change next."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan, Prediction
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.timeline import Timeline
+
+# A stall below this fraction of the step is not worth a change.
+SMALL_STALL = 0.002
+# A link busy for more than this fraction of its half of the step is the limit.
+BUSY = 0.85
+NO_MODULE = "(no module)"
+
+
+class ModuleRow(NamedTuple):
+    """What happens to the tensors of one module, in bytes of one lane."""
+
+    module: str
+    num_items: int
+    kept_bytes: int
+    host_bytes: int
+    ssd_bytes: int
+    recomputed_bytes: int
+    recompute_ms: float
+
+
+def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
+    """The placements of each module, in the order of the forward."""
+    found: dict[str, ModuleRow] = {}
+    for kind, items in profile.kinds.items():
+        for item, order in zip(items, plan.orders[kind], strict=True):
+            owner = order.owner
+            placement = order.placement
+            if owner >= 0 and (
+                plan.orders[kind][owner].placement is not Placement.RECOMPUTE
+            ):
+                continue
+            name = item.module or NO_MODULE
+            row = found.get(name, ModuleRow(name, 0, 0, 0, 0, 0, 0.0))
+            rebuilt = placement is Placement.RECOMPUTE
+            found[name] = ModuleRow(
+                name,
+                row.num_items + 1,
+                row.kept_bytes + _if(placement is Placement.KEEP, item.num_bytes),
+                row.host_bytes + _if(placement is Placement.OFFLOAD, item.num_bytes),
+                row.ssd_bytes + _if(placement is Placement.OFFLOAD_SSD, item.num_bytes),
+                row.recomputed_bytes + _if(rebuilt, item.num_bytes),
+                row.recompute_ms + (item.recipe_ms if rebuilt else 0.0),
+            )
+    return list(found.values())
+
+
+def _bytes(num_bytes: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _if(condition: bool, num_bytes: int) -> int:
+    return num_bytes if condition else 0
+
+
+def explain(
+    profile: Profile, plan: Plan, measured: Mapping[str, float] | None = None
+) -> str:
+    """The stall report.
+
+    Args:
+        profile: what was observed.
+        plan: with its prediction.
+        measured: `step_ms` and `stall_ms` of a step under the plan, where known.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        return "the plan carries no prediction; make it with `ssdtrain plan`."
+    out, back = prediction.links["d2h"], prediction.links["h2d"]
+    hidden_ms = max(0.0, out.busy_ms + back.busy_ms - prediction.stall_ms)
+    lines = [
+        f"Plan ({plan.policy}): step {prediction.step_ms:.1f} ms, "
+        f"{100 * prediction.overhead:+.1f} % over keeping everything; peak "
+        f"{_bytes(prediction.peak_bytes)} instead of "
+        f"{_bytes(prediction.keep_peak_bytes)}.",
+        f"Moved {_bytes(out.num_bytes)} out and {_bytes(back.num_bytes)} back, "
+        f"hid {hidden_ms:.1f} ms of copies, stalled {prediction.stall_ms:.1f} ms"
+        f"{_where(profile, prediction)}; rebuilt for {prediction.recompute_ms:.1f} ms.",
+    ]
+    if measured is not None and measured.get("step_ms"):
+        error = measured["step_ms"] / prediction.step_ms - 1
+        lines.append(
+            f"Measured: step {measured['step_ms']:.1f} ms ({100 * error:+.1f} % from "
+            f"the prediction), stalled {measured.get('stall_ms', 0.0):.1f} ms."
+        )
+    lines.append("Next: " + _advice(profile, prediction))
+    return "\n".join(lines)
+
+
+def _where(profile: Profile, prediction: Prediction) -> str:
+    if not prediction.stalls:
+        return ""
+    worst = prediction.stalls[0]
+    item = profile.items_of(worst.lane)[worst.item]
+    module = f" of module {item.module}" if item.module else ""
+    return f" (most, {worst.ms:.1f} ms, at tensor {item.name}{module})"
+
+
+def _advice(profile: Profile, prediction: Prediction) -> str:
+    if prediction.stall_ms > SMALL_STALL * prediction.step_ms:
+        link, what = _busiest(profile, prediction)
+        return (
+            f"the {link} is the limit ({what}); a faster link, a larger max_overhead "
+            "or memory_budget_bytes, or more recipes would remove the wait."
+        )
+    link, what = _busiest(profile, prediction)
+    if what and link:
+        return (
+            f"nothing waits, and the {link} is nearly full ({what}): a lower peak "
+            "costs time now; raise max_overhead to buy it."
+        )
+    if prediction.recompute_ms > 0.5 * (prediction.step_ms - prediction.keep_ms) > 0:
+        return (
+            "most of the overhead is rebuilding; recompute='off' gives it back at the "
+            "cost of memory."
+        )
+    return "nothing waits and the links have room: a larger micro-batch would fit."
+
+
+def _busiest(profile: Profile, prediction: Prediction) -> tuple[str, str]:
+    """The link that is busy for nearly all of its half of the step."""
+    forward = profile.forward_ms
+    backward = max(profile.compute_ms - forward - profile.tail_ms, 1e-9)
+    spans = {"d2h": forward, "h2d": backward, "ssd_write": forward + backward / 2}
+    spans["ssd_read"] = backward
+    names = {
+        "d2h": "link from the GPU to host memory",
+        "h2d": "link from host memory to the GPU",
+        "ssd_write": "SSD's write bandwidth",
+        "ssd_read": "SSD's read bandwidth",
+    }
+    parts = {
+        name: load.busy_ms / max(spans[name], 1e-9)
+        for name, load in prediction.links.items()
+        if load.num_bytes
+    }
+    if not parts:
+        return "", ""
+    worst = max(parts, key=lambda name: parts[name])
+    if parts[worst] < BUSY and prediction.stall_ms <= SMALL_STALL * prediction.step_ms:
+        return "", ""
+    share = min(1.0, parts[worst])
+    return names[worst], f"busy for {100 * share:.0f} % of its half of the step"
+
+
+def curve(profile: Profile, plan: Plan) -> list[tuple[float, int]]:
+    """Predicted memory over the step: (ms, bytes) at each mark."""
+    from ssdtrain.plan.simulate import Run
+
+    return Run(Timeline(profile), plan.orders).run(detailed=True).curve

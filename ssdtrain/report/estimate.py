@@ -1,0 +1,329 @@
+"""A profile without a GPU: the model on the meta device, operators by roofline.
+
+Every operator takes the longer of its FLOPs over the device's rate and its bytes over
+the memory's bandwidth (Lin 2023, 4.3: heuristic kernel models). Memory is counted from
+the storages that the operators make. Good for comparing placements and batch sizes
+before there is a machine; a measured profile replaces it.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
+
+# Operators that recipes rebuild (docs/recipes.md), by name.
+CHEAP = frozenset(
+    (
+        "aten::gelu",
+        "aten::silu",
+        "aten::tanh",
+        "aten::sigmoid",
+        "aten::pow",
+        "aten::mul",
+        "aten::native_layer_norm",
+        "aten::_to_copy",
+        "aten::clone",
+    )
+)
+LAUNCH_MS = 0.004
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """What the device reaches in practice."""
+
+    tflops: float = 600.0
+    """1e12 FLOPs a second in matrix products (an H200 in bf16)."""
+    memory_gb_per_s: float = 3500.0
+    """1e9 bytes a second of device memory."""
+
+
+@dataclass
+class _Made:
+    """How a storage came about."""
+
+    operator: str
+    inputs: list[int]
+    ms: float
+
+
+@dataclass
+class _Draft:
+    """A mark that is still open."""
+
+    phase: Phase
+    item: int
+    ms: float = 0.0
+    other_bytes: int = 0
+
+
+class _Meter(TorchDispatchMode):
+    """Adds up time and memory of every operator."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._speeds = speeds
+        self._numbers = 0
+        self.sizes: dict[int, int] = {}
+        """Bytes of every storage alive that an operator made."""
+        self.saved: set[int] = set()
+        self.made: dict[int, _Made] = {}
+        self.marks: list[_Draft] = []
+        self.head_ms = 0.0
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """Of the tensor's storage; None if no operator made it."""
+        stamp = getattr(tensor.untyped_storage(), "_ssdtrain_number", None)
+        return None if stamp is None else stamp.number
+
+    def open_mark(self, phase: Phase, item: int) -> None:
+        """Operators count for this mark from now on."""
+        self.marks.append(_Draft(phase, item))
+        self._measure()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        known = {x.untyped_storage()._cdata for x in inputs}
+        new = [x for x in results if x.untyped_storage()._cdata not in known]
+        writes = bool(new) or func._schema.is_mutable
+        ms = self._time_ms(func, args, kwargs or {}, out, [*inputs, *results])
+        if not writes:
+            ms = 0.0  # a view
+        for tensor in new:
+            self._track(tensor, func, inputs, ms)
+        if self.marks:
+            self.marks[-1].ms += ms
+        else:
+            self.head_ms += ms
+        self._measure()
+        return out
+
+    def _time_ms(
+        self, func: Any, args: Any, kwargs: Any, out: Any, tensors: Sequence[Tensor]
+    ) -> float:
+        formula = flop_registry.get(func._overloadpacket)
+        flops = 0 if formula is None else formula(*args, **kwargs, out_val=out)
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        compute_ms = flops / (self._speeds.tflops * 1e9)
+        memory_ms = num_bytes / (self._speeds.memory_gb_per_s * 1e6)
+        return max(compute_ms, memory_ms) + LAUNCH_MS
+
+    def _track(
+        self, tensor: Tensor, func: Any, inputs: Sequence[Tensor], ms: float
+    ) -> None:
+        storage: Any = tensor.untyped_storage()
+        self._numbers += 1
+        number = self._numbers
+        stamp = _Stamp(number)
+        storage._ssdtrain_number = stamp
+        self.sizes[number] = storage.nbytes()
+        weakref.finalize(stamp, self._gone, number)
+        sources = [self.number_of(x) for x in inputs if not _is_parameter(x)]
+        if None not in sources:
+            known = [source for source in sources if source is not None]
+            self.made[number] = _Made(func._schema.name, known, ms)
+
+    def _gone(self, number: int) -> None:
+        self.sizes.pop(number, None)
+
+    def _measure(self) -> None:
+        if self.marks:
+            other = sum(n for at, n in self.sizes.items() if at not in self.saved)
+            mark = self.marks[-1]
+            mark.other_bytes = max(mark.other_bytes, other)
+
+
+class _Fused(TorchFunctionMode):
+    """What a GPU runs in one kernel, also where the meta device would decompose it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            found = _flash(*args, **kwargs)
+            if found is not None:
+                return found
+        if func is F.dropout:
+            found = _dropout(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor | None:
+    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if more.get("enable_gqa"):
+        return None
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    scale = more.get("scale")
+    out = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    return out  # type: ignore[no-any-return]
+
+
+def _dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    if not training or inplace or p == 0.0:
+        return None
+    return torch.native_dropout(input, p, True)[0]
+
+
+class _Stamp:
+    """Dies with its storage."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def estimate(
+    model: nn.Module,
+    forward: Callable[[], Any],
+    links: Links,
+    speeds: Speeds,
+    *,
+    min_bytes: int = 1 << 20,
+) -> Profile:
+    """The profile of one forward and backward.
+
+    Args:
+        model: its parameters are on the meta device.
+        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
+        links: curves of the machine that is asked about.
+        speeds: of its device.
+        min_bytes: smaller saved tensors are never moved.
+
+    Raises:
+        ConfigError: nothing was saved, or nothing needs a gradient.
+    """
+    meter, saved = _Meter(speeds), _Saved(model, min_bytes)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    with (
+        _Fused(),
+        meter,
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: saved.pack(tensor, meter), lambda x: saved.unpack(x, meter)
+        ),
+    ):
+        out = [x for x in tree_leaves(forward()) if isinstance(x, Tensor)]
+        loss = [x for x in out if x.requires_grad and x.is_floating_point()]
+        if not loss:
+            raise ConfigError(
+                "the model's function gave no floating-point tensor that needs a "
+                "gradient; let it run the forward and give the loss."
+            )
+        del out
+        grads = [torch.ones_like(x) for x in loss]
+        torch.autograd.backward(loss, grads)
+        del loss, grads
+    if not saved.items:
+        raise ConfigError(
+            f"no saved tensor of at least {min_bytes} bytes was seen; set --min-bytes "
+            "lower, or give a larger --micro-batch."
+        )
+    marks = tuple(
+        Mark(lane=0, phase=m.phase, item=m.item, ms=m.ms, other_bytes=m.other_bytes)
+        for m in meter.marks
+    )
+    return Profile(
+        lanes=("model/0",),
+        kinds={"model/0": tuple(saved.items)},
+        marks=marks,
+        links=links,
+        head_ms=meter.head_ms,
+        device="meta",
+        notes={"estimated": f"{speeds.tflops} TFLOP/s, {speeds.memory_gb_per_s} GB/s"},
+    )
+
+
+class _Saved:
+    """The items, as autograd saves them."""
+
+    def __init__(self, model: nn.Module, min_bytes: int) -> None:
+        self.items: list[Item] = []
+        self._min_bytes = min_bytes
+        self._by_storage: dict[int, int] = {}
+        self._names = {module: path for path, module in model.named_modules()}
+        self._stack: list[str] = []
+        for module, path in self._names.items():
+            module.register_forward_pre_hook(lambda m, a, p=path: self._stack.append(p))
+            module.register_forward_hook(lambda m, a, o: _drop(self._stack))
+
+    def pack(self, tensor: Tensor, meter: _Meter) -> tuple[Tensor, int | None]:
+        """Join the items, or not; the tensor is kept either way."""
+        detached = tensor.detach()
+        if _is_parameter(tensor):
+            return detached, None
+        number = meter.number_of(tensor)
+        size = tensor.untyped_storage().nbytes()
+        if number is None or size < self._min_bytes:
+            return detached, None
+        if number not in self._by_storage:
+            item = len(self.items)
+            self._by_storage[number] = item
+            self.items.append(self._item(tensor, number, meter))
+            meter.saved.add(number)
+            meter.open_mark(Phase.FORWARD, item)
+        return detached, self._by_storage[number]
+
+    def unpack(self, packed: tuple[Tensor, int | None], meter: _Meter) -> Tensor:
+        """A use."""
+        tensor, item = packed
+        if item is not None:
+            meter.open_mark(Phase.BACKWARD, item)
+        return tensor
+
+    def _item(self, tensor: Tensor, number: int, meter: _Meter) -> Item:
+        producer = "input" if tensor.grad_fn is None else tensor.grad_fn.name()
+        made = meter.made.get(number)
+        inputs = () if made is None else self._inputs(made)
+        rebuilds = made is not None and made.operator in CHEAP and inputs is not None
+        return Item(
+            name=f"{producer} [{'x'.join(map(str, tensor.shape))}]",
+            num_bytes=tensor.untyped_storage().nbytes(),
+            module=self._stack[-1] if self._stack else "",
+            recipe=made.operator if made is not None and rebuilds else None,
+            recipe_ms=made.ms if made is not None and rebuilds else 0.0,
+            inputs=inputs if rebuilds and inputs is not None else (),
+        )
+
+    def _inputs(self, made: _Made) -> tuple[int, ...] | None:
+        found = {self._by_storage.get(number) for number in made.inputs}
+        if None in found or not found:
+            return None
+        return tuple(sorted(item for item in found if item is not None))
+
+
+def _drop(stack: list[str]) -> None:
+    if stack:
+        stack.pop()

@@ -1,0 +1,312 @@
+"""`ssdtrain plan`: a profile in, a plan out, with its predicted step and peak."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from ssdtrain.curves import Curve
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.plan import to_json as plan_to_json
+from ssdtrain.plan.policies import references
+from ssdtrain.plan.profile import COPY_SLOWDOWN, Links, Profile, read_profile
+from ssdtrain.plan.profile import to_json as profile_to_json
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.words import explain, rows
+from ssdtrain.report.estimate import Speeds
+from ssdtrain.report.subject import (
+    Build,
+    build_of,
+    default_links,
+    estimated,
+    observed,
+)
+from ssdtrain.report.table import bytes_text
+
+HELP = "where each saved tensor should rest: placements, predicted step and peak"
+EXAMPLES = """examples:
+  ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
+  ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
+                                        observe on this machine, write the plan
+  ssdtrain plan --profile profile.json --memory-budget 8G
+  ssdtrain plan --model blocks:8192x4 --no-gpu --sweep micro_batch --batch 64 \\
+                --stages 4 --memory-budget 20G
+
+FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
+to training as `plan=plan.json`.
+"""
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    add_subject(parser)
+    parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
+    parser.add_argument(
+        "--memory-budget", type=size_argument, metavar="BYTES", help="least time in it"
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
+    parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
+    parser.add_argument(
+        "--sweep", choices=["micro_batch"], help="compare sizes at one --batch"
+    )
+    parser.add_argument("--batch", type=int, default=64, help="of a step (--sweep)")
+    parser.add_argument("--stages", type=int, default=1, help="of the pipeline")
+    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """What names a model and a machine; `rok` has it too."""
+    parser.add_argument(
+        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
+    )
+    parser.add_argument("--micro-batch", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--sequence", type=int, default=1024, help="of blocks: (default 1024)"
+    )
+    parser.add_argument(
+        "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
+    )
+    parser.add_argument("--max-overhead", type=float, default=0.01, metavar="FRACTION")
+    parser.add_argument(
+        "--no-gpu",
+        action="store_true",
+        help="estimate on the meta device instead of observing",
+    )
+    parser.add_argument("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
+    parser.add_argument(
+        "--target", choices=["host", "ssd"], default="host", help="where bytes go"
+    )
+    parser.add_argument("--tflops", type=float, default=Speeds().tflops)
+    parser.add_argument(
+        "--memory-gb-per-s", type=float, default=Speeds().memory_gb_per_s
+    )
+
+
+def size_argument(text: str) -> int:
+    """`4096`, `512M` or `2G` (binary units) as bytes."""
+    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
+    try:
+        value = int(float(number) * UNITS[unit]) if unit else int(number)
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"expects bytes such as 4096, 512M or 2G, got {text!r}"
+        ) from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expects more than 0 bytes, got {text!r}")
+    return value
+
+
+def links_of(args: argparse.Namespace) -> Links:
+    """Curves of the link file; of a PCIe 5 link without one.
+
+    Raises:
+        ConfigError: the file cannot be used, or lacks a link.
+    """
+    if args.links is None:
+        if args.target == "ssd":
+            raise ConfigError("--target ssd needs --links FILE with a drive's curves")
+        return default_links()
+    return read_link_curves(args.links)
+
+
+def read_link_curves(path: str) -> Links:
+    """The fastest link of each kind in a link file (docs/doctor.md).
+
+    Raises:
+        ConfigError: it cannot be read, or has no link between device and host.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = [
+            (link["kind"], Curve.from_dict(link["curve"])) for link in values["links"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--links: {path} is no link file ({error}); `ssdtrain doctor --save`"
+        ) from error
+
+    def best(*kinds: str) -> Curve | None:
+        curves = [curve for kind, curve in found if kind in kinds]
+        return max(curves, key=lambda c: c.bytes_per_second, default=None)
+
+    d2h, h2d = best("d2h") or best("host_copy"), best("h2d") or best("host_copy")
+    if d2h is None or h2d is None:
+        raise ConfigError(f"--links: {path} has no d2h and h2d links; measure again")
+    return Links(
+        d2h=d2h,
+        h2d=h2d,
+        ssd_write=best("ssd_write"),
+        ssd_read=best("ssd_read"),
+        copy_slowdown=COPY_SLOWDOWN,
+    )
+
+
+def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
+    """Estimated or observed, as asked for."""
+    if args.no_gpu:
+        speeds = Speeds(tflops=args.tflops, memory_gb_per_s=args.memory_gb_per_s)
+        profile = estimated(build, micro_batch, links_of(args), speeds, args.min_bytes)
+    else:
+        profile = observed(build, micro_batch, args.min_bytes, target="host")
+        if args.links is not None:
+            profile = replace(profile, links=read_link_curves(args.links))
+    return replace(profile, notes={**profile.notes, "target": args.target})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print; 0, or 2 for input that cannot work."""
+    try:
+        if args.sweep:
+            return _sweep(args)
+        profile = _profile(args)
+        goal = Goal(
+            max_overhead=args.max_overhead, memory_budget_bytes=args.memory_budget
+        )
+        plan = choose(profile, goal)
+        _save(args.save, plan_to_json(plan))
+        _save(args.save_profile, profile_to_json(profile))
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain plan: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(plan_to_json(plan), indent=1))
+    else:
+        _print(profile, plan)
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> Profile:
+    if (args.profile is None) == (args.model is None):
+        raise ConfigError("give either --profile FILE or --model MODEL")
+    if args.profile is not None:
+        profile = read_profile(args.profile)
+        if args.links is not None:
+            profile = replace(profile, links=read_link_curves(args.links))
+        return profile
+    return profile_of(args, build_of(args.model, args.sequence), args.micro_batch)
+
+
+def _save(path: str | None, values: dict[str, Any]) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def _print(profile: Profile, plan: Plan) -> None:
+    table = Table(title="placements by module, one micro-batch")
+    heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at == 0 else "right")
+    for row in rows(profile, plan):
+        table.add_row(
+            row.module,
+            str(row.num_items),
+            bytes_text(row.kept_bytes),
+            bytes_text(row.host_bytes),
+            bytes_text(row.ssd_bytes),
+            bytes_text(row.recomputed_bytes),
+            f"{row.recompute_ms:.2f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    console.print(explain(profile, plan), highlight=False, markup=False)
+    for reference in references(Timeline(profile)):
+        console.print(
+            f"For comparison: {reference.name}: {reference.step_ms:.1f} ms, peak "
+            f"{bytes_text(reference.peak_bytes)}.",
+            highlight=False,
+            markup=False,
+        )
+
+
+# -- size against number of micro-batches ---------------------------------------------
+
+
+class Sized(NamedTuple):
+    """One micro-batch size at a fixed batch."""
+
+    micro_batch: int
+    num_micro_batches: int
+    in_flight: int
+    bubble: float
+    step_ms: float
+    peak_bytes: int
+    samples_per_s: float
+    policy: str
+    note: str
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    if args.model is None:
+        raise ConfigError("--sweep needs --model: a profile holds one size only")
+    build = build_of(args.model, args.sequence)
+    sizes = [n for n in range(1, args.batch + 1) if args.batch % n == 0]
+    found = [_sized(args, build, size) for size in sizes]
+    if args.json:
+        print(json.dumps([entry._asdict() for entry in found], indent=1))
+        return 0
+    table = Table(title=f"micro-batch size at batch {args.batch}, {args.stages} stages")
+    for head in ("size", "number", "in flight", "bubble", "step", "peak", "samples/s"):
+        table.add_column(head, justify="right")
+    table.add_column("plan")
+    best = max((entry.samples_per_s for entry in found), default=0.0)
+    for entry in found:
+        fastest = entry.samples_per_s == best > 0
+        table.add_row(
+            str(entry.micro_batch),
+            str(entry.num_micro_batches),
+            str(entry.in_flight),
+            f"{100 * entry.bubble:.1f} %",
+            f"{entry.step_ms:.1f} ms" if entry.policy else "-",
+            bytes_text(entry.peak_bytes) if entry.policy else "-",
+            f"{entry.samples_per_s:.2f}" if entry.policy else "-",
+            (entry.policy or entry.note) + (" < fastest" if fastest else ""),
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return 0
+
+
+def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
+    """A stage holds at most as many micro-batches as there are stages (1F1B)."""
+    number = args.batch // size
+    in_flight = min(args.stages, number)
+    bubble = (args.stages - 1) / (number + args.stages - 1)
+    profile = profile_of(args, build, size)
+    budget = None if args.memory_budget is None else args.memory_budget // in_flight
+    goal = Goal(max_overhead=args.max_overhead, memory_budget_bytes=budget)
+    try:
+        plan = choose(profile, goal)
+    except ConfigError as error:
+        return Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", _short(error))
+    if plan.prediction is None:
+        raise ConfigError("a chosen plan carries a prediction")
+    lane_ms = plan.prediction.step_ms - profile.tail_ms
+    step_ms = number * lane_ms / (1 - bubble) + profile.tail_ms
+    return Sized(
+        size,
+        number,
+        in_flight,
+        bubble,
+        step_ms,
+        plan.prediction.peak_bytes * in_flight,
+        args.batch / step_ms * 1e3,
+        plan.policy,
+        "",
+    )
+
+
+def _short(error: ConfigError) -> str:
+    words: Sequence[str] = str(error).split("activations is ")
+    if len(words) < 2:
+        return str(error)
+    return f"does not fit: least {bytes_text(int(words[1].split()[0]))} a micro-batch"

@@ -1,0 +1,190 @@
+"""`ssdtrain rok`: the recompute-offload-keep curve (seed, Figure 5.12).
+
+Activation peak against model throughput in algorithmic FLOPs (recomputation is not
+counted), over batch sizes and strategies: predicted for a model, or drawn from what
+recipes/bench/rok.py measured.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.policies import references
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.report.plan_command import add_subject, profile_of
+from ssdtrain.report.subject import Build, build_of
+
+HELP = "recompute, offload or keep: peak against throughput over batch sizes"
+EXAMPLES = """examples:
+  ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
+  ssdtrain rok --results recipes/bench/results/rok.json --plot rok.png
+"""
+GB = 1e9
+MARKERS = {"keep": "o", "offload": "s", "recompute": "^"}
+
+
+class Point(NamedTuple):
+    """One run, measured or predicted."""
+
+    model: str
+    strategy: str
+    batch: int
+    peak_gb: float
+    step_ms: float
+    tflops: float
+    """Algorithmic FLOPs a second, 1e12."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    add_subject(parser)
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N"
+    )
+    parser.add_argument("--results", metavar="FILE", help="of recipes/bench/rok.py")
+    parser.add_argument("--plot", metavar="PNG", help="draw the curve")
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print and draw; 0, or 2 for input that cannot work."""
+    try:
+        points = _points(args)
+        if args.plot:
+            draw(points, Path(args.plot))
+    except (ConfigError, OSError, ImportError) as error:
+        print(f"ssdtrain rok: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps([point._asdict() for point in points], indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else 100).print(table(points))
+    return 0
+
+
+def _points(args: argparse.Namespace) -> list[Point]:
+    if (args.results is None) == (args.model is None):
+        raise ConfigError("give either --results FILE or --model MODEL")
+    if args.results is not None:
+        return read_points(args.results)
+    build = build_of(args.model, args.sequence)
+    return [p for batch in args.batches for p in _predicted(args, build, batch)]
+
+
+def read_points(path: str) -> list[Point]:
+    """The points that recipes/bench/rok.py measured.
+
+    Raises:
+        ConfigError: another file.
+    """
+    try:
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        return [
+            Point(
+                name.split("/")[0],
+                cell["strategy"],
+                cell["batch"],
+                cell["peak_gb"],
+                cell["step_ms"],
+                cell["tflops"],
+            )
+            for name, cell in cells.items()
+            if "error" not in cell
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--results expects a file of recipes/bench/rok.py, got {path}: {error!r}"
+        ) from error
+
+
+def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point]:
+    profile = profile_of(args, build, batch)
+    work = _flops(build, batch)
+    plan = choose(profile, Goal(max_overhead=args.max_overhead))
+    found = plan.prediction
+    if found is None:
+        raise ConfigError("a chosen plan carries a prediction")
+    runs = [
+        ("keep", found.keep_ms, found.keep_peak_bytes),
+        ("offload", found.step_ms, found.peak_bytes),
+    ]
+    runs += [
+        ("recompute", reference.step_ms, reference.peak_bytes)
+        for reference in references(Timeline(profile))[:1]
+    ]
+    return [
+        Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
+        for name, ms, peak in runs
+    ]
+
+
+def _flops(build: Build, batch: int) -> float:
+    """Of a forward and backward, on the meta device."""
+    with torch.device("meta"):
+        subject = build(batch)
+        with FlopCounterMode(display=False) as counter:
+            subject.forward().backward()
+    return float(counter.get_total_flops())
+
+
+def table(points: Sequence[Point]) -> Table:
+    """All points, by model, strategy and batch."""
+    result = Table(title="recompute, offload, keep")
+    for head in ("model", "strategy"):
+        result.add_column(head)
+    for head in ("batch", "peak GB", "step ms", "TFLOP/s"):
+        result.add_column(head, justify="right")
+    for point in sorted(points):
+        result.add_row(
+            point.model,
+            point.strategy,
+            str(point.batch),
+            f"{point.peak_gb:.2f}",
+            f"{point.step_ms:.1f}",
+            f"{point.tflops:.1f}",
+        )
+    return result
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """One panel a model, one line a strategy.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    models = list(dict.fromkeys(point.model for point in points))
+    figure = Figure(figsize=(5.5 * max(1, len(models)), 4), layout="constrained")
+    panels: Any = figure.subplots(1, max(1, len(models)), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=False):
+        for strategy in dict.fromkeys(p.strategy for p in points if p.model == model):
+            own = sorted(
+                (p for p in points if (p.model, p.strategy) == (model, strategy)),
+                key=lambda p: p.batch,
+            )
+            axes.plot(
+                [p.peak_gb for p in own],
+                [p.tflops for p in own],
+                marker=MARKERS.get(strategy, "x"),
+                label=strategy,
+            )
+            for p in own:
+                axes.annotate(f"B{p.batch}", (p.peak_gb, p.tflops), fontsize=7)
+        axes.set_title(model)
+        axes.set_xlabel("activation peak (GB)")
+        axes.set_ylabel("model throughput (TFLOP/s)")
+        axes.legend()
+    figure.savefig(path, dpi=120)

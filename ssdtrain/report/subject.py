@@ -1,0 +1,166 @@
+"""What `ssdtrain plan` and `ssdtrain rok` look at: a model for one micro-batch."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain.api
+from ssdtrain.curves import Curve
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.profile import COPY_SLOWDOWN, Links, Profile
+from ssdtrain.report.estimate import Speeds, estimate
+
+HEAD_SIZE = 128
+DROPOUT = 0.1
+# Where no link file is given: a PCIe 5 x16 link, as measured on an H200.
+HOST_GB_PER_S = 55.0
+NUM_OBSERVED_STEPS = 3
+
+
+class Subject(NamedTuple):
+    """A model, and a function that runs its forward and gives a loss."""
+
+    model: nn.Module
+    forward: Callable[[], Any]
+
+
+Build = Callable[[int], Subject]
+"""From the micro-batch size, on torch's present default device."""
+
+
+class Block(nn.Module):
+    """Causal attention and a GELU MLP, pre-norm, dropout 0.1."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.num_heads = max(1, hidden // HEAD_SIZE)
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.proj = nn.Linear(hidden, hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, hidden) to the same."""
+        batch, sequence, hidden = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.num_heads, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=DROPOUT, is_causal=True
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, sequence, hidden)
+        x = x + self.dropout(self.proj(mixed))
+        summed: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        return summed
+
+
+class Blocks(nn.Module):
+    """`num_layers` blocks in bf16; gives the mean square of the last one's output."""
+
+    def __init__(self, hidden: int, num_layers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(hidden) for _ in range(num_layers))
+        self.to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, hidden) to a scalar."""
+        for block in self.blocks:
+            x = block(x)
+        return x.float().square().mean()
+
+
+def build_of(text: str, sequence: int) -> Build:
+    """What `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
+
+    The function takes the micro-batch size and gives (module, forward).
+
+    Raises:
+        ConfigError: neither.
+    """
+    place, _, name = text.rpartition(":")
+    if place == "blocks":
+        return _blocks(name, sequence)
+    if not place.endswith(".py") or not Path(place).is_file():
+        raise ConfigError(
+            "--model expects blocks:HIDDENxLAYERS, such as blocks:8192x4, or "
+            f"FILE.py:FUNCTION, got {text!r}."
+        )
+    spec = importlib.util.spec_from_file_location("ssdtrain_subject", place)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--model: {place} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"--model: {place} has no function {name!r}")
+    return lambda micro_batch: Subject(*function(micro_batch))
+
+
+def _blocks(text: str, sequence: int) -> Build:
+    try:
+        hidden, num_layers = map(int, text.split("x"))
+    except ValueError:
+        raise ConfigError(
+            f"--model blocks: expects HIDDENxLAYERS, such as 8192x4, got {text!r}"
+        ) from None
+
+    def build(micro_batch: int) -> Subject:
+        model = Blocks(hidden, num_layers).train()
+        shape = (micro_batch, sequence, hidden)
+        x = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+        return Subject(model, lambda: model(x * 1))
+
+    return build
+
+
+def default_links() -> Links:
+    """Where nothing was measured."""
+    curve = Curve.straight(1e-5, HOST_GB_PER_S * 1e9)
+    return Links(d2h=curve, h2d=curve, copy_slowdown=COPY_SLOWDOWN)
+
+
+def estimated(
+    build: Build, micro_batch: int, links: Links, speeds: Speeds, min_bytes: int
+) -> Profile:
+    """The profile of a micro-batch on the meta device."""
+    with torch.device("meta"):
+        subject = build(micro_batch)
+        return estimate(
+            subject.model, subject.forward, links, speeds, min_bytes=min_bytes
+        )
+
+
+def observed(
+    build: Build, micro_batch: int, min_bytes: int, **settings: Any
+) -> Profile:
+    """The profile of real steps on this machine's GPU, or its CPU.
+
+    Raises:
+        ConfigError: nothing could be observed.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        subject = build(micro_batch)
+    weights = list(subject.model.parameters())
+    with ssdtrain.api.offload(
+        subject.model, plan="auto", min_bytes=min_bytes, **settings
+    ) as session:
+        for _ in range(NUM_OBSERVED_STEPS):
+            subject.forward().backward()
+            with torch.no_grad():
+                for weight in weights:
+                    weight.add_(0)  # a new version: the step has ended
+                    weight.grad = None
+        profile = session.profile
+    if profile is None:
+        raise ConfigError(
+            f"no saved tensor of at least {min_bytes} bytes was observed; set "
+            "--min-bytes lower, or give a larger --micro-batch."
+        )
+    return profile

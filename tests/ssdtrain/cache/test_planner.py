@@ -1,0 +1,230 @@
+"""`plan="auto"` and saved plans under real training steps."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache.planner import Stage
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import options
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan, to_json
+from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
+
+WIDTH = 64
+ROWS = 32
+SETTINGS: dict[str, Any] = {
+    "target": "host",
+    "min_bytes": 1,
+    "plan": "auto",
+    "max_overhead": 1.0,
+}
+
+
+class Net(nn.Module):
+    """Blocks with recipes (norm, GELU, dropout) and tensors that must be stored."""
+
+    def __init__(self, num_blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm": nn.LayerNorm(WIDTH),
+                    "up": nn.Linear(WIDTH, 2 * WIDTH),
+                    "down": nn.Linear(2 * WIDTH, WIDTH),
+                    "dropout": nn.Dropout(0.1),
+                }
+            )
+            for _ in range(num_blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden = F.gelu(block["up"](block["norm"](x)))
+            x = x + block["dropout"](block["down"](hidden))
+        return x.square().mean()
+
+
+Hook = Callable[[int, ssdtrain.Session], None]
+
+
+def train(
+    settings: dict[str, Any] | None,
+    *,
+    num_steps: int = 5,
+    num_micro_batches: int = 1,
+    rows: Callable[[int], int] = lambda step: ROWS,
+    hook: Hook | None = None,
+) -> tuple[list[Tensor], list[ssdtrain.StepReport], Any]:
+    torch.manual_seed(0)
+    net = Net()
+    session = None if settings is None else ssdtrain.offload(net, **settings)
+    seen: list[Tensor] = []
+    for step in range(num_steps):
+        if hook is not None and session is not None:
+            hook(step, session)
+        for _ in range(num_micro_batches):
+            x = torch.randn(rows(step), WIDTH, requires_grad=True)
+            loss = net(x)
+            loss.backward()
+            seen += [loss.detach(), x.grad]  # type: ignore[list-item]
+        with torch.no_grad():
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    seen.append(parameter.grad.clone())
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    if session is None:
+        return seen, [], None
+    reports, found = list(session.steps), (session.plan, session.profile)
+    session.close()
+    return seen, reports, found
+
+
+def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_predicted_memory_is_the_measured_one(num_micro_batches: int) -> None:
+    theirs, _, _ = train(None, num_micro_batches=num_micro_batches)
+    ours, reports, (plan, profile) = train(
+        SETTINGS, num_micro_batches=num_micro_batches
+    )
+    assert equal(ours, theirs)
+    assert len(profile.lanes) == num_micro_batches
+    last = reports[-1]
+    assert last.saved_peak_bytes == plan.prediction.peak_bytes
+    assert last.saved_peak_bytes < reports[0].bytes_saved / num_micro_batches / 2
+    assert last.plan_error is not None
+    modules = {item.module for items in profile.kinds.values() for item in items}
+    assert "blocks.1.dropout" in modules
+
+
+def test_the_first_steps_need_no_more_than_full_offloading() -> None:
+    _, full, _ = train({**SETTINGS, "plan": "offload-all"}, num_steps=3)
+    _, ours, _ = train(SETTINGS, num_steps=3)
+    for step in range(2):
+        assert ours[step].saved_peak_bytes <= full[step].saved_peak_bytes
+    assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
+
+
+def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
+    tmp_path: Path,
+) -> None:
+    theirs, _, _ = train(None, num_steps=2)
+    _, _, (_, profile) = train(SETTINGS, num_steps=3)
+    timeline = Timeline(profile)
+    draw = random.Random(0)
+    for number in range(25):
+        placements = {
+            kind: [draw.choice(options(timeline, item)) for item in items]
+            for kind, items in profile.kinds.items()
+        }
+        style = Style(
+            window_bytes=draw.choice([None, 20_000, 100_000]),
+            late=draw.choice(list(Late)),
+        )
+        orders = schedule(timeline, placements, style)
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(to_json(Plan(orders=orders, policy="random"))))
+        ours, reports, (plan, _) = train({**SETTINGS, "plan": str(path)}, num_steps=2)
+        assert plan.orders == orders
+        assert equal(ours, theirs), orders
+        predicted = simulate(timeline, orders)
+        for report in reports:
+            assert not report.fallbacks
+            assert report.saved_peak_bytes == predicted.peak_bytes
+            assert report.bytes_reloaded == predicted.links["h2d"].num_bytes
+
+
+def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
+    _, _, (plan, _) = train(SETTINGS)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(to_json(plan)))
+    settings = {**SETTINGS, "plan": str(path)}
+    theirs, _, _ = train(None, rows=lambda step: 2 * ROWS)
+    ours, reports, _ = train(settings, rows=lambda step: 2 * ROWS)
+    assert equal(ours, theirs)
+    assert reports[-1].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
+
+
+def test_longer_sequences_are_planned_again() -> None:
+    def rows(step: int) -> int:
+        return ROWS if step < 12 else 2 * ROWS
+
+    theirs, _, _ = train(None, num_steps=18, rows=rows)
+    ours, reports, (plan, profile) = train(SETTINGS, num_steps=18, rows=rows)
+    assert equal(ours, theirs)
+    assert reports[12].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
+    assert not reports[-1].fallbacks
+    assert reports[-1].saved_peak_bytes == plan.prediction.peak_bytes
+    largest = max(item.num_bytes for item in profile.kinds["model/0"])
+    assert largest == 2 * ROWS * 2 * WIDTH * 4
+
+
+def test_another_number_of_micro_batches_follows_the_same_plan() -> None:
+    _, reports, _ = train(SETTINGS, num_steps=4)
+    assert not reports[-1].fallbacks
+    ours, reports, (plan, _) = train(SETTINGS, num_steps=4, num_micro_batches=4)
+    theirs, _, _ = train(None, num_steps=4, num_micro_batches=4)
+    assert equal(ours, theirs)
+    assert reports[-1].saved_peak_bytes == plan.prediction.peak_bytes
+
+
+def test_a_budget_is_kept_and_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, reports, _ = train({**SETTINGS, "plan": "keep-all", "recompute": "off"})
+    keep = reports[-1].saved_peak_bytes
+    budget = keep // 2
+    _, reports, _ = train({**SETTINGS, "memory_budget_bytes": budget})
+    assert reports[-1].saved_peak_bytes <= budget
+    _, reports, (plan, _) = train({**SETTINGS, "memory_budget_bytes": 2 * keep})
+    assert plan.policy == "keep-all"
+    assert reports[-1].bytes_kept == reports[-1].bytes_saved
+    with pytest.raises(ConfigError, match="least reachable peak"):
+        train({**SETTINGS, "memory_budget_bytes": 1000})
+
+
+def test_a_step_that_drifts_is_observed_and_planned_again() -> None:
+    """The prediction is made wrong by hand: the next plan must be a new one."""
+    stages: list[Stage] = []
+
+    def spoil(step: int, session: ssdtrain.Session) -> None:
+        planner = session._planner
+        if planner is None:
+            raise RuntimeError("plan='auto' without a planner")
+        stages.append(planner._stage)
+        if step == 4:
+            planner._drift.predicted_ms /= 100
+
+    theirs, _, _ = train(None, num_steps=16)
+    ours, _, (plan, _) = train(SETTINGS, num_steps=16, hook=spoil)
+    assert equal(ours, theirs)
+    assert stages[:2] == [Stage.WARM_UP, Stage.WARM_UP]
+    observed = [n for n, stage in enumerate(stages) if stage is Stage.OBSERVING]
+    # Read before a step: the first is the observation, the second comes of the drift.
+    assert len(observed) == 2 and observed[1] > 8
+    assert plan.prediction is not None
+
+
+def test_placements_of_a_plan_are_what_is_reported() -> None:
+    _, reports, (plan, profile) = train(SETTINGS)
+    moved = sum(
+        item.num_bytes
+        for item, order in zip(
+            profile.kinds["model/0"], plan.orders["model/0"], strict=True
+        )
+        if order.placement is Placement.OFFLOAD
+    )
+    assert reports[-1].bytes_offloaded == moved

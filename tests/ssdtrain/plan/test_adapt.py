@@ -1,0 +1,76 @@
+"""When a plan is looked at again, and when it is left alone."""
+
+import itertools
+
+from ssdtrain.plan.adapt import Drift, Verdict, is_better
+from ssdtrain.plan.plan import Prediction
+
+
+def prediction(step_ms: float, peak_bytes: int) -> Prediction:
+    return Prediction(
+        step_ms=step_ms,
+        peak_bytes=peak_bytes,
+        stall_ms=0.0,
+        recompute_ms=0.0,
+        keep_ms=100.0,
+        keep_peak_bytes=1000,
+    )
+
+
+def run(drift: Drift, times: list[float], strayed: int = 0) -> list[int]:
+    """Steps at which it asks for an observation; it is planned again at once."""
+    asked = []
+    for step, ms in enumerate(times):
+        if drift.step(ms, strayed) is Verdict.OBSERVE:
+            asked.append(step)
+            drift.planned(drift.predicted_ms)
+    return asked
+
+
+def planned(ms: float = 100.0) -> Drift:
+    drift = Drift()
+    drift.planned(ms)
+    return drift
+
+
+def test_a_step_as_predicted_is_left_alone() -> None:
+    assert run(planned(), [100.0, 104.0, 97.0] * 50) == []
+
+
+def test_single_slow_steps_are_noise() -> None:
+    assert run(planned(), [100.0, 100.0, 100.0, 300.0] * 50) == []
+
+
+def test_a_lasting_drift_is_looked_at_with_growing_pauses() -> None:
+    asked = run(planned(), [150.0] * 400)
+    gaps = [b - a for a, b in itertools.pairwise(asked)]
+    assert asked[0] < 10
+    assert all(later >= 1.9 * earlier for earlier, later in itertools.pairwise(gaps))
+    assert len(asked) < 8
+
+
+def test_a_new_shape_is_looked_at_after_two_steps() -> None:
+    drift = planned()
+    assert drift.step(100.0, 1) is Verdict.FITS
+    assert drift.step(100.0, 1) is Verdict.OBSERVE
+
+
+def test_one_odd_batch_is_not() -> None:
+    drift = planned()
+    for _ in range(50):
+        assert drift.step(100.0, 1) is Verdict.FITS
+        assert drift.step(100.0, 0) is Verdict.FITS
+
+
+def test_shapes_that_never_settle_are_observed_ever_less() -> None:
+    assert len(run(planned(), [100.0] * 1000, strayed=1)) < 10
+
+
+def test_a_new_plan_must_be_clearly_better() -> None:
+    old = prediction(100.5, 500)
+    assert not is_better(prediction(100.5, 499), old, False, 101.0)
+    assert is_better(prediction(100.5, 450), old, False, 101.0)
+    assert is_better(prediction(100.5, 600), prediction(120.0, 500), False, 101.0)
+    assert not is_better(prediction(100.0, 900), old, True, 1000)
+    assert is_better(prediction(90.0, 900), old, True, 1000)
+    assert is_better(prediction(150.0, 400), old, True, 450)

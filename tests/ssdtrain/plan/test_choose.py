@@ -1,0 +1,193 @@
+"""The search against brute force, the fixed policies, and what a goal promises."""
+
+import importlib.util
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan import choose as module
+from ssdtrain.plan.choose import Goal, Judge, assignments, choose, styles
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import from_json, read_plan, to_json
+from ssdtrain.plan.policies import fixed_policies
+from ssdtrain.plan.profile import from_json as profile_from_json
+from ssdtrain.plan.profile import read_profile
+from ssdtrain.plan.profile import to_json as profile_to_json
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.timeline import Timeline
+
+_SPEC = importlib.util.spec_from_file_location(
+    "plan_profiles", Path(__file__).with_name("profiles.py")
+)
+if _SPEC is None or _SPEC.loader is None:
+    raise ImportError("profiles.py")
+made = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(made)
+MB = made.MB
+
+GOALS = (
+    Goal(max_overhead=0.0),
+    Goal(max_overhead=0.05),
+    Goal(max_overhead=0.5),
+    Goal(memory_budget_bytes=14 * MB),
+)
+
+
+def brute_force(profile: object, goal: Goal) -> tuple[float, ...]:
+    """The best rank over every placement and style."""
+    timeline = Timeline(profile)  # type: ignore[arg-type]
+    judge = Judge(timeline, goal)
+    return min(
+        judge.judge(placements, style, "oracle").rank
+        for placements in assignments(timeline)
+        for style in styles(timeline)
+    )
+
+
+def rank_of(profile: object, goal: Goal, plan: object) -> tuple[float, ...]:
+    timeline = Timeline(profile)  # type: ignore[arg-type]
+    outcome = Run(timeline, plan.orders).run()  # type: ignore[attr-defined]
+    return Judge(timeline, goal)._rank(outcome)
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_small_instances_are_exact(seed: int, goal: Goal) -> None:
+    profile = made.drawn(seed, 5)
+    try:
+        plan = choose(profile, goal)
+    except ConfigError:
+        assert brute_force(profile, goal)[0] > 0
+        return
+    assert rank_of(profile, goal, plan) <= brute_force(profile, goal)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_comes_close_to_brute_force(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goal = Goal(max_overhead=0.1)
+    profile = made.drawn(100 + seed, 6)
+    best = brute_force(profile, goal)
+    monkeypatch.setattr(module, "ENUMERATED", 0)
+    found = rank_of(profile, goal, choose(profile, goal))
+    assert found[0] == best[0] == 0.0
+    assert found[1] <= 1.05 * best[1]
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_it_never_loses_to_a_fixed_policy(seed: int, goal: Goal) -> None:
+    profile = made.drawn(seed, 24)
+    timeline = Timeline(profile)
+    goal = replace(goal, memory_budget_bytes=goal.memory_budget_bytes and 60 * MB)
+    judge = Judge(timeline, goal)
+    own = rank_of(profile, goal, choose(profile, goal))
+    for fixed in fixed_policies(timeline):
+        orders = schedule(timeline, fixed.placements, fixed.style)
+        assert own <= judge._rank(Run(timeline, orders).run()), fixed.name
+
+
+def test_more_overhead_or_memory_is_never_worse() -> None:
+    profile = made.drawn(7, 20)
+    peaks = [
+        choose(profile, Goal(max_overhead=limit)).prediction.peak_bytes
+        for limit in (0.0, 0.02, 0.1, 0.3, 1.0)
+    ]
+    assert all(b <= 1.02 * a for a, b in itertools.pairwise(peaks))
+    keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+    times = [
+        choose(profile, Goal(memory_budget_bytes=int(part * keep))).prediction.step_ms
+        for part in (0.6, 0.7, 0.8, 0.9, 1.1)
+    ]
+    assert all(b <= 1.02 * a for a, b in itertools.pairwise(times))
+
+
+def test_it_is_deterministic() -> None:
+    profile = made.drawn(3, 20, num_lanes=2)
+    goal = Goal(max_overhead=0.1)
+    assert to_json(choose(profile, goal)) == to_json(choose(profile, goal))
+
+
+def test_it_declines_when_nothing_is_needed() -> None:
+    plan = choose(made.drawn(3, 20), Goal(memory_budget_bytes=10**12))
+    assert plan.policy == "keep-all"
+    placed = {order.placement for own in plan.orders.values() for order in own}
+    assert placed == {Placement.KEEP}
+
+
+def test_an_unreachable_budget_names_the_least_peak() -> None:
+    profile = made.drawn(5, 12)
+    with pytest.raises(ConfigError, match="least reachable peak") as error:
+        choose(profile, Goal(memory_budget_bytes=MB))
+    least = int(str(error.value).split("activations is ")[1].split()[0])
+    plan = choose(profile, Goal(memory_budget_bytes=least))
+    assert plan.prediction is not None and plan.prediction.peak_bytes <= least
+    with pytest.raises(ConfigError):
+        choose(profile, Goal(memory_budget_bytes=int(0.9 * least)))
+
+
+def test_host_memory_is_a_limit() -> None:
+    profile = replace(made.drawn(5, 12), host_bytes=10 * MB)
+    plan = choose(profile, Goal(max_overhead=1.0))
+    assert plan.prediction is not None
+    assert plan.prediction.host_peak_bytes <= 10 * MB
+    free = choose(replace(profile, host_bytes=None), Goal(max_overhead=1.0))
+    assert free.prediction is not None
+    assert free.prediction.host_peak_bytes > 10 * MB
+
+
+def test_what_is_too_much_for_host_memory_goes_to_the_ssd() -> None:
+    profile = replace(
+        made.drawn(5, 12),
+        host_bytes=20 * MB,
+        links=made.links(20.0, ssd_write=made.curve(6.0), ssd_read=made.curve(6.0)),
+    )
+    plan = choose(profile, Goal(max_overhead=1.0))
+    placed = [order.placement for order in plan.orders["model/0"]]
+    assert Placement.OFFLOAD_SSD in placed
+
+
+def test_thousands_of_items_are_planned_quickly() -> None:
+    profile = made.chain(2000, gb_per_s=2.0)
+    plan = choose(profile, Goal(max_overhead=0.01))
+    assert plan.prediction is not None
+    assert plan.prediction.peak_bytes < 0.1 * profile.saved_bytes
+
+
+def test_profile_and_plan_survive_json(tmp_path: Path) -> None:
+    profile = made.drawn(9, 15)
+    plan = choose(profile, Goal(max_overhead=0.2))
+    text = json.dumps(profile_to_json(profile))
+    assert profile_from_json(json.loads(text)) == profile
+    (tmp_path / "profile.json").write_text(text)
+    assert read_profile(tmp_path / "profile.json") == profile
+    text = json.dumps(to_json(plan))
+    assert from_json(json.loads(text)) == plan
+    (tmp_path / "plan.json").write_text(text)
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
+    profile = profile_to_json(made.chain(2))
+    with pytest.raises(ConfigError, match="version"):
+        profile_from_json({**profile, "schema_version": 0})
+    with pytest.raises(ConfigError, match="damaged"):
+        profile_from_json({**profile, "marks": [{"lane": 0}]})
+    with pytest.raises(ConfigError, match="unknown item"):
+        profile_from_json({**profile, "marks": [{**profile["marks"][0], "item": 7}]})
+    plan = to_json(choose(made.chain(2), Goal()))
+    with pytest.raises(ConfigError, match="version"):
+        from_json({**plan, "schema_version": 0})
+    with pytest.raises(ConfigError, match="damaged"):
+        from_json({**plan, "orders": {"m": [{"placement": "somewhere"}]}})
+    (tmp_path / "plan.json").write_text("no")
+    with pytest.raises(ConfigError, match="not JSON"):
+        read_plan(tmp_path / "plan.json")
+    with pytest.raises(ConfigError, match="plan expects"):
+        read_plan(tmp_path / "absent.json")

@@ -1,0 +1,198 @@
+"""The simulator against closed forms."""
+
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
+from ssdtrain.plan.policies import fixed_policies, placed_by, references
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile
+from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.timeline import Timeline
+
+_SPEC = importlib.util.spec_from_file_location(
+    "plan_profiles", Path(__file__).with_name("profiles.py")
+)
+if _SPEC is None or _SPEC.loader is None:
+    raise ImportError("profiles.py")
+made = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(made)
+MB = made.MB
+
+
+def orders_of(profile: Profile, each: Order) -> dict[str, tuple[Order, ...]]:
+    return {
+        kind: tuple(replace(each, name=i.name, num_bytes=i.num_bytes) for i in items)
+        for kind, items in profile.kinds.items()
+    }
+
+
+def test_keep_all_is_the_step_and_all_bytes() -> None:
+    profile = made.chain(6)
+    found = simulate(Timeline(profile), keep_all(Timeline(profile)))
+    assert found.step_ms == pytest.approx(profile.compute_ms) == pytest.approx(21.0)
+    assert found.peak_bytes == 6 * MB
+    assert found.stall_ms == 0 and found.overhead == 0
+
+
+def test_everything_on_an_infinite_link_costs_no_time() -> None:
+    profile = made.chain(6, gb_per_s=math.inf)
+    timeline = Timeline(profile)
+    # Released one mark after the pack, loaded at the use before its own.
+    orders = {
+        "model/0": tuple(
+            Order(
+                name=item.name,
+                num_bytes=item.num_bytes,
+                placement=Placement.OFFLOAD,
+                release_after=1,
+                load_at=max(0, 4 - n),
+            )
+            for n, item in enumerate(profile.kinds["model/0"])
+        )
+    }
+    found = simulate(timeline, orders)
+    assert found.step_ms == pytest.approx(profile.compute_ms)
+    # One being packed; in backward the one in use and the next.
+    assert found.peak_bytes == 2 * MB
+    assert found.links["d2h"].num_bytes == found.links["h2d"].num_bytes == 6 * MB
+
+
+@pytest.mark.parametrize("gb_per_s", [0.05, 0.2, 0.5, 2.0])
+def test_a_link_bound_step_is_the_maximum(gb_per_s: float) -> None:
+    """All packs release the item before: forward is the longer of compute and link."""
+    num, forward_ms = 40, 1.0
+    profile = made.chain(num, gb_per_s=gb_per_s, forward_ms=forward_ms)
+    each = Order(
+        name="", num_bytes=0, placement=Placement.OFFLOAD, release_after=1, load_at=0
+    )
+    orders = {
+        kind: tuple(replace(o, load_at=max(0, num - 2 - n)) for n, o in enumerate(own))
+        for kind, own in orders_of(profile, each).items()
+    }
+    outcome = Run(Timeline(profile), orders).run()
+    copy_ms = MB / (gb_per_s * 1e9) * 1e3
+    expected = num * max(forward_ms, copy_ms) + num * max(2 * forward_ms, copy_ms) + 3
+    assert outcome.step_ms == pytest.approx(expected, rel=3 / num)
+
+
+def test_stall_is_the_part_of_a_copy_that_compute_does_not_hide() -> None:
+    profile = made.chain(2, gb_per_s=0.1)  # 10 ms a copy
+    orders = orders_of(profile, Order(name="", num_bytes=0, placement=Placement.KEEP))
+    first = replace(
+        orders["model/0"][0],
+        placement=Placement.OFFLOAD,
+        release_after=1,
+        load_at=0,
+    )
+    found = simulate(Timeline(profile), {"model/0": (first, orders["model/0"][1])})
+    # 1 ms of the copy out is hidden, then 2 ms of the copy in.
+    assert found.stall_ms == pytest.approx(9.0 + (10.0 - 2.0))
+    assert found.stalls[0].item == 0
+
+
+def test_a_recipe_costs_its_time_and_holds_its_input() -> None:
+    items = (
+        Item(name="x", num_bytes=4 * MB),
+        Item(name="y", num_bytes=8 * MB, recipe="gelu", recipe_ms=0.5, inputs=(0,)),
+    )
+    marks = [
+        Mark(lane=0, phase=Phase.FORWARD, item=0, ms=1.0),
+        Mark(lane=0, phase=Phase.FORWARD, item=1, ms=1.0),
+        Mark(lane=0, phase=Phase.BACKWARD, item=1, ms=2.0, other_bytes=MB),
+        Mark(lane=0, phase=Phase.BACKWARD, item=0, ms=2.0, other_bytes=3 * MB),
+        Mark(lane=0, phase=Phase.BACKWARD, item=0, ms=0.0),
+    ]
+    profile = Profile(
+        lanes=("m/0",), kinds={"m/0": items}, marks=tuple(marks), links=made.links(10)
+    )
+    timeline = Timeline(profile)
+    placements = {"m/0": (Placement.KEEP, Placement.RECOMPUTE)}
+    found = simulate(timeline, schedule(timeline, placements))
+    assert found.step_ms == pytest.approx(6.5)
+    assert found.recompute_ms == pytest.approx(0.5)
+    assert found.peak_bytes == 13 * MB  # input, result and the operator's own
+
+
+def test_copies_slow_compute_by_the_measured_fraction() -> None:
+    profile = made.chain(8, gb_per_s=0.25)  # 4 ms a copy, 1 ms an operator
+    slow = replace(profile, links=replace(profile.links, copy_slowdown=0.1))
+    orders = orders_of(
+        profile,
+        Order(name="", num_bytes=0, placement=Placement.OFFLOAD, release_after=0),
+    )
+    plain = Run(Timeline(profile), orders).run().step_ms
+    slowed = Run(Timeline(slow), orders).run().step_ms
+    # The link is busy from the first pack until 32 ms, longer than the 24 ms of work.
+    assert slowed == pytest.approx(plain + 0.1 * 24.0)
+
+
+def test_ssd_waits_for_staging_and_reads_back() -> None:
+    profile = replace(
+        made.chain(8),
+        links=made.links(10.0, ssd_write=made.curve(0.25), ssd_read=made.curve(10.0)),
+        host_bytes=2 * MB,
+    )
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1)
+    outcome = Run(Timeline(profile), orders_of(profile, each)).run()
+    # Writes of 4 ms each, two buffers: six of the eight packs wait for one.
+    assert outcome.moved_bytes["ssd_write"] == 8 * MB
+    assert outcome.host_peak_bytes <= 2 * MB
+    assert outcome.stall_ms > 6 * 2.0
+
+
+def test_ssd_without_a_curve_is_an_error() -> None:
+    profile = made.chain(2)
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
+    with pytest.raises(ValueError, match="ssdtrain doctor"):
+        Run(Timeline(profile), orders_of(profile, each)).run()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_scheduled_plan_never_holds_more_than_keep(seed: int) -> None:
+    profile = made.drawn(seed, 12, num_lanes=1 + seed % 3)
+    timeline = Timeline(profile)
+    keep = Run(timeline, keep_all(timeline)).run()
+    for style in (Style(), Style(late=Late.WAIT), Style(window_bytes=8 * MB)):
+        everything = placed_by(timeline, lambda *_: Placement.OFFLOAD)
+        outcome = Run(timeline, schedule(timeline, everything, style)).run()
+        assert outcome.peak_bytes <= keep.peak_bytes
+        assert outcome.step_ms >= keep.step_ms - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_faster_link_is_never_slower(seed: int) -> None:
+    profile = made.drawn(seed, 12)
+    timeline = Timeline(profile)
+    everything = placed_by(timeline, lambda *_: Placement.OFFLOAD)
+    orders = schedule(timeline, everything, Style(window_bytes=8 * MB, late=Late.WAIT))
+    times = [
+        Run(Timeline(made.with_links(profile, rate)), orders).run().step_ms
+        for rate in (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_the_seed_rule_offloads_what_the_link_can_take() -> None:
+    counts = []
+    for rate in (100.0, 0.25, 0.1):
+        policies = fixed_policies(Timeline(made.chain(8, gb_per_s=rate)))
+        rule = next(fixed for fixed in policies if fixed.name == "last-module")
+        placed = rule.placements["model/0"]
+        counts.append(sum(p is Placement.OFFLOAD for p in placed))
+    # Modules of 2 MB and 2 ms; 20 ms until the first one's backward, 16 until the
+    # second's. 0.25 GB/s: 5 MB >= 0 + 2 x 2, but 4 MB < 2 + 2 x 2. 0.1 GB/s: 2 MB < 4.
+    assert counts == [8, 2, 0]
+
+
+def test_full_recompute_is_priced_from_the_blocks() -> None:
+    plain, moved = references(Timeline(made.chain(8)))
+    # Four blocks of two items: forward again, four inputs and one block.
+    assert plain.step_ms == pytest.approx(27.0 + 8.0)
+    assert plain.peak_bytes == 4 * MB + 2 * MB
+    assert moved.peak_bytes == 2 * MB + 2 * MB

@@ -1,0 +1,218 @@
+"""`ssdtrain plan` and `ssdtrain rok`, and the estimate without a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.cli import main
+from ssdtrain.curves import Curve
+from ssdtrain.machine.fit import fit_curve
+from ssdtrain.machine.links import Link, LinkFile, LinkKind, Sample, write_links
+from ssdtrain.plan.plan import read_plan
+from ssdtrain.plan.profile import Phase
+from ssdtrain.report.estimate import Speeds, estimate
+from ssdtrain.report.subject import Blocks, build_of, default_links, estimated
+
+TINY = ["--model", "blocks:64x2", "--micro-batch", "2", "--sequence", "32"]
+SMALL = [*TINY, "--min-bytes", "1k"]
+
+
+def link_file(path: Path, *kinds: LinkKind, gb_per_s: float = 10.0) -> str:
+    samples = tuple(
+        Sample(size_bytes=1 << n, seconds=1e-5 + (1 << n) / (gb_per_s * 1e9))
+        for n in range(12, 28)
+    )
+    links = tuple(
+        Link(
+            kind=kind,
+            source="a",
+            target="b",
+            depth=1,
+            mode="pinned",
+            samples=samples,
+            curve=fit_curve(samples),
+        )
+        for kind in kinds
+    )
+    write_links(path, LinkFile(created_utc="now", links=links))
+    return str(path)
+
+
+def test_the_estimate_counts_what_autograd_saves() -> None:
+    """The blocks of recipes/bench/placement.py: 18 807 259 136 bytes on an H200."""
+    profile = estimated(
+        build_of("blocks:8192x4", 1024), 16, default_links(), Speeds(), 1 << 20
+    )
+    assert profile.saved_bytes == 18_807_259_136
+    # The product with one that makes the input needs a gradient is the only extra.
+    gemms = 3 * 4 * 12 * 2 * 16 * 1024 * 8192**2
+    attention = 3.5 * 4 * 2 * 2 * 16 * 1024**2 * 8192
+    least_ms = (gemms + attention) / (Speeds().tflops * 1e9)
+    assert least_ms < profile.compute_ms < 1.25 * least_ms
+
+
+def test_the_estimate_follows_sizes_and_memory() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.GELU())
+        x = torch.empty(1024, 256, requires_grad=True)
+        profile = estimate(
+            model,
+            lambda: model(x * 1).sum(),
+            default_links(),
+            Speeds(tflops=1.0, memory_gb_per_s=1e9),
+            min_bytes=1,
+        )
+    names = [item.name.split()[0] for item in profile.kinds["model/0"]]
+    assert names == ["MulBackward0", "MmBackward0"]
+    flops = 2 * 1024 * 256 * 256
+    launches = 0.004
+    forward = [mark.ms for mark in profile.marks if mark.phase is Phase.FORWARD]
+    assert forward[0] == pytest.approx(flops / 1e9 + launches, rel=0.01)
+
+
+def test_plan_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    links = link_file(tmp_path / "links.json", LinkKind.D2H, LinkKind.H2D)
+    saved = tmp_path / "plan.json"
+    profile = tmp_path / "profile.json"
+    command = ["plan", *SMALL, "--no-gpu", "--links", links, "--max-overhead", "0.5"]
+    command += ["--save", str(saved), "--save-profile", str(profile)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "blocks.0.qkv" in text and "Next:" in text and "full recompute" in text
+    plan = read_plan(saved)
+    assert main(["plan", "--profile", str(profile), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["schema"] == "ssdtrain-plan"
+    assert plan.prediction is not None
+    assert plan.prediction.peak_bytes <= plan.prediction.keep_peak_bytes
+    budget = str(10 * plan.prediction.keep_peak_bytes)
+    rest = ["--memory-budget", budget, "--json"]
+    assert main(["plan", "--profile", str(profile), *rest]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == "keep-all"
+
+
+def test_plan_observes_and_the_plan_can_be_trained_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "plan.json"
+    assert main(["plan", *SMALL, "--max-overhead", "1", "--save", str(saved)]) == 0
+    assert "Plan (" in capsys.readouterr().out
+    subject = build_of("blocks:64x2", 32)(2)
+    with ssdtrain.offload(
+        subject.model, target="host", min_bytes=1024, plan=str(saved)
+    ) as session:
+        subject.forward().backward()
+        report = session.last_step
+        assert report is not None and not report.fallbacks
+        assert session.plan == read_plan(saved)
+
+
+def test_a_model_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n"
+        "def build(n):\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(),"
+        " torch.nn.Linear(64, 64))\n"
+        "    x = torch.zeros(n, 64, requires_grad=True)\n"
+        "    return net, lambda: net(x * 2).sum()\n"
+    )
+    command = ["plan", "--model", f"{path}:build", "--micro-batch", "64"]
+    command += ["--min-bytes", "1k", "--no-gpu", "--json"]
+    assert main(command) == 0
+    assert len(json.loads(capsys.readouterr().out)["orders"]["model/0"]) == 3
+
+
+def test_sweep_weighs_size_against_bubbles(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", *SMALL, "--no-gpu", "--sweep", "micro_batch"]
+    command += ["--batch", "4", "--stages", "2", "--json"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["micro_batch"] for entry in found] == [1, 2, 4]
+    assert [entry["in_flight"] for entry in found] == [2, 2, 1]
+    assert [entry["bubble"] for entry in found] == pytest.approx([1 / 5, 1 / 3, 1 / 2])
+    assert main([*command[:-1], "--memory-budget", "1k"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_rok_predicts_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "rok.png"
+    command = ["rok", "--model", "blocks:1024x3", "--sequence", "256", "--no-gpu"]
+    command += ["--batches", "2", "4", "--plot", str(picture)]
+    assert main(command) == 0
+    assert "recompute" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*command[:-2], "--json"]) == 0
+    points = {
+        (p["strategy"], p["batch"]): p for p in json.loads(capsys.readouterr().out)
+    }
+    assert len(points) == 6
+    for batch in (2, 4):
+        keep, moved = points["keep", batch], points["offload", batch]
+        assert moved["peak_gb"] < keep["peak_gb"]
+        assert moved["tflops"] > 0.98 * keep["tflops"]
+        assert points["recompute", batch]["tflops"] < 0.8 * keep["tflops"]
+
+
+def test_rok_draws_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = {
+        "strategy": "keep",
+        "batch": 4,
+        "peak_gb": 1.5,
+        "step_ms": 10.0,
+        "tflops": 300.0,
+    }
+    path = tmp_path / "rok.json"
+    path.write_text(json.dumps({"cells": {"12288x3/keep/4": cell, "x": {"error": ""}}}))
+    assert main(["rok", "--results", str(path), "--json"]) == 0
+    [point] = json.loads(capsys.readouterr().out)
+    assert point["model"] == "12288x3" and point["tflops"] == 300.0
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["plan"], "--profile FILE or --model"),
+        (["plan", "--model", "blocks:8192"], "HIDDENxLAYERS"),
+        (["plan", "--model", "nothing"], "FILE.py:FUNCTION"),
+        (["plan", *TINY, "--no-gpu"], "min-bytes"),
+        (["plan", *SMALL, "--no-gpu", "--memory-budget", "1"], "least reachable peak"),
+        (["plan", *SMALL, "--no-gpu", "--target", "ssd"], "--links"),
+        (["plan", *SMALL, "--no-gpu", "--links", "absent.json"], "doctor --save"),
+        (["plan", "--profile", "p", "--sweep", "micro_batch"], "needs --model"),
+        (["rok"], "--results FILE or --model"),
+        (["rok", "--results", "absent.json"], "absent.json"),
+    ],
+)
+def test_input_that_cannot_work(
+    command: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_links_of_a_drive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = (LinkKind.D2H, LinkKind.H2D, LinkKind.SSD_WRITE, LinkKind.SSD_READ)
+    links = link_file(tmp_path / "links.json", *kinds)
+    command = ["plan", *SMALL, "--no-gpu", "--links", links, "--target", "ssd"]
+    assert main([*command, "--max-overhead", "2", "--json"]) == 0
+    orders = json.loads(capsys.readouterr().out)["orders"]["model/0"]
+    assert "offload_ssd" in {order["placement"] for order in orders}
+
+
+def test_blocks_are_those_of_the_benchmark() -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Blocks(64, 2).parameters()) == 2 * (
+            12 * 64**2 + 13 * 64
+        )
+    assert isinstance(default_links().d2h, Curve)
