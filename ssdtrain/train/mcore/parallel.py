@@ -92,12 +92,20 @@ def start(parallel: Parallel, seed: int, timeout_minutes: int = 30) -> None:
     seed_everything(seed)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed weights and dropout; ranks of one layer get their own dropouts."""
+def seed_everything(seed: int, data_rank: int = 0) -> None:
+    """Seed weights and dropout, every stage its own way.
+
+    data_rank: other than 0 for dropouts that differ between data-parallel ranks (their
+    weights must not). Ranks of one layer: Megatron adds 2718 and their number, which
+    the last factor leaves room for.
+    """
+    from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    torch.manual_seed(seed)
-    model_parallel_cuda_manual_seed(seed)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    own = ((seed * 64 + stage) * 64 + data_rank) * 4096 % 2**63
+    torch.manual_seed(own)
+    model_parallel_cuda_manual_seed(own)
 
 
 def stop() -> None:

@@ -76,7 +76,8 @@ class MegatronRunner:
         """All micro-batches through the schedule, one optimizer step."""
         settings = self._workload.settings.train
         # A function of the step alone: a resumed run needs no generator state.
-        parallel.seed_everything(settings.seed * 1_000_003 + step)
+        seed = settings.seed * 1_000_003 + step
+        parallel.seed_everything(seed, parallel.data_rank())
         for chunk in self.attachable:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -118,13 +119,11 @@ class MegatronRunner:
         state = {
             "step": step,
             "chunks": [chunk.state_dict() for chunk in self.attachable],
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._shards(),
         }
         partial = path.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(path)
-        if self._parallel.distributed_optimizer:
-            self._optimizer.save_parameter_state(str(path.with_suffix(".shards")))
 
     def load(self, directory: str) -> int:
         """Read what `save` wrote on as many ranks.
@@ -138,10 +137,46 @@ class MegatronRunner:
         state = torch.load(path, map_location=self._device, weights_only=False)
         for chunk, values in zip(self.attachable, state["chunks"], strict=True):
             chunk.load_state_dict(values)
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._parallel.distributed_optimizer:
-            self._optimizer.load_parameter_state(str(path.with_suffix(".shards")))
+        self._load_shards(state["optimizer"])
         return int(state["step"])
+
+    def _shards(self) -> Any:
+        """The optimizer's state on this rank.
+
+        Megatron's own format of a distributed optimizer knows Apex's and Transformer
+        Engine's Adam alone (torch's counts steps in its state): its shards are kept as
+        they are, with the fp32 weights that they are for.
+        """
+        if not self._parallel.distributed_optimizer:
+            return self._optimizer.state_dict()
+        return [
+            {
+                "state": inner.state_dict(),
+                "weights": [
+                    p.detach() for g in inner.param_groups for p in g["params"]
+                ],
+                "scaler": None if scaler is None else scaler.state_dict(),
+            }
+            for inner, scaler in self._parts()
+        ]
+
+    def _load_shards(self, state: Any) -> None:
+        if not self._parallel.distributed_optimizer:
+            self._optimizer.load_state_dict(state)
+            return
+        for (inner, scaler), saved in zip(self._parts(), state, strict=True):
+            inner.load_state_dict(saved["state"])
+            own = [p for group in inner.param_groups for p in group["params"]]
+            with torch.no_grad():
+                for parameter, value in zip(own, saved["weights"], strict=True):
+                    parameter.copy_(value)
+            if scaler is not None:
+                scaler.load_state_dict(saved["scaler"])
+
+    def _parts(self) -> list[tuple[Any, Any]]:
+        """torch's optimizers inside Megatron's, each with its loss scaler or None."""
+        parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        return [(one.optimizer, getattr(one, "grad_scaler", None)) for one in parts]
 
     def _path(self, directory: str) -> Path:
         return Path(directory) / f"megatron-rank{self._workload.ranks.rank}.pt"

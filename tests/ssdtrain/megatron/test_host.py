@@ -273,18 +273,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@installed
-@pytest.mark.slow
-def test_the_trainer_runs_it_from_the_configs(tmp_path: Path) -> None:
-    port, out, ranks = free_port(), tmp_path / "result.json", []
+def train(directory: Path, *more: str) -> dict[str, Any]:
+    """`ssdtrain train host=megatron` on two ranks; the first one's result."""
+    port, out, ranks = free_port(), directory / "result.json", []
     overrides = [
         *("host=megatron", "model=t5", "parallel.pipeline=2"),
+        *("parallel.distributed_optimizer=true", "train.tensorboard=false"),
         *("size.hidden_size=32", "size.num_heads=2", "size.num_layers=4"),
-        *("size.sequence_length=32", "train.num_micro_batches=3", "train.steps=2"),
-        *("train.micro_batch_size=2", "train.tensorboard=false"),
+        *("size.sequence_length=32", "train.num_micro_batches=3", "train.steps=3"),
+        *("train.micro_batch_size=2", "train.checkpoint_every=2"),
         *("offload.min_bytes=0", "data.max_bytes=100000"),
-        *(f"run_directory={tmp_path}/run", f"data.cache_directory={tmp_path}/tokens"),
-        *("train.checkpoint_every=2",),
+        f"data.cache_directory={directory}/tokens",
     ]
     for rank in range(2):
         environment = {
@@ -300,15 +299,30 @@ def test_the_trainer_runs_it_from_the_configs(tmp_path: Path) -> None:
             "PYTHONPATH": str(ROOT),
         }
         script = Path(__file__).with_name("train_ranks.py")
-        command = [sys.executable, str(script), str(out), *overrides]
-        with (tmp_path / f"log{rank}").open("w") as log:
+        command = [sys.executable, str(script), str(out), *overrides, *more]
+        with (directory / f"log{rank}").open("w") as log:
             ranks.append(
                 subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             )
-    codes = [rank.wait(timeout=200) for rank in ranks]
-    assert codes == [0, 0], (tmp_path / "log0").read_text()[-3000:]
-    result = json.loads(out.read_text())
+    codes = [rank.wait(timeout=280) for rank in ranks]
+    assert codes == [0, 0], (directory / "log0").read_text()[-3000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+def test_the_trainer_runs_it_from_the_configs_and_resumes(tmp_path: Path) -> None:
+    result = train(tmp_path, f"run_directory={tmp_path}/run")
     assert result["ok"]
     assert result["verdict"]["losses_equal"] and result["verdict"]["weights_equal"]
-    assert result["legs"]["with ssdtrain"]["totals"]["bytes_written"] > 0
-    assert (tmp_path / "run/checkpoints/megatron-rank1.pt").is_file()
+    leg = result["legs"]["with ssdtrain"]
+    assert leg["totals"]["bytes_written"] > 0
+    resumed = train(
+        tmp_path,
+        f"run_directory={tmp_path}/resumed",
+        f"train.resume={tmp_path}/run/checkpoints",
+        "train.compare=false",
+    )
+    assert resumed["legs"]["with ssdtrain"]["losses"] == leg["losses"][2:]

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(850),  # seconds of work, but two cores are often shared
     pytest.mark.skipif(
         find_spec("megatron") is None, reason="megatron-core is not installed"
     ),
@@ -40,7 +41,7 @@ def run_ranks(out: Path, part: str) -> list[dict[str, Any]]:
         with (out / f"log{rank}").open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         ranks.append(process)
-    codes = [rank.wait(timeout=280) for rank in ranks]
+    codes = [rank.wait(timeout=800) for rank in ranks]
     logs = "\n".join((out / f"log{rank}").read_text()[-3000:] for rank in range(2))
     assert codes == [0, 0], logs
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
