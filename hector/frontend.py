@@ -266,7 +266,7 @@ def _symbol(name: str, value: Any, graph: HeteroGraph) -> Any:
 
 def _node_arguments(function: Callable[..., Any]) -> set[str]:
     """Arguments that the source indexes by an endpoint: `x[src]`."""
-    tree, _, _ = parse(inspect.unwrap(function))
+    tree = parse(inspect.unwrap(function)).tree
     ends = {"src", "dst", "row", "col"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):

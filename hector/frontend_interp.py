@@ -46,7 +46,8 @@ class Interpreter:
     def __init__(self, state: State, function: Callable[..., Any]) -> None:
         self.state = state
         self.function = inspect.unwrap(function)
-        self.tree, self.file, self.first = parse(self.function)
+        self.source = parse(self.function)
+        self.tree = self.source.tree
         self.names: dict[str, Any] = {}
 
     def call(self, args: dict[str, Any]) -> Any:
@@ -71,9 +72,10 @@ class Interpreter:
 
     def error(self, node: ast.AST, why: str) -> UnsupportedPythonError:
         """An error that shows where it is."""
-        at = self.first + getattr(node, "lineno", 1) - 1
-        text = ast.unparse(node).split("\n")[0]
-        return UnsupportedPythonError(f"{self.file}:{at}: {why}\n    {text}")
+        line = getattr(node, "lineno", 1) - 1
+        text = self.source.lines[line].strip()
+        where = f"{self.source.file}:{self.source.first + line}"
+        return UnsupportedPythonError(f"{where}: {why}\n    {text}")
 
     def statement(self, node: ast.stmt) -> None:
         handler = _STATEMENTS.get(type(node))

@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hector.frontend_values import FrontendError
 
@@ -13,8 +13,18 @@ class UnsupportedPythonError(FrontendError):
     """Python that the compiler does not read; names the file and line."""
 
 
-def parse(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
-    """(syntax tree, file, first line) of a function."""
+class LayerSource(NamedTuple):
+    """A function's text and where it stands."""
+
+    tree: ast.FunctionDef
+    file: str
+    first: int
+    """Number of its first line in the file."""
+    lines: list[str]
+
+
+def parse(function: Callable[..., Any]) -> LayerSource:
+    """The source of a function; UnsupportedPythonError if there is none."""
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError) as missing:
@@ -24,4 +34,5 @@ def parse(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str, int]:
     tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise UnsupportedPythonError(f"expected a function, got {function!r}")
-    return tree, inspect.getsourcefile(function) or "<unknown>", first
+    file = inspect.getsourcefile(function) or "<unknown>"
+    return LayerSource(tree, file, first, lines)

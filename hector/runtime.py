@@ -144,7 +144,7 @@ class Executable:
         options = compiled.options
         dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
         floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
-        feature = floats[0] if floats else key.dtypes[0]
+        feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
         self.feature = feature
         settings = compiled.settings_for(arrays, bool(key.wanted), feature)
         program = compiled.optimized(settings)

@@ -74,7 +74,7 @@ class UnifiedModule(Machine):
 
     def synchronize(self) -> None:
         """Wait until every GPU has finished with unified memory."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def keep(self, library: torch.library.Library) -> None:
@@ -127,26 +127,26 @@ def register() -> UnifiedModule:
 
 
 def _register_kernels(module: UnifiedModule) -> None:
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("aten", "IMPL")
     module.keep(library)
     own = creation_kernels()
     for name, kernel in own.items():
-        library.impl(name, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+        library.impl(name, kernel, "PrivateUse1")
     for name, kernel in RECORDED_KERNELS.items():
-        library.impl(name, kernel, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+        library.impl(name, kernel, "AutogradPrivateUse1")
     for name, writes in _computing_operators():
         if name in own:
             continue
         if writes:
-            library.impl(name, kernel_for(module, name, Kind.WRITES), "PrivateUse1")  # type: ignore[no-untyped-call]
+            library.impl(name, kernel_for(module, name, Kind.WRITES), "PrivateUse1")
             continue
         below = kernel_for(module, name, Kind.FUNCTIONAL)
         above = kernel_for(module, name, Kind.DIFFERENTIABLE)
-        library.impl(name, below, "PrivateUse1")  # type: ignore[no-untyped-call]
-        library.impl(name, above, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
-    others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl(name, below, "PrivateUse1")
+        library.impl(name, above, "AutogradPrivateUse1")
+    others = torch.library.Library("_", "IMPL")
     module.keep(others)
-    others.fallback(_fallback(module), "PrivateUse1")  # type: ignore[no-untyped-call]
+    others.fallback(_fallback(module), "PrivateUse1")
 
 
 def _computing_operators() -> Iterator[tuple[str, bool]]:

@@ -10,7 +10,7 @@ is what PyG does (CPU gather, pin, copy).
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from pydirect.gather import index_select
+from pydirect.memory import pin
 from pydirect.sampling import Graph, NeighborSampler, SampledBatch
 
 
@@ -117,9 +118,9 @@ class DirectFetch:
         num_slots: int,
         max_sms: int | None = None,
     ) -> None:
-        """``table``: pinned CPU tensor, shape (num_nodes, num_features); plain memory
-        does where ``device`` is the CPU."""
-        self._table = table
+        """``table``: contiguous CPU tensor, shape (num_nodes, num_features); pinned in
+        place for a GPU, if it is not (`pydirect.memory.to_table` makes faster ones)."""
+        self._table = pin(table) if device.type == "cuda" else table
         self._device = device
         self._max_sms = max_sms
         self._buffers: list[torch.Tensor | None] = [None] * num_slots
@@ -187,7 +188,7 @@ class MiniBatchLoader:
     def epoch(self, value: int) -> None:
         self._epoch = value
 
-    def sampled(self) -> Iterator[SampledBatch]:
+    def sampled(self) -> Generator[SampledBatch, None, None]:
         """The sampled batches of one epoch, in order, on the CPU."""
         plan = self._plan()
         waiting: deque[Future[SampledBatch]] = deque()
@@ -334,7 +335,7 @@ class _Pipeline:
         except BaseException as error:  # handed to the caller, who raises it
             self._ready.put(error)
         finally:
-            sampled.close()  # type: ignore[attr-defined]
+            sampled.close()
 
     def _fetch(self, sampled: SampledBatch, slot: _Slot) -> _Ready:
         if self._side is None:
@@ -348,7 +349,7 @@ class _Pipeline:
 
 
 def _new_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 def _hand_over(batch: MiniBatch, fetched: Any) -> None:

@@ -88,7 +88,7 @@ def _storage_to(stock: _Method) -> _Method:
                 torch.UntypedStorage,
                 stock(self, device=device, non_blocking=non_blocking),
             )
-        on_host = self.cpu()  # type: ignore[no-untyped-call]
+        on_host = self.cpu()
         return show(copy_region(on_host, on_host.nbytes(), Affinity.GPU))
 
     return to
@@ -127,7 +127,7 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
             "would keep showing the private memory. Share it before taking views"
         )
     region.wait_for_gpu(before_write=False)
-    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")  # type: ignore[no-untyped-call]
+    shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")
     flat = torch.empty(0, dtype=torch.uint8).set_(shared)[: region.num_bytes]
     flat.copy_(torch.empty(0, dtype=torch.uint8).set_(region.host)[: region.num_bytes])
     set_storage(
@@ -142,7 +142,7 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
 def _reduce(tensor: torch.Tensor) -> Any:
     """How a tensor travels to another process: unified ones by shared memory."""
     if tensor.device.type != DEVICE_TYPE:
-        return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return reductions.reduce_tensor(tensor)
     if tensor.requires_grad and not tensor.is_leaf:
         raise ValueError(
             "a unified tensor inside an autograd graph cannot be sent to another "

@@ -70,6 +70,10 @@ class NodeClassificationTrainer:
     device: str = "auto"
     """"auto" takes the GPU if there is one."""
 
+    device_bytes: int | None = None
+    """GPU memory that PyTorch's allocator may take in this process, in bytes; None
+    leaves it as it is. The features do not count: they stay in host memory."""
+
     run_directory: str | None = None
     """Where metrics.jsonl and checkpoint.pt go; None writes nothing."""
 
@@ -84,6 +88,8 @@ class NodeClassificationTrainer:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
         torch.manual_seed(self.seed)
         self.target = pick_device(self.device)
+        if self.device_bytes is not None:
+            limit_device_memory(self.target, self.device_bytes)
         self.network = self.model(
             in_channels=self.dataset.num_features,
             out_channels=self.dataset.num_classes,
@@ -145,7 +151,7 @@ class NodeClassificationTrainer:
         """Forward, backward and update; returns the loss, shape ()."""
         self.solver.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(self.scores(batch), batch.y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.solver.step()
         return loss
 
@@ -234,6 +240,24 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def limit_device_memory(device: torch.device, num_bytes: int) -> None:
+    """Let PyTorch's allocator take ``num_bytes`` of ``device`` at most.
+
+    Raises:
+        ValueError: more than the device has, or no GPU to limit.
+    """
+    if device.type != "cuda":
+        raise ValueError(
+            f"device_bytes: expects a GPU, got device {device}: leave it null there"
+        )
+    total = torch.cuda.get_device_properties(device).total_memory
+    if not 0 < num_bytes <= total:
+        raise ValueError(
+            f"device_bytes: expects 1 to {total}, which {device} has, got {num_bytes}"
+        )
+    torch.cuda.set_per_process_memory_fraction(num_bytes / total, device)
 
 
 class _Metrics:

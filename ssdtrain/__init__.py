@@ -11,16 +11,10 @@ if TYPE_CHECKING:
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
     from ssdtrain.remat.registry import recipe
-    from ssdtrain.train.callback import OffloadCallback
+    from ssdtrain.train.callback import OffloadCallback as OffloadCallback
 
-__all__ = [
-    "OffloadCallback",
-    "OffloadConfig",
-    "Session",
-    "StepReport",
-    "offload",
-    "recipe",
-]
+# Without OffloadCallback: a star import must not ask for transformers.
+__all__ = ["OffloadConfig", "Session", "StepReport", "offload", "recipe"]
 
 _HOME = {
     "offload": "ssdtrain.api",

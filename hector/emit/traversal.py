@@ -14,6 +14,9 @@ from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
 from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
 
+ONLY_ROW = "0"
+"""Where a value of one row is read; its partial sums have a row a tile."""
+
 
 @dataclass(frozen=True)
 class _Cursor:
@@ -170,10 +173,8 @@ class _Traversal:
         self.kept.update(n for n in rows if n in self.k.stores and is_narrow(n))
 
     def _element(self, block: int) -> _Cursor:
-        if self.lanes:
-            self._line(1, "pos = lo + at")
-        else:
-            self._line(1, f"pos = at + tl.arange(0, {block})")
+        rows = "lo + at" if self.lanes else f"at + tl.arange(0, {block})"
+        self._line(1, f"pos = {rows}")
         self._line(1, "ok = pos < hi")
         key = (self.k.loop.domain, self.group)
         if self.into_types or key == (Domain.EDGE, Index.DST_PAIR):
@@ -295,7 +296,7 @@ class _Traversal:
 
     def _follow(self, cursor: _Cursor, index: Index) -> _Cursor:
         if index is Index.ALL:
-            return _Cursor(Domain.GLOBAL, "0", 0)
+            return _Cursor(Domain.GLOBAL, ONLY_ROW, 0)
         if cursor.level == 1 and cursor.domain is self.k.loop.domain:
             if index is self.group:
                 return self.segment
@@ -364,7 +365,7 @@ class _Traversal:
     def _place(
         self, node: Node, cursor: _Cursor, shape: tuple[int, ...], start: int
     ) -> str:
-        row = None if cursor.domain is Domain.GLOBAL else cursor.var
+        row = None if cursor.var == ONLY_ROW else cursor.var
         return self.tiles.place(row, node.type.width, shape, start)
 
     def _load_mask(self, cursor: _Cursor, shape: tuple[int, ...]) -> str:

@@ -85,7 +85,9 @@ def needed_again(loop: Loop, members: tuple[Node, ...]) -> set[Node]:
     if group is None or group in TYPE_DOMAINS:
         return set()
     rereads = any(
-        x.op is Op.READ and x.index is loop.group and x.inputs[0] in inside
+        x.op is Op.READ
+        and x.index is loop.group
+        and not inside.isdisjoint(topological(x.inputs))
         for x in topological(members)
     )
     return {

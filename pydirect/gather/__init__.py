@@ -61,17 +61,18 @@ def index_select(
         return out
     if index.device.type != "cuda":
         raise ValueError(
-            f"gather expects an index on the CPU or a GPU, got {index.device}"
+            f"gather expects an index on the CPU or a GPU, got {index.device}: move it "
+            'with .to("cuda")'
         )
     if stream is None:
         return _on_gpu(rows, index, out, wanted, max_sms)
-    stream.wait_stream(torch.cuda.current_stream(index.device))
+    caller = torch.cuda.current_stream(index.device)
+    stream.wait_stream(caller)
     with torch.cuda.stream(stream):
         result = _on_gpu(rows, index, out, wanted, max_sms)
-    # Their memory belongs to other streams, and is in use on this one until now.
+    # Each belongs to one stream's memory and is in use on the other.
     index.record_stream(stream)
-    if out is not None:
-        out.record_stream(stream)
+    result.record_stream(stream if out is not None else caller)
     return result
 
 

@@ -57,7 +57,8 @@ def host_tensor(table: torch.Tensor | HostTable) -> torch.Tensor:
     if rows.dim() == 0 or rows.device.type != "cpu" or not rows.is_contiguous():
         raise ValueError(
             "gather expects a contiguous CPU table with at least one dimension, got "
-            f"shape {tuple(rows.shape)} on {rows.device}, strides {rows.stride()}"
+            f"shape {tuple(rows.shape)} on {rows.device}, strides {rows.stride()}: "
+            "call .contiguous(), or pydirect.to_host(table) for a unified one"
         )
     return rows
 

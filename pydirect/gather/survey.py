@@ -55,7 +55,7 @@ class Survey:
         # Larger batches repeat more: sizes within a factor of two share a survey.
         key = (table.data_ptr(), int(table.shape[1]), index.numel().bit_length())
         pending = self._pending.get(key)
-        if pending is not None and pending.arrived.query():  # type: ignore[no-untyped-call]
+        if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)
             self._pending.pop(key, None)
         calls = self._calls.pop(key, 0)
@@ -86,7 +86,7 @@ class Survey:
         )
         counts = empty_pinned((2,), torch.int32)
         counts.copy_(space[:2], non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived = torch.cuda.Event()
         arrived.record(stream)
         return _Pending(counts=counts, arrived=arrived, num_indices=num)
 

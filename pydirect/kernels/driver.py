@@ -49,7 +49,7 @@ def driver() -> Driver:
         raise RuntimeError(
             "libcuda.so.1 was not found: GPU kernels need the NVIDIA driver"
         ) from error
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     return Driver(library)
 
 

@@ -26,7 +26,7 @@ _MADV_HUGEPAGE = 14
 def cuda_works() -> bool:
     """Whether there is a CUDA device; without one memory stays plain."""
     # Counting devices takes microseconds, and every gather asks.
-    return torch.cuda.is_initialized() or torch.cuda.is_available()  # type: ignore[no-untyped-call]
+    return torch.cuda.is_initialized() or torch.cuda.is_available()
 
 
 def register(address: int, num_bytes: int, *, read_only: bool) -> None:
@@ -35,11 +35,11 @@ def register(address: int, num_bytes: int, *, read_only: bool) -> None:
     Raises:
         HostMemoryError: the driver refused; the text names the limits.
     """
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     flags = _REGISTER_PORTABLE | _REGISTER_MAPPED
     if read_only:
         flags |= _REGISTER_READ_ONLY
-    status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, flags)  # type: ignore[no-untyped-call]
+    status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, flags)
     if int(status) != 0:
         raise HostMemoryError(
             f"cudaHostRegister of {num_bytes} bytes at {address:#x} failed with CUDA "
@@ -52,7 +52,7 @@ def register(address: int, num_bytes: int, *, read_only: bool) -> None:
 def unregister(address: int) -> None:
     """Undo `register`, after all GPU work that may still read the memory."""
     synchronize_all()
-    status = torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    status = torch.cuda.cudart().cudaHostUnregister(address)
     if int(status) != 0:
         raise HostMemoryError(
             f"cudaHostUnregister at {address:#x} failed with CUDA error {int(status)}"
@@ -61,7 +61,7 @@ def unregister(address: int) -> None:
 
 def synchronize_all() -> None:
     """Wait for every device on which this process has a context."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return
     for device in range(torch.cuda.device_count()):
         # A device that was never used has no work, and asking it would build a

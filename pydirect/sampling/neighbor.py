@@ -134,11 +134,12 @@ def _distinct(
     takes size - num + j itself where the draw is already taken. Every size must exceed
     ``num``.
     """
-    chosen = torch.empty(num, len(sizes), dtype=torch.int64)
     draws = torch.rand(num, len(sizes), generator=generator, dtype=torch.float64)
-    for j in range(num):
-        last = sizes - num + j
-        draw = (draws[j] * (last + 1)).long()
-        taken = (chosen[:j] == draw).any(0)
-        chosen[j] = torch.where(taken, last, draw)
+    # Few operators in the loop: each gives up the interpreter lock and asks for it
+    # again, beside the threads that fetch and train.
+    last = sizes - num + torch.arange(num)[:, None]
+    chosen = (draws * (last + 1)).long()
+    for j in range(1, num):
+        taken = (chosen[:j] == chosen[j]).any(0)
+        torch.where(taken, last[j], chosen[j], out=chosen[j])
     return chosen.t()

@@ -69,8 +69,8 @@ class Sweep:
         table = self.rows(row_bytes, table_gib)
         chosen = chosen_path(table, batch)
         methods = sweep_methods(table, self.stock, cpu=self.memory != "pinned")
-        facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
-        facts |= {"memory": self.memory, "chosen": chosen}
+        facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
+        facts |= {"table_gib": table_gib, "memory": self.memory, "chosen": chosen}
         return facts | self.measure(table, batch, methods)
 
     def shifted(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Run:
             name = f"{on.memory}/{table_gib}/{batch}/{row}"
             num = batch // self.divide
             if row * num <= LARGEST_OUT and self.has_time(row * num):
-                self.cells.run(name, lambda r=row, n=num, t=table_gib: on.cell(r, n, t))
+                self.cells.run(name, functools.partial(on.cell, row, num, table_gib))
 
     def shifted(self, on: Sweep) -> None:
         """Figure 4.7's rows."""
@@ -186,7 +186,8 @@ class Run:
         for row in ROWS_SHIFTED:
             if self.has_time(row * num):
                 self.cells.run(
-                    f"shifted/{row}", lambda r=row: on.shifted(r, num, TABLES_GIB[0])
+                    f"shifted/{row}",
+                    functools.partial(on.shifted, row, num, TABLES_GIB[0]),
                 )
 
     def rest(self, on: Sweep) -> None:
@@ -202,7 +203,7 @@ class Run:
     def has_time(self, num_bytes: int) -> bool:
         """Whether a cell of so many bytes would end inside the budget."""
         need_s = 1 + num_bytes * 1.2e-9
-        return time.monotonic() + need_s < self.deadline
+        return bool(time.monotonic() + need_s < self.deadline)
 
     def attempt(self, what: str, part: Callable[[], None]) -> None:
         """A part of the run; what goes wrong outside its cells is written down."""

@@ -105,7 +105,7 @@ def once_ms(work: Callable[[], object]) -> float:
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end)
+    return float(start.elapsed_time(end))
 
 
 def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:

@@ -110,10 +110,15 @@ def sweep_methods(table: torch.Tensor, stock: StockCpu, *, cpu: bool) -> list[Me
     if table.shape[1] <= 1024:
         found.append(Method(name="crude sorted", work=crude_sorted(table), gbps=10))
     if cpu:
-        at_4 = {"on_cpu": True, "threads": 4, "gbps": 6}
         found += [
             Method(name="stock cpu", work=stock.on(table), gbps=15, on_cpu=True),
-            Method(name="stock cpu 4", work=stock.on(table), **at_4),
+            Method(
+                name="stock cpu 4",
+                work=stock.on(table),
+                gbps=6,
+                on_cpu=True,
+                threads=4,
+            ),
             Method(name="ours 4", work=ours(table), gbps=40, threads=4),
         ]
     return found

@@ -1,5 +1,6 @@
 """Gathers that share: indices that repeat or run on, and the GPU with training."""
 
+import functools
 import statistics
 from typing import Any
 
@@ -26,8 +27,7 @@ def repeats_and_runs(table: torch.Tensor, num: int) -> dict[str, Any]:
             if path is gather.Path.DMA and name != "slices":
                 continue  # a copy for each row: seconds
 
-            def work(_: int, path=path, index=index, out=out) -> None:
-                gather.index_select(table, index, out=out, path=path)
+            work = functools.partial(_select, table, index, out, path)
 
             for _ in range(_SURVEY_EVERY if path is None else 0):
                 work(0)
@@ -38,6 +38,16 @@ def repeats_and_runs(table: torch.Tensor, num: int) -> dict[str, Any]:
         distinct = index.unique().numel() / len(index)
         found[name] = {"distinct_share": round(distinct, 4), "ms": ms}
     return found
+
+
+def _select(
+    table: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor,
+    path: gather.Path | None,
+    _: int,
+) -> None:
+    gather.index_select(table, index, out=out, path=path)
 
 
 def sm_budget(table: torch.Tensor) -> dict[str, Any]:
@@ -58,11 +68,11 @@ def sm_budget(table: torch.Tensor) -> dict[str, Any]:
             table, sets[k % 4], out=out, path="direct", max_sms=sms, stream=side
         )
 
-    def only(k: int, sms: int) -> None:
+    def only(sms: int, k: int) -> None:
         fetch(k, sms)
         main.wait_stream(side)
 
-    def both(k: int, sms: int) -> None:
+    def both(sms: int, k: int) -> None:
         fetch(k, sms)
         products()
         main.wait_stream(side)
@@ -73,7 +83,7 @@ def sm_budget(table: torch.Tensor) -> dict[str, Any]:
     found: dict[str, Any] = {"products_ms": round(alone, 3), "by_sms": {}}
     for sms in (2, 4, 8, 16, 32):
         found["by_sms"][sms] = {
-            "gather_ms": round(time_ms(lambda k, s=sms: only(k, s), 3), 3),
-            "both_ms": round(time_ms(lambda k, s=sms: both(k, s), 3), 3),
+            "gather_ms": round(time_ms(functools.partial(only, sms), 3), 3),
+            "both_ms": round(time_ms(functools.partial(both, sms), 3), 3),
         }
     return found

@@ -25,7 +25,6 @@ import torch_geometric
 from gnn_sides import (
     bars,
     has_gpu,
-    limit_memory,
     overlapped,
     peak_bytes,
     plain_loop,
@@ -58,9 +57,9 @@ class Case:
     """What the GPU's allocator may take; None: all of it."""
 
 
-PRODUCTS = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
-SAGE = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
-GAT = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
+PRODUCTS: dict[str, Any] = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
+SAGE: dict[str, Any] = {"model": "GraphSAGE", "hidden": 256, "fanouts": (15, 10)}
+GAT: dict[str, Any] = {"model": "GAT", "hidden": 256, "fanouts": (15, 10)}
 CASES = (
     Case(name="feature-bound", num_features=1024, **SAGE, **PRODUCTS),
     Case(name="products GAT", num_features=100, **GAT, **PRODUCTS),
@@ -144,6 +143,7 @@ def trainer_of(
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
+    given = case.memory_given_gib
     extra = {"heads": 4} if case.model == "GAT" else {}
 
     def model(in_channels: int, out_channels: int) -> torch.nn.Module:
@@ -164,6 +164,7 @@ def trainer_of(
             num_samplers=args.samplers,
             max_sms=args.max_sms,
         ),
+        device_bytes=int(given * 2**30) if given and has_gpu() else None,
         fetch=mode,
         progress=False,
     )
@@ -174,7 +175,6 @@ def side(
 ) -> dict[str, Any]:
     """One side of a case: its bars, then a run as a user sees it."""
     mode, buffers = SIDES[name]
-    limit_memory(case.memory_given_gib)
     trainer = trainer_of(case, data, mode, args)
     found: dict[str, Any] = {
         "case": asdict(case),
@@ -261,7 +261,8 @@ def run_case(
         return
     for name in SIDES:
         cells.run(f"{case.name}/{name}", lambda n=name: side(case, made[0], n, args))
-        limit_memory(None)
+        if has_gpu():  # the next case may have all of it
+            torch.cuda.set_per_process_memory_fraction(1.0)
     if with_listing:
         cells.run("listing 4.2", lambda: listing_4_2(made[0], args))
 

@@ -116,17 +116,6 @@ def peak_bytes(*, reset: bool = False) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def limit_memory(gib: float | None) -> None:
-    """Let PyTorch's allocator have so much of the GPU."""
-    if not has_gpu():
-        return
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(
-        1.0 if gib is None else gib * 2**30 / total
-    )
-
-
 def plain_loop(
     trainer: NodeClassificationTrainer,
     features: torch.Tensor,

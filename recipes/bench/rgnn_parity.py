@@ -2,6 +2,7 @@
 
 Two-layer classifiers on AIFB and MUTAG in float64 from PyG's initial weights: the
 largest difference of the per-epoch losses, and the mean test accuracy over seeds.
+Rows that the output file has are kept: a cut run goes on.
 
     python -m recipes.bench.rgnn_parity --data /data --out results/rgnn_parity.json
 """
@@ -72,6 +73,8 @@ def compare(kind: LayerKind, data: DataConfig, args: argparse.Namespace) -> Any:
         "data": data.name,
         "model": kind.value,
         "num_epochs": len(ours.losses),
+        "num_seeds": args.seeds,
+        "device": args.device,
         "loss_difference": max(abs(a - b) for a, b in pairs),
         "first_loss": ours.losses[0],
         "last_loss": ours.losses[-1],
@@ -83,6 +86,15 @@ def compare(kind: LayerKind, data: DataConfig, args: argparse.Namespace) -> Any:
         "epoch_ms": ours.epoch_ms,
         "pyg_epoch_ms": theirs.epoch_ms,
     }
+
+
+def earlier_rows(path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of an earlier run with the same settings on the same kind of device."""
+    if not path.exists():
+        return []
+    same = {"num_epochs": args.epochs, "num_seeds": args.seeds, "device": args.device}
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return [r for r in rows if all(r.get(k) == v for k, v in same.items())]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,10 +114,13 @@ def main(argv: list[str] | None = None) -> int:
         "torch": torch.__version__,
         "command": f"python -m recipes.bench.rgnn_parity {' '.join(sys.argv[1:])}",
     }
-    rows: list[dict[str, Any]] = []
+    rows = earlier_rows(args.out, args)
+    known = {(r["data"], r["model"]) for r in rows}
     for name in args.sets:
         data = DataConfig(name=name, directory=str(args.data / name))
         for kind in (LayerKind(m) for m in args.models):
+            if (name, kind.value) in known:
+                continue
             rows.append(compare(kind, data, args))
             row = rows[-1]
             print(

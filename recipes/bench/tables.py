@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import models_table
+
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS.parents[2] / "README.md"
 Data = dict[str, Any]
@@ -167,6 +169,8 @@ def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
 
 TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("placement", placement),
+    models_table.models,
+    models_table.rivals,
     of_file("recipes", recipes),
     of_file("io", io),
     of_file("gds", gds),

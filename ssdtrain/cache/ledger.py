@@ -35,6 +35,7 @@ class Ledger:
     def live(self, change_bytes: int) -> None:
         """Saved tensors came alive (positive) or were released (negative)."""
         self.live_bytes += change_bytes
+        self.clock.sample()
         if change_bytes > 0:
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
 

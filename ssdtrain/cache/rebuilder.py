@@ -161,7 +161,7 @@ class Rebuilder:
             return None
         lane.num_recipes += 1
         if not self._budget.allows((lane.name, lane.num_recipes)):
-            self._cache.offloader.fall_back(Fallback.RECIPE_TOO_SLOW)
+            self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
         self._alive[key] = rebuilt

@@ -15,13 +15,18 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute on the instance, remembering what the instance had."""
+        """Set an attribute on the instance, remembering what the instance had.
+
+        Undone only where it is still ours: who replaced it since keeps theirs.
+        """
         had = name in vars(owner)
         before = vars(owner).get(name)
         # object.__setattr__: nn.Module would file modules and parameters elsewhere.
         object.__setattr__(owner, name, value)
 
         def undo() -> None:
+            if vars(owner).get(name) is not value:
+                return
             if had:
                 object.__setattr__(owner, name, before)
             else:
@@ -39,12 +44,13 @@ class Patches:
         Raises:
             AttachError: another session holds it.
         """
-        if MARK in vars(owner):
+        # By identity: a copy of the owner carries the mark and is nobody's.
+        if vars(owner).get(MARK) == id(owner):
             raise AttachError(
                 f"this {type(owner).__name__} is already offloaded by another session; "
                 "call close() on that session first."
             )
-        self.set(owner, MARK, True)
+        self.set(owner, MARK, id(owner))
 
     def undo(self) -> None:
         """Restore everything. Idempotent."""

@@ -5,6 +5,11 @@ hooks: a forward_pre_hook/forward_hook pair leaks the saved-tensor hooks on
 KeyboardInterrupt. And never inside a submodule: hooks pushed there lie inside
 checkpointed regions and defeat non-reentrant checkpointing.
 
+[Note: Whose forward] The wrapper is a bound method: `copy.deepcopy` and pickle bind it
+to the copy (an average of the weights, say), which runs its own forward and is no model
+of the session. Others may wrap it again (Accelerate's autocast); close then leaves
+theirs in place, and ours in it passes everything through.
+
 [Note: Who has stepped] An optimizer step is seen by the version of a weight, whoever
 wrote it. Fused optimizers (`fused=True`, the default of transformers.Trainer) leave the
 version as it was, so torch's hook behind every optimizer's step counts as well.
@@ -12,7 +17,9 @@ Test: tests/ssdtrain/hosts/test_plain.py.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -41,15 +48,39 @@ def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]
 
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
-    """Let every forward of `root` fill a lane."""
-    inner = root.forward
+    """Let every forward of `root` fill a lane; see [Note: Whose forward]."""
+    before = vars(root).get("forward")
+    attached = [True]
 
-    @functools.wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = _forward_of(self, before)
+        if self is not root or not attached or torch.compiler.is_compiling():
             return inner(*args, **kwargs)
         with hints.forward(chunk=chunk):
             return inner(*args, **kwargs)
 
+    _look_like(forward, root.forward)
     patches.mark(root)
-    patches.set(root, "forward", forward)
+    patches.set(root, "forward", MethodType(forward, root))
+    patches.also(attached.clear)
+
+
+def _forward_of(module: nn.Module, before: Any) -> Callable[..., Any]:
+    """The forward that `module` would have without us; `before` is the attribute that
+    hid its class's own when we came."""
+    if before is None:
+        return MethodType(type(module).forward, module)
+    if isinstance(before, MethodType) and isinstance(before.__self__, nn.Module):
+        return MethodType(before.__func__, module)
+    return before  # type: ignore[no-any-return]
+
+
+def _look_like(method: Callable[..., Any], inner: Callable[..., Any]) -> None:
+    """Name and signature of a bound `inner`; others read them (transformers.Trainer
+    drops the columns that `forward` does not name)."""
+    functools.update_wrapper(method, inner)
+    signature = inspect.signature(inner)
+    own = inspect.Parameter("module", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [own, *signature.parameters.values()]
+    changed = signature.replace(parameters=parameters)
+    method.__signature__ = changed  # type: ignore[attr-defined]

@@ -7,17 +7,25 @@ session uses every admitted recipe and measures each on the device's own clock. 
 it keeps, cheapest per byte first, those that fit into `max_overhead` of the step;
 the others are stored, and counted. Only GPUs have a budget: on a CPU the interpreter
 is what would be measured.
+
+[Note: before the peak]
+What backward asks for first is alive at the start of backward either way: stored, or
+rebuilt at once. As long as memory was lower than the step's peak until a rebuild, by
+at least its bytes, storing it leaves the peak where it is, and its time is free for
+another recipe. In a GPT that is the last block's GELU: the peak comes behind it, when
+the gradients of its input and output are alive together.
 (tests/ssdtrain/remat/test_budget.py)
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
-NUM_MEASURED_STEPS = 2
+# What is dropped is not measured again: a choice after one good step keeps its noise.
+NUM_MEASURED_STEPS = 3
 NUM_WATCHED_STEPS = 5
 # The rest of the overhead is for the hooks, and for what rebuilt bytes do to caches.
-RECIPE_SHARE = 0.85
+RECIPE_SHARE = 0.95
 
 
 class Span(NamedTuple):
@@ -28,6 +36,8 @@ class Span(NamedTuple):
     """Where in a step: the lane's name and a number within it."""
     num_bytes: int
     ms: float
+    high_bytes: int = 0
+    """Most device memory in use in the step until then."""
 
 
 class Budget(Protocol):
@@ -36,8 +46,13 @@ class Budget(Protocol):
     def allows(self, place: Hashable) -> bool:
         """Whether the recipe at this place is to be used."""
 
-    def observe(self, step_ms: float, spans: Iterable[Span]) -> bool:
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
         """A finished step.
+
+        Args:
+            step_ms: from its first forward to that of the next.
+            spans: its rebuilds in their order.
+            high_bytes: most device memory in use in the step.
 
         Returns:
             Whether more steps should be observed.
@@ -51,13 +66,13 @@ class NoBudget:
         """Always."""
         return True
 
-    def observe(self, step_ms: float, spans: Iterable[Span]) -> bool:
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
         """No need."""
         return False
 
 
 class OverheadBudget:
-    """Recipes within a fraction of the step time. See [Note: recipe budget]."""
+    """Recipes within a fraction of the step time. See the Notes above."""
 
     def __init__(self, max_overhead: float) -> None:
         self._max_overhead = max_overhead
@@ -65,13 +80,14 @@ class OverheadBudget:
         self._costs_ms: dict[Hashable, float] = {}
         self._sizes: dict[Hashable, int] = {}
         self._num_observed = 0
+        self._in_vain: frozenset[Hashable] = frozenset()
         self._skipped: frozenset[Hashable] = frozenset()
 
     def allows(self, place: Hashable) -> bool:
         """Whether it fits; what was never measured does."""
         return place not in self._skipped
 
-    def observe(self, step_ms: float, spans: Iterable[Span]) -> bool:
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
         """Learn from a step. The least time seen counts: first runs are slow."""
         costs_ms: defaultdict[Hashable, float] = defaultdict(float)
         sizes: defaultdict[Hashable, int] = defaultdict(int)
@@ -84,11 +100,13 @@ class OverheadBudget:
         plain_ms = step_ms - sum(costs_ms.values())
         self._plain_ms = min(self._plain_ms, plain_ms)
         self._num_observed += 1
+        if self._num_observed == NUM_MEASURED_STEPS:
+            self._in_vain = before_peak(spans, high_bytes)
         if self._num_observed >= NUM_MEASURED_STEPS:
-            self._skipped = self._choose()
+            self._skipped = self._in_vain | self._too_slow()
         return self._num_observed < NUM_WATCHED_STEPS
 
-    def _choose(self) -> frozenset[Hashable]:
+    def _too_slow(self) -> frozenset[Hashable]:
         left_ms = RECIPE_SHARE * self._max_overhead * self._plain_ms
         skipped = set()
 
@@ -97,8 +115,22 @@ class OverheadBudget:
 
         for place in sorted(self._costs_ms, key=price):
             cost_ms = self._costs_ms[place]
+            if place in self._in_vain:
+                continue
             if cost_ms > left_ms:
                 skipped.add(place)
             else:
                 left_ms -= cost_ms
         return frozenset(skipped)
+
+
+def before_peak(spans: Sequence[Span], high_bytes: int) -> frozenset[Hashable]:
+    """Places whose recipe does not lower the peak. See [Note: before the peak]."""
+    stored_bytes = 0
+    found: set[Hashable] = set()
+    for span in spans:
+        if span.high_bytes + stored_bytes + span.num_bytes > high_bytes:
+            break
+        stored_bytes += span.num_bytes
+        found.add(span.place)
+    return frozenset(found)

@@ -17,6 +17,7 @@ class _Rebuild(NamedTuple):
     num_bytes: int
     start: Any
     end: Any
+    high_bytes: int
 
 
 class Clock:
@@ -29,6 +30,9 @@ class Clock:
         self._step_start: Any = None
         self._budget: Budget = NoBudget()
         self._watching = False
+        self._device = device
+        self._high_bytes = 0
+        self._last_high_bytes = 0
         self.keep_spans = False
         """Whether `last_spans` can tell of the steps that end from now on."""
         self._kept: list[_Rebuild] = []
@@ -36,12 +40,24 @@ class Clock:
     @contextmanager
     def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
         """Around one rebuild."""
-        start = self.now()
+        self.sample()
+        high_bytes, start = self._high_bytes, self.now()
         try:
             yield
         finally:
-            end = self.now()
-            self._rebuilds.append(_Rebuild(recipe, place, num_bytes, start, end))
+            self.sample()
+            self._rebuilds.append(
+                _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
+            )
+
+    def sample(self) -> None:
+        """Look at the memory in use, while the budget is watching.
+
+        Not the allocator's own peak: its reset belongs to the user.
+        """
+        if self._watching and self._cuda:
+            used = torch.cuda.memory_allocated(self._device)
+            self._high_bytes = max(self._high_bytes, used)
 
     def now(self) -> Any:
         """A moment in compute order, for `ms_between`."""
@@ -59,6 +75,8 @@ class Clock:
         """
         rebuilds, self._rebuilds = self._rebuilds, []
         self._last = rebuilds if self._watching else []
+        self.sample()
+        self._last_high_bytes = self._high_bytes
         self._kept = rebuilds if self.keep_spans else []
 
         def total_ms() -> dict[str, float]:
@@ -75,7 +93,7 @@ class Clock:
 
     def _span(self, each: _Rebuild) -> Span:
         ms = self.ms_between(each.start, each.end)
-        return Span(each.recipe, each.place, each.num_bytes, ms)
+        return Span(each.recipe, each.place, each.num_bytes, ms, each.high_bytes)
 
     def watch(self, budget: Budget) -> None:
         """Tell the budget of every step until it knows enough."""
@@ -90,6 +108,7 @@ class Clock:
         """
         if not self._watching:
             return
+        self._high_bytes = 0
         start, before = self.now(), self._step_start
         self._step_start = start
         if before is None or not self._last:
@@ -97,7 +116,7 @@ class Clock:
         step_ms = self.ms_between(before, start)
         spans = [self._span(each) for each in self._last]
         self._last = []
-        self._watching = self._budget.observe(step_ms, spans)
+        self._watching = self._budget.observe(step_ms, spans, self._last_high_bytes)
 
     def ms_between(self, start: Any, end: Any) -> float:
         """Milliseconds between two moments; waits until the second is reached."""

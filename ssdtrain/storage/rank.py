@@ -60,9 +60,9 @@ def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirecto
             f"is {rank.local_world_size}), got {rank.local_rank}"
         )
     names = [str(d) for d in directories]
-    own = [name for name in names if any(p in name for p in PLACEHOLDERS)]
+    own = [name for name in names if names_a_rank(name)]
     shared = [name for name in names if name not in own]
-    paths = [Path(_fill(name, rank)) for name in own]
+    paths = [Path(fill(name, rank)) for name in own]
     missing = tuple(path for path in paths if not path.exists())
     share = shared[rank.local_rank :: rank.local_world_size]
     if shared and not share:
@@ -71,7 +71,17 @@ def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirecto
     return RankDirectories((*found, *map(Path, share)), missing)
 
 
-def _fill(name: str, rank: Rank) -> str:
+def names_a_rank(name: str) -> bool:
+    """Whether a directory's name has a placeholder."""
+    return any(placeholder in name for placeholder in PLACEHOLDERS)
+
+
+def fill(name: str, rank: Rank) -> str:
+    """A directory's name with its placeholders replaced.
+
+    Raises:
+        ConfigError: another placeholder.
+    """
     try:
         return name.format(local_rank=rank.local_rank, rank=rank.rank)
     except (KeyError, IndexError, ValueError) as error:

@@ -24,7 +24,9 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, config: OffloadConfig | None = None, **overrides: Any) -> None:
-        """Args:
+        """Check the settings; nothing is attached yet.
+
+        Args:
             config: settings; None means defaults.
             overrides: fields of `OffloadConfig`, on top of `config`.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.api import Session, offload
+from ssdtrain.storage.rank import Rank, fill, names_a_rank
 from ssdtrain.train.disk import Written, written
 from ssdtrain.train.memory import (
     AllocatorWatch,
@@ -69,23 +70,34 @@ def weights_checksum(module: nn.Module) -> int:
     return total
 
 
-def storage_directories(workload: Workload) -> tuple[str, ...]:
-    """The directories of this rank: one of its own below each that is configured."""
+def offload_directories(workload: Workload) -> tuple[str, ...]:
+    """What `ssdtrain.offload` is told: a directory of this rank's own below each that
+    is configured; names with placeholders (`{rank}`, `{local_rank}`) as they are."""
     given = workload.settings.offload.get("directory")
     names = () if given is None else (given,) if isinstance(given, str) else given
+    expanded = (os.path.expanduser(str(name)) for name in names)
+    below = f"rank{workload.ranks.rank}"
     return tuple(
-        os.path.join(os.path.expanduser(str(name)), f"rank{workload.ranks.rank}")
-        for name in names
+        name if names_a_rank(name) else os.path.join(name, below) for name in expanded
     )
+
+
+def storage_directories(workload: Workload) -> tuple[str, ...]:
+    """Where this rank really writes."""
+    ranks = workload.ranks
+    place = Rank(ranks.rank, ranks.local_rank, ranks.local_size)
+    return tuple(fill(name, place) for name in offload_directories(workload))
 
 
 def attach(runner: Runner, workload: Workload) -> Session:
     """`ssdtrain.offload` on the runner's module or engine."""
     values = dict(workload.settings.offload)
-    directories = storage_directories(workload)
-    for name in directories:
-        Path(name).mkdir(parents=True, exist_ok=True, mode=0o700)
-    values["directory"] = directories or None
+    given = offload_directories(workload)
+    for name, place in zip(given, storage_directories(workload), strict=True):
+        # A placeholder names a drive that may be missing on this rank: not made up.
+        if not names_a_rank(name) or Path(place).parent.is_dir():
+            Path(place).mkdir(parents=True, exist_ok=True, mode=0o700)
+    values["directory"] = given or None
     return offload(runner.attachable, **values)
 
 

@@ -18,6 +18,7 @@ from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, LegResult, Loop
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
+from ssdtrain.train.mcore.parallel import NO_GPU
 from ssdtrain.train.metrics import Sinks, open_sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages
@@ -59,13 +60,16 @@ class Trainer:
         """Processes that have to be started for this run; 0: this one is enough.
 
         Raises:
-            ConfigError: the stages asked for do not divide them.
+            ConfigError: the stages asked for do not divide them, or host=megatron
+                without a GPU.
         """
         host = self.settings.host
         if host.kind is HostKind.PLAIN or Ranks.from_environment().launched:
             return 0
         num_ranks = host.num_ranks or torch.cuda.device_count() or 2
         if host.kind is HostKind.MEGATRON:
+            if not torch.cuda.is_available():
+                raise ConfigError(NO_GPU)
             self.settings.parallel.check_ranks(num_ranks)
         else:
             choose_stages(host.num_stages, num_ranks)

@@ -341,9 +341,10 @@ class Offloader:
 
     def _fail_loads(self, parcel: Parcel, error: BaseException | None) -> None:
         storage = self._need_storage()
+        parcel.why_lost = parcel.why_lost or str(error)
         lost = ActivationLostError(
             f"the saved tensor of {parcel.name} ({parcel.num_bytes} bytes) cannot be "
-            f"read back from {storage.describe()}, {parcel.slot}: {error}. Its "
+            f"read back from {storage.describe()}, {parcel.slot}: {parcel.why_lost}. Its "
             "gradients cannot be computed; check the device and restart from the last "
             "checkpoint."
         )

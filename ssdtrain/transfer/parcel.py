@@ -83,5 +83,7 @@ class Parcel:
     write: "Future[None] | None" = None
     drainable: bool = True
     """False after a failed write: the buffer is then the bytes' home."""
+    why_lost: str = ""
+    """The text of the read's error: the error itself would hold its frames."""
     loads: list[Load] = field(default_factory=list)
     """Waiting for the recall to finish."""

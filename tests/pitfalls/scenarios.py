@@ -71,11 +71,14 @@ Scenario = Callable[[Runner], list[Any]]
 
 
 def saved_twice_around_a_change(run: Runner) -> list[Any]:
+    """The first product is logged and not differentiated, which is legal."""
+
     def forward(_: Holder, x: Tensor) -> Tensor:
         y = x * 1
-        y * y
+        first = y * y
+        others = x.sigmoid().tanh().sum()  # the first bytes leave
         y.add_(1)
-        return (y * y).sum()
+        return (y * y).sum() + others + 0 * first.detach().sum()
 
     return run.gradient(forward, run.leaf())
 
@@ -85,8 +88,10 @@ def halves_of_one_storage(run: Runner) -> list[Any]:
 
     def forward(_: Holder, x: Tensor) -> Tensor:
         first, second = torch.unsafe_chunk(x * 2, 2)
-        first, second = first.sigmoid_(), second.tanh_()
-        return (first * first * second).sum() + (second * second).sum()
+        first = first.sigmoid_()
+        others = x.sigmoid().tanh().sum()  # the first half leaves
+        second = second.tanh_()
+        return (first * first * second).sum() + (second * second).sum() + others
 
     return run.gradient(forward, run.leaf())
 
@@ -139,6 +144,18 @@ def changed_after_save(run: Runner) -> list[Any]:
 
     def forward(_: Holder, x: Tensor) -> Tensor:
         y = x.exp()
+        z = y * y
+        y.add_(1)
+        return z.sum()
+
+    return run.gradient(forward, run.leaf())
+
+
+def cheap_result_changed_after_save(run: Runner) -> list[Any]:
+    """The same, where the result could be computed again."""
+
+    def forward(m: Holder, x: Tensor) -> Tensor:
+        y = F.gelu(x @ m.weight)
         z = y * y
         y.add_(1)
         return z.sum()
@@ -273,6 +290,7 @@ ROWS = [
     Row(broadcast, "stride-0 broadcast"),
     Row(conj_and_neg_views, "conj and neg bits"),
     Row(changed_after_save, "version check is lost under hooks"),
+    Row(cheap_result_changed_after_save, "and under recomputation"),
     Row(weights_swapped_before_backward, "pytorch#106360, llama-cookbook#115"),
     Row(backward_twice, "retain_graph; DeepSpeed's tuple outputs"),
     Row(two_forwards_then_backwards, "pipeline micro-batches"),

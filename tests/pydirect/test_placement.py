@@ -1,6 +1,7 @@
 """Section 4.4.3's rules, exhaustively: every mix of operands there is."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,23 @@ def test_every_row_is_reached_and_says_where_it_comes_from() -> None:
 )
 def test_mix(affinities: list[Affinity], mix: Mix) -> None:
     assert mix_of(affinities) is mix
+
+
+def cell(value: object) -> str:
+    """One condition of a rule, in the words of the documentation."""
+    if value is None:
+        return "any"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(getattr(value, "value", value))
+
+
+def test_the_documentation_prints_the_table() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs" / "pydirect.md"
+    head = "| unified operands | CUDA operand | CPU operands | written | subscript | "
+    lines = [head + "computes | result | from |", "|--|--|--|--|--|--|--|--|"]
+    for rule in RULES:
+        fields = (rule.mix, rule.cuda, rule.cpu, rule.written, rule.indexing)
+        ends = (rule.compute, rule.result, rule.source)
+        lines.append("| " + " | ".join(map(cell, (*fields, *ends))) + " |")
+    assert "\n".join(lines) in docs.read_text()

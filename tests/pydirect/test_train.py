@@ -80,6 +80,8 @@ def test_settings_are_checked(pyg: ModuleType, dataset: NodeDataset) -> None:
         trainer_of(pyg, dataset, resume=True)
     with pytest.raises(ValueError, match="not a valid FetchMode"):
         trainer_of(pyg, dataset, fetch="teleport")
+    with pytest.raises(ValueError, match="device_bytes: expects a GPU"):
+        trainer_of(pyg, dataset, device_bytes=1 << 20)
     with pytest.raises(ValueError, match=r"cora\.npz"):
         load("cora", directory="/nonexistent")
     with pytest.raises(ValueError, match=r"trainer\.dataset\.directory"):

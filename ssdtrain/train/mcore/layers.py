@@ -11,9 +11,11 @@ from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
+import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NORMS = ("input_layernorm", "pre_cross_attn_layernorm", "pre_mlp_layernorm")
 ATTENTIONS = ("self_attention", "cross_attention")
@@ -67,7 +69,7 @@ class FusedAttention(nn.Module):
         if attention_mask is not None and not causal:
             # Padding reads everything: a row without anything to read is not a number.
             mask = ~attention_mask | attention_mask.all(-1, keepdim=True)
-        with self._dropout_state():
+        with self._dropout_state(), _kernels(mask):
             context = functional.scaled_dot_product_attention(
                 q,
                 k,
@@ -86,6 +88,13 @@ class FusedAttention(nn.Module):
         if self.config.sequence_parallel:
             return nullcontext()
         return get_cuda_rng_tracker().fork()
+
+
+def _kernels(mask: Tensor | None) -> Any:
+    """With a mask the fast kernel's backward adds in no fixed order."""
+    if mask is None or not torch.are_deterministic_algorithms_enabled():
+        return nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def layer_spec(spec: Any, fused: bool) -> Any:

@@ -97,6 +97,8 @@ def config_of(
         "deallocate_pipeline_outputs": parallel.pipeline > 1,
         "use_cpu_initialization": not torch.cuda.is_available(),
         "gradient_accumulation_fusion": False,
+        # Its kernel is built by Megatron-LM, not by megatron-core.
+        "masked_softmax_fusion": False,
         "attention_softmax_in_fp32": True,
         **recompute,
         **more,

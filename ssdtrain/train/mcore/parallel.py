@@ -7,6 +7,11 @@ from torch import distributed
 
 from ssdtrain.errors import ConfigError
 
+NO_GPU = (
+    "host=megatron needs a GPU on every rank (megatron-core puts its tensors on CUDA "
+    "devices); set host=deepspeed or host=plain."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:

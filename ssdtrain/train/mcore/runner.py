@@ -188,7 +188,4 @@ def megatron_device() -> torch.device:
     try:
         return torch.device(torch.cuda.current_device())
     except (AssertionError, RuntimeError) as error:
-        raise ConfigError(
-            "host=megatron needs a GPU on every rank (megatron-core puts its tensors "
-            f"on CUDA devices; {error}); set host=deepspeed or host=plain."
-        ) from error
+        raise ConfigError(parallel.NO_GPU) from error

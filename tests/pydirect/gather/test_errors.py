@@ -41,6 +41,14 @@ def test_table_must_be_contiguous_on_the_host() -> None:
         gather.index_select(torch.zeros(4, 4, device="meta"), torch.tensor([1]))
 
 
+def test_wrong_device() -> None:
+    index = torch.tensor([1], device="meta")
+    with pytest.raises(ValueError, match=r"on the CPU or a GPU, got meta: move it"):
+        gather.index_select(torch.zeros(4, 2), index)
+    with pytest.raises(ValueError, match=r"on unified:0.*pydirect\.to_host"):
+        gather.index_select(torch.zeros(4, 2).to("unified"), torch.tensor([1]))
+
+
 def test_unknown_path() -> None:
     with pytest.raises(ValueError, match="teleport"):
         gather.index_select(torch.zeros(4, 4), torch.tensor([1]), path="teleport")

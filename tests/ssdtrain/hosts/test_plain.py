@@ -1,5 +1,10 @@
 """Any loop: where one step ends and the next begins."""
 
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -62,3 +67,64 @@ def test_close_takes_the_hook_back(everything: dict[str, Any]) -> None:
     with ssdtrain.offload(nn.Linear(4, 4), **everything):
         assert len(optimizer._global_optimizer_post_hooks) == before + 1
     assert len(optimizer._global_optimizer_post_hooks) == before
+
+
+class Named(nn.Linear):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return super().forward(x) * scale
+
+
+def test_name_and_signature_stay(everything: dict[str, Any]) -> None:
+    model = Named(8, 8)
+    before = inspect.signature(model.forward)
+    with ssdtrain.offload(model, **everything):
+        assert inspect.signature(model.forward) == before
+        assert model.forward.__name__ == "forward"
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    "copying", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+@pytest.mark.parametrize("wrapped_before", [False, True])
+def test_a_copy_is_its_own_and_nobodys(
+    copying: Callable[[nn.Module], nn.Module],
+    wrapped_before: bool,
+    everything: dict[str, Any],
+) -> None:
+    """An average of the weights is a copy; a closure would run the original."""
+    model = Named(8, 8)
+    if wrapped_before:
+        model.forward = MethodType(Named.forward, model)
+    x = torch.randn(4, 8)
+    with ssdtrain.offload(model, **everything) as session:
+        other = copying(model)
+        with torch.no_grad():
+            other.weight.zero_()
+            other.bias.fill_(1.0)
+        assert torch.equal(other(x), torch.full((4, 8), 2.0))
+        other(x).sum().backward()
+        assert not session.steps
+        with ssdtrain.offload(other, **everything) as second:
+            other(x).sum().backward()
+            assert len(second.steps) == 1
+    model(x).sum().backward()
+    assert not session.steps
+
+
+def test_who_wraps_us_stays_wrapped(everything: dict[str, Any]) -> None:
+    """Accelerate puts its autocast around; close() must not take it away."""
+    model = Named(8, 8)
+    session = ssdtrain.offload(model, **everything)
+    ours = model.forward
+    model.forward = lambda x: ours(x) + 1
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    assert len(session.steps) == 1
+    session.close()
+    assert torch.equal(model(x), Named.forward(model, x) + 1)
+    model(x).sum().backward()
+    assert len(session.steps) == 1
+    with ssdtrain.offload(model, **everything) as again:
+        model(x).sum().backward()
+        assert len(again.steps) == 1

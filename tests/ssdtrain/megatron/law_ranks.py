@@ -23,7 +23,7 @@ from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
 
 WIDTH, LENGTH, ROWS, NUM_LAYERS, VOCABULARY = 32, 16, 2, 4, 64
-NUM_MICRO_BATCHES, NUM_STEPS = 4, 3
+NUM_MICRO_BATCHES, NUM_STEPS = 4, 2
 EVERYTHING: dict[str, Any] = {
     "min_bytes": 0,
     "plan": "offload-all",

@@ -1,6 +1,6 @@
 """One rank of `ssdtrain train host=megatron` on the CPU stand-in; run as a script.
 
-    train_ranks.py OUT_FILE [override ...]
+train_ranks.py OUT_FILE [override ...]
 """
 
 import json

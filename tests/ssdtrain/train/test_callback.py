@@ -5,6 +5,10 @@ bit by bit and fewer saved bytes are alive.
 """
 
 import difflib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +194,31 @@ def test_two_lines(which: str, tmp_path: Path) -> None:
         assert report.bytes_written > 0.3 * report.bytes_saved
         assert report.saved_peak_bytes < 0.7 * their_peak
     assert not list((tmp_path / "ssd").iterdir())
+
+
+@pytest.mark.slow
+def test_zero_3_on_two_ranks(tmp_path: Path) -> None:
+    """Nobody tells a callback about the engine: the module inside it is enough."""
+    pytest.importorskip("deepspeed")
+    worker = Path(__file__).with_name("trainer_ranks.py")
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    root = str(worker.parents[3])
+    done = subprocess.run(
+        [sys.executable, *launcher, worker, tmp_path / "out.json"],
+        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["with"] == found["without"]
+    assert found["with"]["engine"] == "DeepSpeedEngine"
+    assert len(set(found["with"]["losses"])) == 3
+    assert len(found["reports"]) == 3
+    for report in found["reports"]:
+        assert report["bytes_offloaded"] > 0.5 * report["bytes_saved"]
+        assert report["saved_peak_bytes"] < 0.3 * report["bytes_saved"]
 
 
 def test_a_second_train_attaches_anew_and_after_a_failure_too() -> None:

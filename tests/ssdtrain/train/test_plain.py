@@ -67,6 +67,25 @@ def test_an_ssd_target_that_writes_nothing_is_not_ok(
     assert not result["ok"]
 
 
+@pytest.mark.parametrize("name", ["drive{local_rank}/me", "drive{rank}"])
+def test_a_drive_of_the_rank_is_found(tiny: Make, tmp_path: Path, name: str) -> None:
+    (tmp_path / "drive0").mkdir()
+    offload = {"target": "ssd", "directory": str(tmp_path / name), **ALL}
+    result = Trainer(tiny(train={"steps": 1}, offload=offload)).run()
+    assert result["verdict"]["writes_confirmed"]
+    assert [p.name for p in tmp_path.iterdir() if "drive" in p.name] == ["drive0"]
+
+
+def test_a_missing_drive_is_not_made_up(tiny: Make, tmp_path: Path) -> None:
+    """The rank works in host memory, is counted, and is no success."""
+    name = str(tmp_path / "drive{rank}" / "me")
+    offload = {"target": "ssd", "directory": name, **ALL}
+    result = Trainer(tiny(train={"steps": 1}, offload=offload)).run()
+    assert not result["verdict"]["writes_confirmed"]
+    assert result["legs"]["with ssdtrain"]["totals"]["bytes_offloaded"] > 0
+    assert not list(tmp_path.glob("drive*"))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_resume_is_exact(tiny: Make, tmp_path: Path, precision: str) -> None:
     """Four steps in one go, or stopped after two: the same last losses."""

@@ -1,0 +1,104 @@
+"""The table of megatron_core.py's results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+WAYS = ("keep", "ours auto", "ours offload-all", "full recompute")
+FINE = "fine-grained offloading"
+
+
+def megatron(results_dir: Path) -> str:
+    """Step ratios and peaks under Megatron-Core; empty while nothing is recorded."""
+    path = results_dir / "megatron.json"
+    return table(json.loads(path.read_text())) if path.exists() else ""
+
+
+def table(data: dict[str, Any]) -> str:
+    """The same from the file's content."""
+    cells: dict[str, Any] = data["cells"]
+    parts = [
+        "**Megatron-Core on two GPUs.** bf16, dropout 0.1, sequence 1024, hidden x "
+        "layers. `tp2`: one micro-batch of 16; `1f1b`: 8 micro-batches of 2, first and "
+        "second stage. Step time over `keep`, and activation peak of a rank (of every "
+        "stage); the rank-wise larger one under tensor parallelism.",
+        placements(cells),
+        estimates(cells),
+        law(cells),
+        where(data),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def placements(cells: dict[str, Any]) -> str:
+    """Every way to place activations, one row a model."""
+    models = dict.fromkeys(
+        name.rsplit("/", 1)[0]
+        for name, cell in cells.items()
+        if "step_ms" in cell and not name.startswith("law/")
+    )
+    rows = []
+    for model in models:
+        keep = cells.get(f"{model}/keep", {})
+        found = [cells.get(f"{model}/{way}", {}) for way in (*WAYS, FINE)]
+        rows.append([model, *(entry(cell, keep) for cell in found)])
+    return markdown(["", *WAYS, FINE], rows) if rows else ""
+
+
+def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
+    """Such as 1.004x, 5.1 GB."""
+    if "step_ms" not in cell or "step_ms" not in keep:
+        return cell.get("error", "-")[:30]
+    peaks = cell["peak_gb"]
+    close = max(peaks) - min(peaks) < 0.02 * max(peaks)
+    shown = [max(peaks)] if close else peaks
+    text = " / ".join(f"{peak:.2f}" for peak in shown)
+    return f"{cell['step_ms'] / keep['step_ms']:.3f}x, {text} GB"
+
+
+def estimates(cells: dict[str, Any]) -> str:
+    """Offloaded bytes of BERT's layers against the analytic model."""
+    rows = []
+    for name, cell in cells.items():
+        if name.endswith("/estimate") and "offloaded_gib" in cell:
+            moved, expected = max(cell["offloaded_gib"]), cell["estimate_gib"][0]
+            source = cell["source_gib"][0]
+            ratio = f"{moved / expected:.3f}"
+            row = [f"{moved:.2f}", f"{expected:.2f}", f"{source:.2f}", ratio]
+            rows.append([name.removesuffix("/estimate"), *row])
+    if not rows:
+        return ""
+    head = ["offloaded by the layers", "GiB", "estimate", "source's estimate", "ratio"]
+    return markdown(head, rows)
+
+
+def law(cells: dict[str, Any]) -> str:
+    """How many cells of the law held."""
+    found = {n: c for n, c in cells.items() if n.startswith("law/")}
+    if not found:
+        return ""
+    unequal = [
+        name
+        for name, cell in found.items()
+        if not (cell.get("host_equal") and cell.get("ssd_equal"))
+    ]
+    verdict = f"all {len(found)} cells" if not unequal else f"NOT in {unequal}"
+    return (
+        "Losses, gradients and weights equal to the run without ssdtrain to the last "
+        f"bit, targets host and ssd, torch's deterministic algorithms: {verdict}."
+    )
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table, numbers to the right."""
+    lines = ["| " + " | ".join(head) + " |"]
+    lines.append("|--|" + "--:|" * (len(head) - 1))
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def where(data: dict[str, Any]) -> str:
+    """Device, versions and command in one line."""
+    env = data["environment"]
+    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
+    return f"2 x {env['device']}; {versions}; `{env['command']}`"

@@ -1,0 +1,162 @@
+"""Every kind of generated kernel against the float64 oracle.
+
+Run by test_kernels.py in a process of its own: on a GPU as compiled kernels, elsewhere
+in Triton's interpreter, which has to be chosen before Triton is imported.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from hector.arrays import GraphArrays
+from hector.emit.device import DevicePlan, ValueTypes
+from hector.emit.schedules import candidates, default_schedule
+from hector.graph import HeteroGraph
+from hector.ir.kernels import (
+    Kernel,
+    OuterSchedule,
+    Plan,
+    Schedule,
+    Traversal,
+    TraversalSchedule,
+)
+from hector.ir.node import Node
+from hector.passes.pipeline import (
+    ALL_SETTINGS,
+    Optimizations,
+    inference_plan,
+    optimize_program,
+    training_plan,
+)
+from recipes.bench.hector_check import TOLERANCE, error_of, operands, random_graph
+from recipes.bench.hector_layer_checks import layer_error
+from recipes.bench.hector_models import plans
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from random_programs import Made, graphs, programs
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LOW = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+"""The interpreter multiplies the bits of bfloat16."""
+BOTH = Optimizations(compact=True, reorder=True)
+SMALL = random_graph((15, 30, 3, 2), DEVICE)
+
+
+def check(kernel: Kernel, graph: HeteroGraph, dtype: torch.dtype) -> None:
+    error = error_of(kernel, GraphArrays(graph), dtype)
+    assert error <= TOLERANCE[dtype], f"{error}: {kernel}"
+
+
+@pytest.mark.parametrize("width", [1, 31, 64, 100, 513])
+@pytest.mark.parametrize("chosen", [Optimizations(), BOTH], ids=str)
+def test_widths(width: int, chosen: Optimizations) -> None:
+    """All kernels of RGAT's inference; of 513 columns, one kernel of each kind."""
+    (plan,) = (p for n, p in plans("rgat", width, chosen) if "inference" in n)
+    kernels = (
+        {type(k): k for k in plan.kernels}
+        if width > 100
+        else dict(enumerate(plan.kernels))
+    )
+    for kernel in kernels.values():
+        check(kernel, SMALL, torch.float32)
+
+
+@pytest.mark.parametrize("chosen", [ALL_SETTINGS[0], BOTH], ids=str)
+@pytest.mark.parametrize("name", ["rgcn", "hgt"])
+def test_layers_with_gradients(name: str, chosen: Optimizations) -> None:
+    assert layer_error(name, SMALL, torch.float32, chosen) <= 1e-5
+
+
+def test_a_layer_in_low_precision() -> None:
+    assert layer_error("rgat", SMALL, LOW, BOTH) <= 3e-2
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), graphs())
+def test_random_programs(made: Made, graph: HeteroGraph) -> None:
+    """Isolated nodes, empty relations, duplicate edges, self loops."""
+    graph = graph.to(DEVICE)
+    program = optimize_program(made.b, made.program, BOTH)
+    both = training_plan(made.b, program, tuple(program.inputs()))
+    for plan in (inference_plan(made.b, program), both.backward):
+        for kernel in plan.kernels:
+            check(kernel, graph, torch.float32)
+
+
+def run(kernel: Kernel, arrays: GraphArrays, schedule: Schedule) -> list[torch.Tensor]:
+    types = ValueTypes(torch.float32)
+    bound: dict[Node, torch.Tensor] = operands(kernel, arrays, types)
+    plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
+    found = DevicePlan(plan, arrays, types, [schedule]).run(bound)
+    return [found[n] for n in kernel.outputs]
+
+
+def test_every_schedule_computes_the_same() -> None:
+    """Candidates of tuning differ in speed alone: one kernel of each kind."""
+    arrays = GraphArrays(SMALL)
+    kinds: dict[object, Kernel] = {}
+    for _, plan in plans("hgt", 8, Optimizations()):
+        for k in plan.kernels:
+            kinds.setdefault((type(k), getattr(k, "loop", None)), k)
+    tried = 0
+    for kernel in kinds.values():
+        first = default_schedule(kernel, arrays)
+        if first is None:
+            continue
+        want = run(kernel, arrays, first)
+        # The interpreter does not see warps.
+        others = {replace(s, num_warps=4) for s in candidates(kernel, first)}
+        for schedule in sorted(others, key=repr)[:4]:
+            for a, b in zip(run(kernel, arrays, schedule), want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+            tried += 1
+    assert tried > 15
+
+
+def test_sums_of_many_tiles_into_types_and_into_one_row() -> None:
+    """Partial sums have a row a tile, whatever they are summed into."""
+    arrays = GraphArrays(random_graph((150, 400, 3, 2), DEVICE))
+    found = set()
+    for _, plan in plans("rgcn", 4, Optimizations()):
+        for k in plan.kernels:
+            schedule = default_schedule(k, arrays)
+            if isinstance(schedule, OuterSchedule | TraversalSchedule) and all(
+                n.domain.value in ("global", "etype") for n in k.outputs
+            ):
+                parts = run(k, arrays, replace(schedule, chunk_rows=16))
+                whole = run(k, arrays, replace(schedule, chunk_rows=4096))
+                for a, b in zip(parts, whole, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+                found.add((type(k), k.outputs[0].domain))
+    assert len(found) == 3
+
+
+def test_a_score_is_read_back_after_a_barrier() -> None:
+    (plan,) = (p for n, p in plans("hgt", 8, Optimizations()) if "inference" in n)
+    walks = [k for k in plan.kernels if isinstance(k, Traversal)]
+    types = ValueTypes(torch.float32)
+    arrays = GraphArrays(SMALL)
+    texts = [
+        DevicePlan(
+            Plan(kernels=(k,), outputs=k.outputs),
+            arrays,
+            types,
+            [default_schedule(k, arrays)],
+        ).source
+        for k in walks
+    ]
+    phased = [t for t in texts if t.count("for at in range") > 1]
+    assert phased and all(t.count("tl.debug_barrier()") == 1 for t in phased)
+    assert all("debug_barrier" not in t for t in texts if t not in phased)
+
+
+def test_a_graph_without_edges() -> None:
+    empty = HeteroGraph.from_arrays(
+        [], [], [], node_type=[0, 0, 1], num_edge_types=2
+    ).to(DEVICE)
+    for name in ("rgcn", "hgt"):
+        assert layer_error(name, empty, torch.float32, BOTH) <= 1e-5

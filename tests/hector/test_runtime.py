@@ -1,0 +1,217 @@
+"""Executables: back ends, settings, gradients on demand, caching; the cost model."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hector import Backend, HeteroGraph, Optimizations
+from hector.arrays import GraphArrays
+from hector.cost import CostModel, DeviceModel, Work
+from hector.datasets.generate import GraphSpec, generate
+from hector.ir.kernels import Gemm, Traversal
+from hector.passes.pipeline import ALL_SETTINGS
+from hector.runtime import executables, uses_triton
+from recipes.bench.hector_models import MODELS, plans
+from recipes.hector_layers import comp_gcn, gat, relational_gatv2
+
+
+def small(seed: int = 0, ratio: float = 0.5, edges: int = 120) -> HeteroGraph:
+    spec = GraphSpec(
+        num_nodes=40,
+        num_node_types=2,
+        num_edges=edges,
+        num_edge_types=6,
+        compaction_ratio=ratio,
+    )
+    return generate(spec, seed=seed)
+
+
+def arguments(graph: HeteroGraph, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    gen = torch.Generator().manual_seed(0)
+    r = graph.num_edge_types
+    shapes = [(graph.num_nodes, 4), (r, 4), (r, 4, 4), (4, 4)]
+    return [torch.randn(s, generator=gen, dtype=dtype) for s in shapes]
+
+
+def test_gradients_only_of_what_wants_them() -> None:
+    g = small()
+    x, relation, weight, loop = arguments(g)
+    weight.requires_grad_()
+    out = comp_gcn(g, x, relation, weight, loop)
+    assert out.requires_grad
+    out.sum().backward()
+    assert weight.grad is not None
+    assert x.grad is None
+    one = executables(g)[-1].report
+    for t in (x, relation, loop):
+        t.requires_grad_()
+    comp_gcn(g, x, relation, weight, loop).sum().backward()
+    every = executables(g)[-1].report
+    # Dead gradients are removed: fewer kernels when fewer are wanted.
+    assert one.backward is not None and every.backward is not None
+    assert len(one.backward.kernels) < len(every.backward.kernels)
+    with torch.no_grad():
+        assert not comp_gcn(g, x, relation, weight, loop).requires_grad
+    assert executables(g)[-1].report.backward is None
+
+
+def test_an_executable_is_made_once() -> None:
+    g = small()
+    values = arguments(g)
+    before = len(executables(g))
+    for _ in range(3):
+        comp_gcn(g, *values)
+    assert len(executables(g)) == before + 1
+    comp_gcn(g, *(v.float() for v in values))
+    assert len(executables(g)) == before + 2
+
+
+def test_calls_repeat_to_the_bit_and_do_not_change_their_inputs() -> None:
+    g = small()
+    values = [v.requires_grad_() for v in arguments(g, torch.float32)]
+    copies = [v.detach().clone() for v in values]
+    runs = []
+    for _ in range(2):
+        out = comp_gcn(g, *values)
+        runs.append([out.detach(), *torch.autograd.grad(out.sum(), values)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(values, copies, strict=True))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    g = small()
+    values = [v.requires_grad_() for v in arguments(g)]
+    out = comp_gcn(g, *values).square().sum()
+    (first,) = torch.autograd.grad(out, values[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|not require grad"):
+        first.sum().backward()
+
+
+def test_transposed_arguments() -> None:
+    g = small()
+    x, relation, weight, loop = arguments(g)
+    want = comp_gcn(g, x, relation, weight, loop)
+    got = comp_gcn(g, x.t().contiguous().t(), relation, weight, loop.t().clone().t())
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_backends() -> None:
+    g = small()
+    arrays = GraphArrays(g)
+    f32, f64 = torch.float32, torch.float64
+    assert not uses_triton(Backend.AUTO, arrays, f32)
+    assert not uses_triton(Backend.REFERENCE, arrays, f32)
+    assert uses_triton(Backend.TRITON, arrays, f32)
+    with pytest.raises(ValueError, match="expected float32, bfloat16 or float16"):
+        uses_triton(Backend.TRITON, arrays, f64)
+    layer = comp_gcn.with_options(backend=Backend.TRITON)
+    with pytest.raises(ValueError, match="set backend to auto or reference"):
+        layer(g, *arguments(g))
+    auto = comp_gcn.executable(g, *arguments(g)).report
+    assert auto.backend is Backend.REFERENCE
+    assert auto.generated_lines == 0
+
+
+def test_another_shape_is_another_program() -> None:
+    g = small()
+    x, relation, weight, loop = arguments(g)
+    assert comp_gcn(g, x, relation, weight, loop).shape == (40, 4)
+    wide = comp_gcn(g, x, relation, weight.repeat(1, 1, 2), loop.repeat(1, 2))
+    assert wide.shape == (40, 8)
+    with pytest.raises(ValueError, match="expected rows of equal or broadcastable"):
+        comp_gcn(g, x, relation, weight, loop.repeat(1, 2))
+
+
+def test_plans_print_and_do_not_differ_from_run_to_run() -> None:
+    """Tensors of one run must not find another run's kernels missing from the cache."""
+    for model in MODELS:
+        for s in ALL_SETTINGS:
+            first = [(label, str(p)) for label, p in plans(model, 8, s)]
+            assert first == [(label, str(p)) for label, p in plans(model, 8, s)]
+    text = dict(first)["compact+reorder/inference"]
+    kinds = {line.split()[0] for line in text.splitlines()}
+    assert {"gemm", "traversal", "parameter"} <= kinds
+    assert "for g in dst: for i in edge(g)" in text
+
+
+# The cost model.
+
+
+def test_the_work_of_a_gemm_and_a_traversal() -> None:
+    """Counted by hand: 40 nodes, 120 edges, rows of 64 floats."""
+    g = small()
+    arrays = GraphArrays(g)
+    device = DeviceModel(cache_bytes=0)
+    model = CostModel(arrays, device)
+    (plan,) = (p for n, p in plans("rgat", 64, Optimizations()) if "infer" in n)
+    gemm = next(k for k in plan.kernels if isinstance(k, Gemm))
+    assert gemm.rows.gather is not None
+    row, edges = 64 * 4, g.num_edges
+    assert model.work(gemm) == Work(
+        streamed_bytes=edges * row,
+        gathered_bytes=edges * row,
+        operations=2.0 * edges * 64 * 64,
+    )
+    half = CostModel(arrays, device, value_bytes=2).work(gemm)
+    assert half.gathered_bytes == edges * row / 2
+    cached = CostModel(arrays, DeviceModel()).work(gemm)
+    assert (cached.gathered_bytes, cached.cached_bytes) == (0, edges * row)
+    walk = next(k for k in plan.kernels if isinstance(k, Traversal))
+    assert model.work(walk).streamed_bytes > 0
+    assert model.kernel_seconds(walk) > device.launch_seconds
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 4), st.sampled_from(sorted(MODELS)))
+def test_more_edges_cost_more(scale: int, model: str) -> None:
+    def seconds(edges: int) -> float:
+        cost = CostModel(GraphArrays(small(ratio=0.1, edges=edges)), DeviceModel())
+        found = (p for _, p in plans(model, 8, Optimizations()))
+        return sum(map(cost.plan_seconds, found))
+
+    assert seconds(150 * scale) < seconds(150 * (scale + 1))
+
+
+def chosen(ratio: float, device: DeviceModel) -> Optimizations:
+    g = small(ratio=ratio, edges=1000)
+    gen = torch.Generator().manual_seed(0)
+    weights = [torch.randn(6, 64, 64, generator=gen) for _ in range(2)]
+    att = torch.randn(6, 1, 64, generator=gen)
+    layer = relational_gatv2.with_options(device_model=device)
+    x = torch.randn(40, 64, generator=gen)
+    return layer.executable(g, x, *weights, att, 1).report.optimizations
+
+
+def test_compaction_is_chosen_where_it_saves_rows() -> None:
+    """With free launches: rows decide, and few pairs an edge ask for compaction."""
+    rows_only = DeviceModel(launch_seconds=0, parameter_launch_seconds=0)
+    assert chosen(0.05, rows_only).compact
+    # Where launches cost everything, the fewest kernels win.
+    slow = DeviceModel(launch_seconds=1.0, parameter_launch_seconds=1.0)
+    g = small(ratio=0.1, edges=1000)
+    x, w, a = torch.randn(40, 8), torch.randn(8, 8), torch.randn(2, 4)
+    layer = gat.with_options(device_model=slow)
+    report = layer.executable(g, x, w, a, a, 2).report
+    counts = {
+        s: len(
+            gat.with_options(optimizations=s)
+            .executable(g, x, w, a, a, 2)
+            .report.forward.kernels
+        )
+        for s in ALL_SETTINGS
+    }
+    assert counts[report.optimizations] == min(counts.values())
+
+
+def test_the_choice_can_be_overridden() -> None:
+    g = small()
+    for s in ALL_SETTINGS:
+        layer = comp_gcn.with_options(optimizations=s)
+        assert layer.executable(g, *arguments(g)).report.optimizations == s
+    compiled = comp_gcn.program(g, *arguments(g))
+    costs = compiled.predicted_seconds(GraphArrays(g), training=True)
+    assert set(costs) == set(ALL_SETTINGS)
+    best = compiled.settings_for(GraphArrays(g), True, torch.float32)
+    assert costs[best] == min(costs.values())

@@ -1,0 +1,75 @@
+"""CUDA streams as vector clocks, for the order of `CudaDevice`'s calls without a GPU.
+
+An event knows of every stream how far it had come; waiting for it makes a stream know
+that too. Copies are done at once: only the order is simulated.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.transfer.device import CudaDevice
+
+
+class Stream:
+    """`known[s]`: how much of stream `s` is certainly done before what comes next."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.known: dict[Stream, int] = {self: 0}
+
+    def tick(self) -> int:
+        """An operator is enqueued; its number."""
+        self.known[self] += 1
+        return self.known[self]
+
+    def wait_event(self, event: "Event") -> None:
+        for stream, count in event.known.items():
+            self.known[stream] = max(self.known.get(stream, 0), count)
+
+    def wait_stream(self, other: "Stream") -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        """All that was simulated is done."""
+
+
+class Event:
+    """A point of a stream."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.known: dict[Stream, int] = {}
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or torch.cuda.current_stream()
+        self.known = dict(stream.known)
+
+    def after(self, stream: Stream, number: int) -> bool:
+        """Whether it is ordered behind operator `number` of `stream`."""
+        return self.known.get(stream, 0) >= number
+
+
+class FakeCuda:
+    """Streams of one device."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.default = self.current = Stream()
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
+        patch.setattr(torch.cuda, "stream", self.on)
+        patch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace())
+        self.device = CudaDevice(torch.device("cuda", 0))
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before

@@ -1,0 +1,47 @@
+"""The table of the Megatron benchmark, from a small file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.megatron_table import megatron
+
+CELLS: dict[str, Any] = {
+    "law/gpt/tp2/256x4": {"host_equal": True, "ssd_equal": True},
+    "bert/tp2/8x4/keep": {"step_ms": 200.0, "peak_gb": [20.0, 20.1]},
+    "bert/tp2/8x4/ours auto": {"step_ms": 201.0, "peak_gb": [8.0, 8.0]},
+    "bert/tp2/8x4/full recompute": {"error": "out of memory"},
+    "bert/tp2/8x4/estimate": {
+        "offloaded_gib": [11.2, 11.2],
+        "estimate_gib": [11.0, 11.0],
+        "source_gib": [11.13, 11.13],
+    },
+    "gpt/1f1b/8x4/keep": {"step_ms": 100.0, "peak_gb": [10.0, 7.0]},
+}
+
+
+def write(path: Path, cells: dict[str, Any]) -> None:
+    environment = {"device": "a GPU", "versions": {"torch": "2"}, "command": "x.py"}
+    path.write_text(json.dumps({"environment": environment, "cells": cells}))
+
+
+def test_a_missing_file_is_no_table(tmp_path: Path) -> None:
+    assert megatron(tmp_path) == ""
+
+
+def test_rows_say_ratio_and_peaks(tmp_path: Path) -> None:
+    write(tmp_path / "megatron.json", CELLS)
+    text = megatron(tmp_path)
+    row = (
+        "| bert/tp2/8x4 | 1.000x, 20.10 GB | 1.005x, 8.00 GB | - | out of memory | - |"
+    )
+    assert row in text
+    assert "1.000x, 10.00 / 7.00 GB" in text, "every stage has its own peak"
+    assert "| bert/tp2/8x4 | 11.20 | 11.00 | 11.13 | 1.018 |" in text
+    assert "all 1 cells" in text
+
+
+def test_a_cell_that_is_unequal_is_named(tmp_path: Path) -> None:
+    broken = {"law/t5/dp2/256x4": {"host_equal": True, "ssd_equal": False}}
+    write(tmp_path / "megatron.json", {**CELLS, **broken})
+    assert "NOT in ['law/t5/dp2/256x4']" in megatron(tmp_path)

@@ -1,0 +1,277 @@
+"""The gather and GNN benchmarks: cells, resuming, failures, and what the tables say."""
+
+import copy
+import importlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+MILLION = 1_000_000
+ENVIRONMENT = {
+    "device": "a GPU",
+    "num_cpus": 16,
+    "versions": {"torch": "2.11"},
+    "command": "gather.py",
+}
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark as its own command line does; PyG warns when imported."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes" / "bench"))
+
+    def quietly(name: str) -> ModuleType:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+
+    return quietly
+
+
+def test_a_cell_measures_every_way_and_checks_its_rows(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, methods = bench("gather"), bench("gather_methods")
+    flat = torch.randint(0, 255, (MIB,), dtype=torch.uint8)
+    sweep = gather.Sweep(flat, peak=10.0, unit=MIB)
+    cell = sweep.cell(128, 300, 1)
+    assert set(cell["ms"]) == {
+        *("ours", "direct", "sorted", "cpu", "alias", "crude sorted"),
+        *("stock cpu", "stock cpu 4", "ours 4"),
+    }
+    took = cell["ms"]["ours"]
+    assert cell["share"]["ours"] == pytest.approx(300 * 128 / took / 1e7, abs=1e-4)
+    assert set(sweep.shifted(2052, 40, 1)["ms"]) == {"ours", "alias", "stock cpu"}
+
+    def wrong(table: torch.Tensor, path: Any = None) -> Any:
+        return lambda index, out: out.zero_()
+
+    def broken(table: torch.Tensor) -> Any:
+        def work(index: torch.Tensor, out: torch.Tensor) -> None:
+            raise RuntimeError("no such kernel")
+
+        return work
+
+    monkeypatch.setattr(methods, "ours", wrong)
+    monkeypatch.setattr(methods, "stock_alias", broken)
+    cell = sweep.cell(128, 300, 1)
+    assert cell["errors"]["ours"] == "RuntimeError: the gather returned wrong rows"
+    assert cell["errors"]["alias"] == "RuntimeError: no such kernel"
+    assert "ours" not in cell["share"] and "stock cpu" in cell["share"]
+
+
+def test_large_copies_of_the_baseline_go_in_pieces(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = bench("gather_methods")
+    monkeypatch.setattr(methods, "STAGING_BYTES", 1000)
+    table = torch.randint(0, 255, (50, 100), dtype=torch.uint8)
+    index = torch.randint(0, 50, (33,))
+    out = torch.empty(33, 100, dtype=torch.uint8)
+    methods.StockCpu().on(table)(index, out)
+    assert torch.equal(out, table[index])
+
+
+def sweep_cell(
+    memory: str, table: int, batch: int, row: int, **ms: float
+) -> dict[str, Any]:
+    shares = {name: batch * row / took / 5e7 for name, took in ms.items()}
+    return {
+        "memory": memory,
+        "table_gib": table,
+        "batch": batch,
+        "row_bytes": row,
+        "chosen": "direct",
+        "ms": ms,
+        "share": shares,
+    }
+
+
+def paths(ours: float, best: float, cpu: float) -> dict[str, float]:
+    return {"ours": ours, "direct": best, "sorted": 2 * best, "cpu": cpu}
+
+
+def gather_results() -> dict[str, Any]:
+    """A peak of 50 GB/s: 1M rows of 128 bytes at the peak take 2.56 ms."""
+    beside = {"stock cpu": 6.4, "stock cpu 4": 25.6, "ours 4": 3.2}
+    cells = {
+        "link": {"dma_peak_gb_s": 50.0},
+        "managed/16/1000000/128": sweep_cell(
+            "managed", 16, MILLION, 128, **paths(3.2, 3.19, 9.0), **beside
+        ),
+        "managed/16/1000000/512": sweep_cell(
+            "managed", 16, MILLION, 512, **paths(12.8, 10.24, 36.0), **{"ours 4": 20.0},
+            **{"stock cpu": 36.0},
+        ),
+        "managed/16/50000/128": sweep_cell(
+            "managed", 16, 50_000, 128, **paths(0.16, 0.16, 0.5)
+        ),
+        "pinned/16/50000/128": sweep_cell(
+            "pinned", 16, 50_000, 128, **{"crude sorted": 0.48}
+        ),
+        "pinned/16/1000000/128": sweep_cell(
+            "pinned", 16, MILLION, 128, alias=25.6, **paths(5.0, 5.0, 4.0)
+        ),
+        "shifted/2052": {
+            "row_bytes": 2052,
+            "ms": {"ours": 1.0},
+            "share": {"ours": 0.9, "alias": 0.5},
+        },
+        "sm budget": {
+            "products_ms": 18.0,
+            "by_sms": {"8": {"gather_ms": 10.0, "both_ms": 19.3}},
+        },
+        "failed": {"error": "out of memory"},
+    }  # fmt: skip
+    return {"environment": ENVIRONMENT, "settings": {}, "cells": cells}
+
+
+def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
+    table = bench("gather_table")
+    assert table.gather(tmp_path) == ""
+    (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
+    text = table.gather(tmp_path)
+    assert "| 128 | 0.800 | 0.100 | 0.400 | 0.100 |" in text
+    assert "| 128 | 0.800 (3.0x) |" in text, "50,000 rows, against the crude probe"
+    assert "| 2052 | 0.900 | - | - | 0.500 | - |" in text
+    assert "met in 1 of 2 cells; below: 512 B of 16 GiB 0.800" in text
+    assert "in 2 of 4 cells (50%); median 1.127, worst 1.25" in text
+    assert "slower than CPU gather + DMA in 3 of 4 cells; worst 1.25" in text
+    assert (
+        "2.81 to 2.81 times CPU gather + DMA (all cores); at least twice in 1" in text
+    )
+    assert "3 % slower in 1 of 2 cells (median +28.1%)" in text
+    assert "at least 0.88 of the peak in 1 of 1 sizes, least 0.900" in text
+    assert "8 SMs 10.0 ms alone, +1.3 ms to the products." in text
+    assert text.endswith("a GPU, 16 CPU cores; torch 2.11; `gather.py`")
+    every = table.every_cell(gather_results())
+    assert "| managed | 16 | 1000000 | 512 | direct | 1.250 | 0.800 |" in every
+
+
+def test_pylibwholegraph_beside_ours(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded as missing where it is not installed; its shares where it is."""
+    table = bench("gather_table")
+    (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
+    out = tmp_path / "gather_wholegraph.json"
+    words = ["gather_wholegraph.py", "--out", str(out), "--table-gib", "16"]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setitem(sys.modules, "pylibwholegraph", None)
+    bench("gather_wholegraph").main()
+    assert "- pylibwholegraph was not measured: ModuleNotFound" in table.gather(
+        tmp_path
+    )
+    data = json.loads(out.read_text())
+    data["cells"] = {
+        "library": {"version": "26.10"},
+        "1000000/128": {"ms": 3.0, "share": 0.25},
+        "50000/128": {"ms": 1.0, "share": 0.2},
+    }
+    out.write_text(json.dumps(data))
+    text = table.gather(tmp_path)
+    assert "26.10, CPU memory, 16 GiB, 1M rows" in text
+    assert "peak: 128 B 0.250 (ours 0.800)." in text
+
+
+def test_half_a_gather_record_still_prints(bench: Any, tmp_path: Path) -> None:
+    data = gather_results()
+    for keep in range(len(data["cells"])):
+        part = copy.deepcopy(data)
+        part["cells"] = dict(list(data["cells"].items())[: keep + 1])
+        (tmp_path / "gather.json").write_text(json.dumps(part))
+        assert ("Gather" in bench("gather_table").gather(tmp_path)) == (keep > 0)
+
+
+def gnn_side(copy_s: float, wall_s: float, **more: Any) -> dict[str, Any]:
+    bars = {"copy_s": copy_s, "train_s": 0.02, "other_s": 0.1, "batches": 10}
+    return {
+        "case": {"name": "wide", "model": "GraphSAGE", "num_features": 1024},
+        "feature_gib": 9.3,
+        "batches_an_epoch": 100.0,
+        "bars": {**bars, "first_losses": [4.0, 2.0]},
+        "run": {
+            "wall_s": wall_s,
+            "batches": 20,
+            "cpu_percent": 400.0,
+            "gpu_idle_share": 0.25,
+        },
+        "peak_gib": 2.5,
+        **more,
+    }
+
+
+def test_the_gnn_section(bench: Any, tmp_path: Path) -> None:
+    table = bench("gnn_table")
+    assert table.gnn(tmp_path) == ""
+    listing = {"losses": [4.0], "accuracy": 0.5, "seconds": 2.0, "peak_gib": 1.0}
+    again = {**listing, "largest_loss_difference": 1e-7}
+    data = {
+        "environment": {**ENVIRONMENT, "command": "gnn.py"},
+        "settings": {"batch_size": 1024},
+        "cells": {
+            "wide/data": {"graph_s": 1.0},
+            "wide/pyg": gnn_side(0.8, 2.0),
+            "wide/pydirect": gnn_side(0.2, 0.5),
+            "wide/pyg_overlapped": gnn_side(0.8, 1.5),
+            "half/pyg": gnn_side(1.0, 1.0),
+            "half/pydirect": {"error": "out of memory"},
+            "listing 4.2": {
+                "feature_gib": 9.3,
+                "gathers": 24,
+                "listing_4_1": listing,
+                "listing_4_1_again": again,
+                "listing_4_2": {**again, "seconds": 1.0},
+            },
+        },
+    }
+    (tmp_path / "gnn.json").write_text(json.dumps(data))
+    text = table.gnn(tmp_path)
+    assert (
+        "| wide, GraphSAGE | 1024, 9.3 GiB | PyG's way | 80.0 | 2.0 | 10.0 | "
+        "10.00 (7.50) | 25% | 400 % | 2.50 GiB |" in text
+    )
+    assert "|  |  | pydirect | 20.0 | 2.0 | 10.0 | 2.50 | 25% |" in text
+    assert "cut by 75% (wide) to 75%; by at least 47% in 1 of 1 cases" in text
+    assert "wide 4.00x (3.00x)." in text
+    assert "2.00x, losses within 1.0e-07" in text and "24 gathers" in text
+    del data["cells"]["wide/pyg_overlapped"], data["cells"]["listing 4.2"]
+    (tmp_path / "gnn.json").write_text(json.dumps(data))
+    assert "wide 4.00x." in table.gnn(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gnn_runs_resumes_and_records_failures(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gnn = bench("gnn")
+    out = tmp_path / "gnn.json"
+    words = ["gnn.py", "--small", "--only", "paper width", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", words)
+    stock = gnn.side
+
+    def side(case: Any, data: Any, name: str, args: Any) -> Any:
+        if name == "pyg_overlapped":
+            raise torch.OutOfMemoryError("too much")
+        return stock(case, data, name, args)
+
+    monkeypatch.setattr(gnn, "side", side)
+    gnn.main()
+    cells = json.loads(out.read_text())["cells"]
+    assert cells["paper width/pyg_overlapped"]["error"] == "out of memory"
+    ours, theirs = (cells[f"paper width/{s}"] for s in ("pydirect", "pyg"))
+    assert ours["bars"]["first_losses"] == theirs["bars"]["first_losses"]
+    assert cells["listing 4.2"]["listing_4_2"]["largest_loss_difference"] == 0
+    monkeypatch.setattr(gnn, "side", None)
+    gnn.main()
+    assert json.loads(out.read_text())["cells"].keys() == cells.keys()
+    assert "paper width" in bench("gnn_table").gnn(tmp_path)
