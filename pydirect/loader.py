@@ -51,6 +51,8 @@ class LoaderConfig:
                 raise ValueError(
                     f"{name}: expects at least 1, got {getattr(self, name)}"
                 )
+        if self.max_sms is not None and self.max_sms < 1:
+            raise ValueError(f"max_sms: expects at least 1, got {self.max_sms}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +111,6 @@ class StagedFetch:
 class DirectFetch:
     """The GPU gathers from host memory, into buffers that take turns."""
 
-    uses_cpu = False
-
     def __init__(
         self,
         table: torch.Tensor,
@@ -120,7 +120,8 @@ class DirectFetch:
     ) -> None:
         """``table``: contiguous CPU tensor, shape (num_nodes, num_features); pinned in
         place for a GPU, if it is not (`pydirect.memory.to_table` makes faster ones)."""
-        self._table = pin(table) if device.type == "cuda" else table
+        self.uses_cpu = device.type != "cuda"
+        self._table = table if self.uses_cpu else pin(table)
         self._device = device
         self._max_sms = max_sms
         self._buffers: list[torch.Tensor | None] = [None] * num_slots

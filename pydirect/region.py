@@ -19,6 +19,7 @@ Aliases that autograd may have saved are therefore remembered weakly and bumped 
 the region is written.
 """
 
+import functools
 import threading
 from typing import cast
 
@@ -213,10 +214,12 @@ def allocate(num_bytes: int, affinity: Affinity) -> Region:
 
     GPU-affine memory is what random reads of a GPU are fastest on (`empty_table`);
     host-affine memory is pinned, which forked workers may read too. A forked child of
-    a process that uses CUDA must not touch CUDA: what it makes stays plain, which is
-    enough for host affinity.
+    a process that uses CUDA must not touch CUDA: what it makes is plain memory of host
+    affinity, whatever was asked for (``u[0] = 7`` makes a unified scalar for the 7).
     """
-    if num_bytes == 0 or in_forked_worker():
+    if in_forked_worker():
+        return Region(torch.empty(num_bytes, dtype=torch.uint8), Affinity.HOST)
+    if num_bytes == 0:
         host = torch.empty(num_bytes, dtype=torch.uint8)
     elif affinity is Affinity.GPU:
         host = empty_table((num_bytes,), torch.uint8)
@@ -231,8 +234,17 @@ def reach_here(host: torch.Tensor) -> Reach:
 
 
 def in_forked_worker() -> bool:
-    """Whether CUDA was used before this process was forked."""
-    return bool(torch.cuda._is_in_bad_fork())
+    """Whether CUDA was used before this process was forked.
+
+    PyTorch says so where CUDA was only asked for, too: then there is nothing to miss.
+    """
+    return _had_gpu() and bool(torch.cuda._is_in_bad_fork())
+
+
+@functools.cache
+def _had_gpu() -> bool:
+    """Asked before any fork, by the first allocation."""
+    return torch.cuda.is_available()
 
 
 def alias(

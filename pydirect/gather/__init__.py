@@ -48,11 +48,13 @@ def index_select(
         Tensor of shape (num_indices, ...), dtype of the table, on ``index.device``.
 
     Raises:
-        ValueError: table, index, out or path are not what they should be.
+        ValueError: table, index, out, path or max_sms are not what they should be.
         GatherIndexError: an index is out of range; for an index on a GPU at the next
             gather there or at `check`.
     """
     wanted = None if path is None else Path(path)
+    if max_sms is not None and max_sms < 1:
+        raise ValueError(f"max_sms: expects at least 1, or None, got {max_sms}")
     rows = host_tensor(table)
     check_index(index)
     if index.device.type == "cpu":

@@ -92,9 +92,8 @@ class HotRows:
 class TieredFetch:
     """A `pydirect.loader.Fetch` over `HotRows`."""
 
-    uses_cpu = False
-
     def __init__(self, hot: HotRows, device: torch.device) -> None:
+        self.uses_cpu = device.type != "cuda"
         self._hot = hot
         self._device = device
 

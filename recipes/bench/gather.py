@@ -84,17 +84,18 @@ class Sweep:
         self, table: torch.Tensor, batch: int, methods: list[Method]
     ) -> dict[str, Any]:
         """Milliseconds and shares of the DMA peak; a method that fails says why."""
-        sets = indices(batch, table.shape[0], 4)
-        on_cpu = [index.cpu() for index in sets]
         out = torch.empty(batch, table.shape[1], dtype=torch.uint8, device=DEVICE)
         ms: dict[str, float] = {}
         errors: dict[str, str] = {}
         for method in methods:
             torch.set_num_threads(method.threads or CORES)
             try:
-                which = on_cpu if method.on_cpu else sets
-                ms[method.name] = round(median_ms(method, which, out), 4)
-                check_rows(table, which[0].to(DEVICE), out)
+                # Fresh rows for each: the last method has left its own in caches.
+                sets = indices(batch, table.shape[0], 6)
+                if method.on_cpu:
+                    sets = [index.cpu() for index in sets]
+                ms[method.name] = round(median_ms(method, sets, out), 4)
+                check_rows(table, sets[0].to(DEVICE), out)
             except Exception as error:  # the other methods still count
                 ms.pop(method.name, None)
                 errors[method.name] = f"{type(error).__name__}: {error}"[:300]
@@ -114,9 +115,9 @@ def median_ms(method: Method, sets: list[torch.Tensor], out: torch.Tensor) -> fl
     method.work(sets[-1][:warm], out[:warm])
     out.fill_(255)
     synchronize()
-    order = (sets[k % len(sets)] for k in range(repeats - 1, -1, -1))
     return statistics.median(
-        once_ms(functools.partial(method.work, index, out)) for index in order
+        once_ms(functools.partial(method.work, index, out))
+        for index in reversed(sets[:repeats])
     )
 
 
@@ -196,9 +197,9 @@ class Run:
         if not self.given.small:
             self.cells.run("sm budget", lambda: sm_budget(table))
         num = 1_000_000 // self.divide
-        self.cells.run(
-            f"repeats and runs {on.memory}", lambda: repeats_and_runs(table, num)
-        )
+        if self.has_time(4000 * num):
+            name = f"repeats and runs {on.memory}"
+            self.cells.run(name, lambda: repeats_and_runs(table, num))
 
     def has_time(self, num_bytes: int) -> bool:
         """Whether a cell of so many bytes would end inside the budget."""

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tables import markdown, where
+from table_text import markdown, where
 
 TARGETS_GB = {"8192x4": 7.1, "12288x3": 8.0, "16384x2": 11.0, "6144x24": 9.0}
 OFFSET = 4e-4

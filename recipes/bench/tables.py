@@ -10,29 +10,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import models_table
+from gather_table import gather
+from gnn_table import gnn
+from megatron_table import megatron
+from models_table import models, rivals
+from planner_table import planner, rok
+from survival_table import survival
+from table_text import Data, markdown, where
 
 RESULTS = Path(__file__).resolve().parent / "results"
 README = RESULTS.parents[2] / "README.md"
-Data = dict[str, Any]
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-
-
-def where(data: Data) -> str:
-    """Device, versions and command in one line."""
-    env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    return f"{env['device']}; {versions}; `{env['command']}`"
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, numbers to the right."""
-    lines = ["| " + " | ".join(head) + " |"]
-    lines.append("|--|" + "--:|" * (len(head) - 1))
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def placement(data: Data) -> str:
@@ -169,12 +158,18 @@ def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
 
 TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("placement", placement),
-    models_table.models,
-    models_table.rivals,
+    planner,
+    rok,
+    models,
+    rivals,
+    megatron,
     of_file("recipes", recipes),
     of_file("io", io),
     of_file("gds", gds),
     of_file("malloc_hook", malloc_hook),
+    survival,
+    gather,
+    gnn,
 )
 
 

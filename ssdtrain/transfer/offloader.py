@@ -344,9 +344,9 @@ class Offloader:
         parcel.why_lost = parcel.why_lost or str(error)
         lost = ActivationLostError(
             f"the saved tensor of {parcel.name} ({parcel.num_bytes} bytes) cannot be "
-            f"read back from {storage.describe()}, {parcel.slot}: {parcel.why_lost}. Its "
-            "gradients cannot be computed; check the device and restart from the last "
-            "checkpoint."
+            f"read back from {storage.describe()}, {parcel.slot}: {parcel.why_lost}. "
+            "Its gradients cannot be computed; check the device and restart from the "
+            "last checkpoint."
         )
         lost.__cause__ = error
         for load in parcel.loads:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import pydirect
+from pydirect import region
 from pydirect.region import region_of
 
 FORK = multiprocessing.get_context("fork")
@@ -124,6 +125,25 @@ def test_data_loader_workers_read_in_place(workers: int) -> None:
     batches = list(loader)
     assert all(batch.is_unified for batch in batches)
     assert torch.equal(torch.cat([b.cpu() for b in batches]), table * 2)
+
+
+def test_a_forked_worker_of_a_process_that_uses_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It must not touch CUDA: it works on host affinity, and what it makes has it."""
+    u = torch.arange(4.0).to("unified").set_affinity_("host")
+    mapped = torch.ones(2).to("unified")
+    monkeypatch.setattr(region, "_had_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    u[1] = 7
+    u[2:].add_(torch.ones(2))
+    assert u.tolist() == [0, 7, 3, 4]
+    for made in (torch.ones(2, device="unified"), u.clone(), torch.zeros_like(mapped)):
+        assert made.affinity is pydirect.Affinity.HOST
+    with pytest.raises(pydirect.PlacementError, match="start workers by spawn"):
+        mapped + 1
+    monkeypatch.setattr(region, "_had_gpu", lambda: False)
+    assert (mapped + 1).tolist() == [2, 2]
 
 
 def test_graph_tensors_do_not_travel() -> None:

@@ -49,6 +49,11 @@ def test_wrong_device() -> None:
         gather.index_select(torch.zeros(4, 2).to("unified"), torch.tensor([1]))
 
 
+def test_no_multiprocessor_is_too_few() -> None:
+    with pytest.raises(ValueError, match="max_sms: expects at least 1, or None, got 0"):
+        gather.index_select(torch.zeros(4, 4), torch.tensor([1]), max_sms=0)
+
+
 def test_unknown_path() -> None:
     with pytest.raises(ValueError, match="teleport"):
         gather.index_select(torch.zeros(4, 4), torch.tensor([1]), path="teleport")

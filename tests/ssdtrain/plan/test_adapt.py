@@ -45,9 +45,7 @@ def test_a_lasting_drift_is_looked_at_with_growing_pauses() -> None:
     asked = run(planned(), [150.0] * 400)
     gaps = [b - a for a, b in itertools.pairwise(asked)]
     assert asked[0] < 10
-    assert all(
-        later >= 1.9 * earlier for earlier, later in itertools.pairwise(gaps)
-    )
+    assert all(later >= 1.9 * earlier for earlier, later in itertools.pairwise(gaps))
     assert len(asked) < 8
 
 
