@@ -105,6 +105,7 @@ class Planner:
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
+        self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
 
     # -- observing ----------------------------------------------------------------
