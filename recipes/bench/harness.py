@@ -29,7 +29,9 @@ def environment() -> dict[str, Any]:
     """Device, versions and command of this run."""
     cuda = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if cuda else platform.processor(),
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else f"{os.cpu_count()} CPU cores",
         "num_devices": torch.cuda.device_count() if cuda else 0,
         "num_cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

@@ -146,6 +146,32 @@ def malloc_hook(data: Data) -> str:
     return f"{text}\n\n{table}\n\n{where(data)}"
 
 
+def soak(data: Data) -> str:
+    """What must not grow while hundreds of gigabytes go to the SSD and back."""
+    cells = data["cells"]
+    rows = [
+        [
+            f"{cell['written_gb']:.0f}",
+            f"{cell['file_bytes'] / 1e9:.2f}",
+            str(cell["resident_mib"]),
+            f"{cell['descriptors']}, {cell['threads']}",
+            *(
+                f"{cell[f'{way}_p50_ms']:.0f}, {cell[f'{way}_p99_ms']:.0f}"
+                for way in ("write", "read")
+            ),
+        ]
+        for cell in (cells[0], cells[len(cells) // 2], cells[-1])
+    ]
+    head = ["GB written", "file GB", "resident MiB", "descriptors, threads"]
+    table = markdown([*head, "write ms p50, p99", "read ms p50, p99"], rows)
+    text = (
+        "**Soak of the SSD target**: steps of 48 records of mixed sizes, every byte "
+        "compared; latencies of 16 MiB. The kernel counted "
+        f"{data['kernel_write_gb']:.1f} GB written."
+    )
+    return f"{text}\n\n{table}\n\n{where(data)}"
+
+
 def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
     """A table from the record `name`; empty if nothing is recorded."""
 
@@ -167,6 +193,7 @@ TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("io", io),
     of_file("gds", gds),
     of_file("malloc_hook", malloc_hook),
+    of_file("soak_cpu", soak),
     survival,
     gather,
     gnn,
