@@ -9,9 +9,9 @@ what the saved tensors held then is subtracted. No host wait: all is read once t
 is over.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,12 +28,16 @@ from ssdtrain.plan.profile import (
     Profile,
 )
 from ssdtrain.remat.budget import Span
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.choice import transfer_rate
 from ssdtrain.transfer.device import Copy, Device
-from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 
 COPY_STARTUP_S = 1e-5
 PROBE_BYTES = 16 * 1024 * 1024
 NUM_PROBES = 3
+LEAST_TRANSFERS = 4
+"""Fewer writes or reads say too little about a drive."""
 
 
 @dataclass
@@ -185,21 +189,27 @@ def _items(lane: _Lane, costs: dict[Hashable, list[float]]) -> Iterable[Item]:
         )
 
 
+class Drive(NamedTuple):
+    """Curves of the storage."""
+
+    write: Curve
+    read: Curve
+
+
 def fitted_links(
-    copies: Iterable[Copy], spans: Iterable[TraceSpan], slowdown: float = COPY_SLOWDOWN
+    copies: Iterable[Copy], drive: Drive | None, slowdown: float = COPY_SLOWDOWN
 ) -> Links | None:
-    """Curves of the copies, writes and reads of one step; None without any copy."""
+    """Curves of the copies of one step, and of the drive; None without any copy."""
     both = list(copies)
     out = _rate([copy for copy in both if copy.outwards])
     into = _rate([copy for copy in both if not copy.outwards])
     if out is None and into is None:
         return None
-    storage = list(spans)
     return Links(
         d2h=_straight(out or into or 0.0),
         h2d=_straight(into or out or 0.0),
-        ssd_write=_busy(storage, "write"),
-        ssd_read=_busy(storage, "read") or _busy(storage, "write"),
+        ssd_write=None if drive is None else drive.write,
+        ssd_read=None if drive is None else drive.read,
         copy_slowdown=slowdown,
     )
 
@@ -234,7 +244,34 @@ def _rate(copies: list[Copy]) -> float | None:
     return num_bytes / max(seconds, 1e-9) if num_bytes else None
 
 
-def _busy(spans: list[TraceSpan], row: str) -> Curve | None:
+def fitted_drive(
+    storage: Storage | None, spans: Sequence[TraceSpan], num_threads: int
+) -> Drive | None:
+    """Curves of the writes and reads of one step; where there were too few, of blocks
+    written and read for the purpose. None without a storage, or if that is full."""
+    if storage is None:
+        return None
+    write, read = _busy(spans, "write"), _busy(spans, "read")
+    if write is not None and read is not None:
+        return Drive(write, read)
+    slots: list[Slot] = []
+    try:
+        while len(slots) < num_threads:
+            slots.append(storage.allocate(PROBE_BYTES))
+        buffers = [page_aligned(PROBE_BYTES) for _ in slots]
+        rates = [
+            transfer_rate(call, slots, buffers)
+            for call in (storage.write, storage.read)
+        ]
+    except OSError:
+        return None  # the step's own writes tell of it better
+    finally:
+        for slot in slots:
+            storage.free(slot)
+    return Drive(write or _straight(rates[0] * 1e9), read or _straight(rates[1] * 1e9))
+
+
+def _busy(spans: Sequence[TraceSpan], row: str) -> Curve | None:
     """Bytes over the time in which at least one transfer of the row was running."""
     own = sorted((s.start_ns, s.end_ns, s.num_bytes) for s in spans if s.row == row)
     busy_ns, until = 0, 0
@@ -242,4 +279,6 @@ def _busy(spans: list[TraceSpan], row: str) -> Curve | None:
         busy_ns += max(0, end - max(start, until))
         until = max(until, end)
     total = sum(num_bytes for _, _, num_bytes in own)
-    return _straight(total / (busy_ns / 1e9)) if busy_ns and total else None
+    if busy_ns == 0 or len(own) < LEAST_TRANSFERS:
+        return None
+    return _straight(total / (busy_ns / 1e9))

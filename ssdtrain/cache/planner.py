@@ -14,7 +14,7 @@ from torch import nn
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.modules import ModuleNames
-from ssdtrain.cache.observer import Recording, fitted_links, probe
+from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
 from ssdtrain.counters import Trace
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
 from ssdtrain.plan.choose import Goal, choose
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 NUM_WARM_UPS = 1
 """Steps before the first observation: kernels are chosen and pools are filled."""
+NUM_PROBE_THREADS = 4
+"""Writers of a drive that the observed step used too little (as `io_threads`)."""
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 
@@ -103,6 +105,7 @@ class Planner:
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
+        self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
 
     # -- observing ----------------------------------------------------------------
@@ -155,9 +158,11 @@ class Planner:
             copies += probe(cache.device, cache.offloader.pool)
         if recording is None:
             return None
+        spans = self._trace.spans()[self._num_spans :]
+        drive = fitted_drive(cache.offloader.storage, spans, NUM_PROBE_THREADS)
         return recording.profile(
             cache.ledger.clock.last_spans(),
-            fitted_links(copies, self._trace.spans()[self._num_spans :]),
+            fitted_links(copies, drive),
             cache.offloader.pool.cap_bytes,
             copying_ms,
             self._notes,

@@ -157,6 +157,36 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any, everything: Any) -
         assert stepped < 0.9
 
 
+def test_auto_adapts_to_a_disk_that_becomes_slow(faulty: Any, everything: Any) -> None:
+    net = model()
+    expected = one_step(net)
+    # 16 records a step: the first five steps meet a fast disk.
+    slow = Fault(
+        operation=Operation.WRITE,
+        kind=FaultKind.STALL,
+        at=80,
+        count=ALWAYS,
+        seconds=0.1,
+    )
+    record = 32 * WIDTH * 4
+    settings = {"plan": "auto", "max_overhead": 0.3, "host_bytes": 4 * record}
+    with faulty(net, slow, **settings) as session:
+        for _ in range(25):
+            found = one_step(net)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            report = session.last_step
+            assert report is not None
+            if session._planner.num_plans > 1 and session.is_settled:
+                break
+        assert session._planner.num_plans > 1
+        write = session.profile.links.ssd_write
+        # Four writers of 8 KiB in 0.1 s each.
+        assert write.bytes_per_second < 20 * 4 * record
+        start = time.monotonic()
+        one_step(net)
+        assert time.monotonic() - start < 0.3  # 0.4 s if all of them moved
+
+
 def test_unpinnable_memory_is_counted(everything: Any) -> None:
     net = model()
     expected = one_step(net)
