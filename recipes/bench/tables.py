@@ -16,6 +16,7 @@ from gnn_table import gnn
 from megatron_table import megatron
 from models_table import models, rivals
 from planner_table import planner, rok
+from rgnn_table import rgnn
 from survival_table import survival
 from table_text import Data, markdown, where
 
@@ -197,6 +198,7 @@ TABLES: tuple[Callable[[Path], str], ...] = (
     survival,
     gather,
     gnn,
+    rgnn,
 )
 
 

@@ -134,7 +134,7 @@ class MegatronRunner:
         path = self._path(directory)
         if not path.is_file():
             raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
-        state = torch.load(path, map_location=self._device, weights_only=False)
+        state = torch.load(path, map_location=self._device, weights_only=True)
         for chunk, values in zip(self.attachable, state["chunks"], strict=True):
             chunk.load_state_dict(values)
         self._load_shards(state["optimizer"])
