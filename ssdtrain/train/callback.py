@@ -3,7 +3,6 @@
 Trainer(..., callbacks=[OffloadCallback(target="ssd", directory="/mnt/nvme0/me")])
 """
 
-import logging
 from typing import Any
 
 from transformers import TrainerCallback
@@ -11,8 +10,6 @@ from transformers import TrainerCallback
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig
 from ssdtrain.counters import StepReport
-
-logger = logging.getLogger(__name__)
 
 
 class OffloadCallback(TrainerCallback):  # type: ignore[misc]
@@ -57,11 +54,6 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """The model is prepared and on its device: attach."""
         self.close()
-        if getattr(args, "torch_compile", False):
-            logger.warning(
-                "torch_compile=True: a compiled forward chooses what it saves itself "
-                "and ssdtrain stays out of it; set torch_compile=False to offload."
-            )
         self.session = offload(model, self._settings)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
