@@ -1,4 +1,4 @@
-"""Compiles relational GNN layers to GEMM and traversal kernels (seed, chapter 3)."""
+"""Compiles relational GNN layers to GEMM and traversal kernels (Wu, chapter 3)."""
 
 from hector.frontend import CompiledLayer, compile
 from hector.frontend_source import UnsupportedPythonError

@@ -1,6 +1,6 @@
 """The index arrays that compiled programs read, made from a graph when first asked.
 
-The lowering collects which of them a program needs (seed, section 3.3.6: the
+The lowering collects which of them a program needs (Wu, section 3.3.6: the
 preprocessing is read off the generated code); asking here is that preprocessing. All
 of it happens once a graph, never in the hot path: host synchronisation is allowed
 here and nowhere else.

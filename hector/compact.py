@@ -1,4 +1,4 @@
-"""Unique (edge type, node) pairs of a graph's edges (seed, section 3.3.2)."""
+"""Unique (edge type, node) pairs of a graph's edges (Wu, section 3.3.2)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ class CompactMap:
     """The unique (edge type, node) pairs of a graph's edges, sorted by edge type.
 
     A tensor that depends on nothing but the edge type and one endpoint needs one
-    row a pair and not one an edge: compact materialization (seed, section 3.3.2).
+    row a pair and not one an edge: compact materialization (Wu, section 3.3.2).
     """
 
     unique_node: Tensor

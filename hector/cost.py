@@ -1,6 +1,6 @@
-"""Chooses {none, compact, reorder, both} for a graph and its shapes (seed, 3.4.3).
+"""Chooses {none, compact, reorder, both} for a graph and its shapes (Wu, 3.4.3).
 
-The seed leaves this to future work and says what it is worth: 1.02 to 1.33 times over
+Wu leaves this to future work and says what it is worth: 1.02 to 1.33 times over
 the best fixed setting. A setting's cost is read off its lowered plans: bytes that the
 kernels move and products they take, over the device's bandwidth and rate, plus a fixed
 time a launch, which decides on small graphs.

@@ -1,4 +1,4 @@
-"""`@hector.compile`: from layer code to compiled programs (seed, section 3.3.2)."""
+"""`@hector.compile`: from layer code to compiled programs (Wu, section 3.3.2)."""
 
 import ast
 import functools

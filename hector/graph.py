@@ -2,7 +2,7 @@
 
 [Note: edge order] Edges are stored sorted by (edge type, destination, source).
 Sorting by type makes every relation one segment, so a typed linear layer is a
-segment matrix product (seed, section 3.2.3). Sorting by destination inside the
+segment matrix product (Wu, section 3.2.3). Sorting by destination inside the
 segment makes the (edge type, destination) groups contiguous, so a mean over a
 relation's in-edges is a segment reduction. `edge_order` leads back to the edges as
 the caller gave them.

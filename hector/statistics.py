@@ -23,7 +23,7 @@ class GraphStatistics:
     max_in_degree: int
     max_out_degree: int
     entity_compaction_ratio: float
-    """Unique (source, edge type) pairs over edges (seed, section 3.4.3)."""
+    """Unique (source, edge type) pairs over edges (Wu, section 3.4.3)."""
     destination_compaction_ratio: float
     """Unique (destination, edge type) pairs over edges."""
     largest_relation_share: float

@@ -1,7 +1,7 @@
 """Unified tensors across processes: shared memory and pickling.
 
 Shared memory is ordinary host memory that several processes map; each process pins the
-same region for its own GPU when that GPU first works on it (seed design:
+same region for its own GPU when that GPU first works on it (Wu's design:
 ``cudaHostRegister`` in every process, after ``share_memory_``).
 """
 

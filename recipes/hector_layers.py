@@ -1,4 +1,4 @@
-"""Layers that hector was not made for, compiled as they are written (seed, 3.3.7).
+"""Layers that hector was not made for, compiled as they are written (Wu, 3.3.7).
 
 Each is a plain function of a graph, node features and parameters: SimpleHGN, relational
 GATv2, CompGCN, and GCN and GAT on graphs of one relation. Gradients are generated too.

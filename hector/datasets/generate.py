@@ -1,9 +1,9 @@
 """Random graphs with the size, relation skew and compaction ratio of real ones.
 
 [Note: generated graphs] A compiled relational layer's time depends on the number of
-nodes, edges and types (seed, Table 3.3), on how unevenly edges fall on relations and
+nodes, edges and types (Wu, Table 3.3), on how unevenly edges fall on relations and
 nodes, and on the entity compaction ratio: unique (source, edge type) pairs over
-edges (seed, section 3.4.3). A generated graph meets the sizes exactly and the ratio
+edges (Wu, section 3.4.3). A generated graph meets the sizes exactly and the ratio
 to a rounding error: each relation gets its share of distinct sources, each of them at
 least one edge, and the rest of its edges fall on the same sources with a heavy tail.
 Every relation goes from one node type to one node type, as HGT needs.
@@ -63,14 +63,14 @@ class GraphSpec:
 
 def _table_3_3() -> dict[str, GraphSpec]:
     """Sizes as DGL and OGB publish them, which Table 3.3 rounds. Ratios: am and fb15k
-    from the seed (57 and 26 %), mutag measured on the RDF graph with inverses; the
+    from Wu (57 and 26 %), mutag measured on the RDF graph with inverses; the
     others are estimates from the published type counts."""
     rows = {
         "aifb": (7_262, 7, 48_810, 104, 0.45, 1.0, "estimated"),
-        "am": (1_885_136, 7, 5_668_682, 108, 0.57, 1.0, "seed"),
+        "am": (1_885_136, 7, 5_668_682, 108, 0.57, 1.0, "Wu"),
         "bgs": (94_806, 27, 672_884, 122, 0.60, 1.0, "estimated"),
         "biokg": (93_773, 5, 4_762_678, 51, 0.06, 1.0, "estimated"),
-        "fb15k": (14_541, 1, 620_232, 474, 0.26, 0.8, "seed"),
+        "fb15k": (14_541, 1, 620_232, 474, 0.26, 0.8, "Wu"),
         "mag": (1_939_743, 4, 21_111_007, 4, 0.15, 0.5, "estimated"),
         "mutag": (27_163, 5, 148_100, 50, 0.51, 1.2, "measured"),
         "wikikg2": (2_500_604, 1, 16_109_182, 535, 0.70, 1.2, "estimated"),

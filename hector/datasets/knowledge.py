@@ -28,7 +28,7 @@ def load_fb15k_237(directory: str | Path, *, inverses: bool = True) -> HeteroGra
 
 
 def load_ogbn_mag_small(directory: str | Path, *, inverses: bool = True) -> HeteroGraph:
-    """The tenth of ogbn-mag published with the seed's code (`*_coo_2.npy`, int32
+    """The tenth of ogbn-mag published with Wu's code (`*_coo_2.npy`, int32
     [2, num_edges]): papers, authors and fields, three relations and their inverses.
     """
     counts = list(_MAG_NODES.values())

@@ -4,7 +4,7 @@
 softmax) must be complete first, so the inner loop runs once a phase: phase 0 makes the
 sums that read none, phase 1 those that read phase 0, and so on. A statement is emitted
 at the outermost level where its operands are known: what depends on the group alone
-stands before the loop (the seed's hoisting), partial sums stay in registers until a
+stands before the loop (Wu's hoisting), partial sums stay in registers until a
 group ends. A narrow row that an earlier phase stored (the dot product of two wide ones)
 is read back after a barrier of the program, not computed from the wide rows again.
 """

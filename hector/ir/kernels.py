@@ -1,9 +1,9 @@
-"""The intra-operator IR: what each generated kernel does, and how (seed, 3.3.3).
+"""The intra-operator IR: what each generated kernel does, and how (Wu, 3.3.3).
 
 Four kinds of instance cover a lowered program: `Gemm` (Y[S] = X[G] x W[T] with a gather
 and a per-row scalar), `Outer` (its weight gradient), `Traversal` (node and edge
 loops) and `ParameterOp` (contractions between parameters, left to PyTorch's BMM as in
-the seed). What is fixed here is semantics and data access; speed is a `Schedule`,
+Wu). What is fixed here is semantics and data access; speed is a `Schedule`,
 separate data (Table 3.6).
 """
 

@@ -1,6 +1,6 @@
 """Where the rows of a value live, and how one kind of row finds another.
 
-The inter-operator IR (seed, section 3.3.2) says on *what* a value is defined, nodes,
+The inter-operator IR (Wu, section 3.3.2) says on *what* a value is defined, nodes,
 edges, or the (edge type, node) pairs of compact materialization, and never how its
 rows lie in memory. A value has one row for each member of its `Domain`; a row has the
 feature shape (heads, width), or (heads, in, out) for a matrix held by a type.

@@ -1,4 +1,4 @@
-"""The seed's three layers as users write them: plain loops over edges and nodes."""
+"""Wu's three layers as users write them: plain loops over edges and nodes."""
 
 from typing import Any
 

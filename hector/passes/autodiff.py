@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation at the inter-operator level (seed, section 3.3.5).
+"""Reverse-mode differentiation at the inter-operator level (Wu, section 3.3.5).
 
 Gradient rules are a table from operation to function. Only gradients that the wanted
 inputs need are ever built: a node that no wanted input reaches gets none, which is the

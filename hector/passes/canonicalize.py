@@ -1,6 +1,6 @@
 """Loop canonicalization: the rules that are always good.
 
-In the seed's terms (section 3.3.2, graph-semantic-aware loop transformation) a
+In Wu's terms (section 3.3.2, graph-semantic-aware loop transformation) a
 for-each-edge loop equals a loop over nodes around a loop over their edges, and a
 statement belongs to the outermost loop that it can live in. On expressions this reads:
 READ is pulled outwards through operations (the statement moves to the node loop), and

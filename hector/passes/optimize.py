@@ -1,4 +1,4 @@
-"""The seed's two optimizations as rewrite rules, both optional.
+"""Wu's two optimizations as rewrite rules, both optional.
 
 Compact materialization (section 3.3.2): what depends on nothing but an endpoint and
 the edge type is computed once a pair. Linear operator reordering (section 3.3.2): of

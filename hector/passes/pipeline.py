@@ -14,7 +14,7 @@ from hector.passes.rewrite import Rule, rewrite
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizations:
-    """Which of the seed's two optional optimizations are applied."""
+    """Which of Wu's two optional optimizations are applied."""
 
     compact: bool = False
     """Compact materialization."""

@@ -2,7 +2,7 @@
 
     python -m recipes.bench.hector_check --budget-s 120 --out hector_check.json
 
-Each kernel of the seed's three layers (four settings of the two optimizations; forward,
+Each kernel of Wu's three layers (four settings of the two optimizations; forward,
 backward and inference; several widths and dtypes) runs twice on random rows, into
 memory that holds NaN before: results must be near the oracle's and repeat to the bit.
 Then whole layers, gradients included. The work is shared by processes, since most of it

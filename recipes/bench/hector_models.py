@@ -1,4 +1,4 @@
-"""The three layers of the seed written on the IR builder, for kernel checks."""
+"""The three layers of Wu written on the IR builder, for kernel checks."""
 
 from collections.abc import Callable, Iterator
 

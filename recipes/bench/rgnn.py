@@ -1,6 +1,6 @@
 """Relational layers, ours against PyG, torch.compile, grouped and sorted products.
 
-The seed's protocol (section 3.4.1): one layer, 64 channels in and out, one head, loss
+Wu's protocol (section 3.4.1): one layer, 64 channels in and out, one head, loss
 on random labels, edges presorted, at least ten epochs. All contenders of a cell share
 parameters and run in one process under a memory limit of 24 GiB. First one process a
 graph makes it and compiles our kernels, side by side; then everything is timed alone.

@@ -6,14 +6,14 @@ from typing import Any
 
 from hector.train import LayerKind
 
-# Most telling first: the seed's case study, the small graphs, then by edges.
+# Most telling first: Wu's case study, the small graphs, then by edges.
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
 PROFILED_GRAPHS = ("fb15k", "mutag")
 KERNEL_GRAPHS = ("fb15k", "am", "mag")
 
 
 class Task(str, Enum):
-    """What one timed epoch does (seed, section 3.4.1)."""
+    """What one timed epoch does (Wu, section 3.4.1)."""
 
     INFERENCE = "inference"
     TRAINING = "training"

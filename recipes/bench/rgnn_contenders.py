@@ -130,7 +130,7 @@ def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
 
 
 def step_of(layer: Layer, task: Task) -> Callable[[], Tensor]:
-    """One epoch: inference, or forward, loss and backward (seed, section 3.4.1)."""
+    """One epoch: inference, or forward, loss and backward (Wu, section 3.4.1)."""
     module, graph, x, labels = layer
     clear = layer.clear
 

@@ -14,13 +14,13 @@ import torch
 NUM_TIMED = 20
 NUM_TIMED_SLOW = 10
 SLOW_MS = 80.0
-"""Steps slower than this are timed NUM_TIMED_SLOW times: the seed's minimum."""
+"""Steps slower than this are timed NUM_TIMED_SLOW times: Wu's minimum."""
 NUM_TIMED_LOST = 3
 LOST = 8.0
 """A contender this many times slower than a known other is timed NUM_TIMED_LOST times:
 it will not be the one that we are compared with."""
 CARD_BYTES = 24 * 2**30
-"""Memory of the seed's card."""
+"""Memory of Wu's card."""
 
 
 class OutOfTimeError(BaseException):
@@ -29,7 +29,7 @@ class OutOfTimeError(BaseException):
 
 
 def cap_memory(device: torch.device, limit_bytes: int = CARD_BYTES) -> None:
-    """Make the caching allocator refuse more than the seed's card holds."""
+    """Make the caching allocator refuse more than Wu's card holds."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))

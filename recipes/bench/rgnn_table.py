@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The seed's geometric means over the best of the systems of its time (Table 3.4).
+# Wu's geometric means over the best of the systems of its time (Table 3.4).
 SEED_MEANS = {
     ("rgcn", "inference"): 1.91,
     ("rgat", "inference"): 8.56,
@@ -142,7 +142,7 @@ def summary(results: Results) -> str:
                 str(sum(c.num_oom for c in row.values())),
             ]
         )
-    header = ["cells", "mean", "seed", "worst", "best", "graphs", "our OOM"]
+    header = ["cells", "mean", "Wu", "worst", "best", "graphs", "our OOM"]
     return table([*header, "others' OOM"], rows)
 
 

@@ -292,7 +292,7 @@ class TensorCache:
         self.ledger.live(-record.num_bytes)
 
     def _forward(self, record: Record) -> None:
-        """Hand the live tensor back and stop its way out (seed 5.3.4)."""
+        """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         parcel, record.parcel = record.parcel, None
         record.state = RecordState.KEPT
         self._counters.add("bytes_forwarded", record.num_bytes)

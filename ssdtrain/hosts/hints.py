@@ -1,4 +1,4 @@
-"""The hints: what a schedule tells the cache (seed 5.3.1, Algorithm 5.1).
+"""The hints: what a schedule tells the cache (Wu 5.3.1, Algorithm 5.1).
 
 A scheduler that ssdtrain does not know drives the same interface:
 

@@ -67,7 +67,7 @@ class OffloadAll:
     """Moves everything but the last tensors of a lane whose backward follows.
 
     Backward asks for those at once: moving them would only send them to the target
-    and straight back (seed 5.3.2, mark 4 of Figure 5.5).
+    and straight back (Wu 5.3.2, mark 4 of Figure 5.5).
     """
 
     placement: Placement = Placement.OFFLOAD

@@ -149,7 +149,7 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
 
 
 def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
-    """The seed's rule (5.3.5): offload up to the last module m for which
+    """Wu's rule (5.3.5): offload up to the last module m for which
     (bytes before m + 2 x bytes of m) / (time until m's backward) stays within the
     measured write bandwidth, backward taken as twice forward.
     """

@@ -1,4 +1,4 @@
-"""`ssdtrain rok`: the recompute-offload-keep curve (seed, Figure 5.12).
+"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12).
 
 Activation peak against model throughput in algorithmic FLOPs (recomputation is not
 counted), over batch sizes and strategies: predicted for a model, or drawn from what

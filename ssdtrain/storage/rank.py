@@ -1,6 +1,6 @@
 """Which directories are a rank's own: one SSD, or one share of the SSDs, a rank.
 
-The seed gives every GPU its own array (5.4). Ranks of one machine that share a disk
+Wu gives every GPU its own array (5.4). Ranks of one machine that share a disk
 halve each other's bandwidth and wait for each other in every collective; so several
 directories are dealt out, and a rank whose SSD is missing works in host memory
 (5.4.4) while the others keep theirs.

@@ -3,7 +3,7 @@
     python -m ssdtrain.storage.shim build          # needs a C compiler, no CUDA
     LD_PRELOAD=$(python -m ssdtrain.storage.shim path) python train.py
 
-The hook registers CUDA allocations with cuFile (seed 5.3.1; csrc/malloc_hook.c). It
+The hook registers CUDA allocations with cuFile (Wu 5.3.1; csrc/malloc_hook.c). It
 is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
 `SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB),
 `SSDTRAIN_HOOK_RECORD` names a file for one line a call.

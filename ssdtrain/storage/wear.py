@@ -32,11 +32,11 @@ FLUSH_BYTES = 1024**3
 KEPT_DAYS = 60
 DAYS_A_YEAR = 365.25
 WARN_BELOW_YEARS = 3.0
-"""The seed projects more than three years for all its systems (5.3.6)."""
+"""Wu projects more than three years for all its systems (5.3.6)."""
 WARN_ABOVE_USED = 0.8
 SEQUENTIAL_GAIN = 2.5
 """Ratings assume JESD219's random writes, which cost 2.5 flash writes each; records
-are large, aligned and freed together, and cost about one (seed 5.3.6)."""
+are large, aligned and freed together, and cost about one (Wu 5.3.6)."""
 
 
 def ledger_path() -> Path:
@@ -150,7 +150,7 @@ class WearReport:
 def lifetime_years(
     endurance_bytes: float, bytes_per_day: float, *, gain: float = SEQUENTIAL_GAIN
 ) -> float:
-    """Years until the endurance is used up (seed 5.3.6: S_endurance t / S_written).
+    """Years until the endurance is used up (Wu 5.3.6: S_endurance t / S_written).
 
     Args:
         endurance_bytes: writes that are left by the rating.

@@ -48,7 +48,7 @@ class PinnedPool:
     """Buffers are made on demand up to `cap_bytes` and then only reused.
 
     After the first step every size the step needs exists, so later steps allocate
-    nothing (seed 5.3.1: the pool is sized by profiling the first step). Part of the
+    nothing (Wu 5.3.1: the pool is sized by profiling the first step). Part of the
     cap (`reserve_bytes`) is for loads alone, so that full staging cannot block them.
     """
 
