@@ -17,8 +17,10 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
+UDEV_DATABASE = Path("/run/udev/data")
 LEAST_VERSION = (25, 2)
 """First kvikio with `CompatMode` as an enumeration."""
 
@@ -74,6 +76,10 @@ def availability() -> Availability:
         refusals.append(Refusal(GdsMode.CUFILE_COMPAT, "nvidia-fs is loaded: GDS is"))
     else:
         refusals.append(Refusal(GdsMode.GDS, "the nvidia-fs kernel module is missing"))
+        if not UDEV_DATABASE.is_dir():
+            # Every cuFileHandleRegister would fail with 5027 (seen on an H200).
+            reason = f"cuFile asks udev for file systems; {UDEV_DATABASE} is missing"
+            refusals.append(Refusal(GdsMode.CUFILE_COMPAT, reason))
     refused_modes = {refusal.mode for refusal in refusals}
     modes = tuple(mode for mode in GdsMode if mode not in refused_modes)
     return Availability(modes=modes, refusals=tuple(refusals))

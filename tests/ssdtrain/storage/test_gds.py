@@ -291,7 +291,9 @@ def test_modes(
     modes: list[GdsMode],
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(kvikio_shim, "UDEV_DATABASE", tmp_path)
     names = ("is_gds_available", "allow_compat_mode")
     driver = FakeDriver(dict(zip(names, properties, strict=True)), error)
     package = types.ModuleType("kvikio")
@@ -304,6 +306,11 @@ def test_modes(
     found = availability()
     assert list(found.modes) == modes
     assert any(reason in r.reason for r in found.refusals)
+    monkeypatch.setattr(kvikio_shim, "UDEV_DATABASE", tmp_path / "none")
+    without_udev = availability()
+    assert GdsMode.CUFILE_COMPAT not in without_udev.modes
+    if GdsMode.CUFILE_COMPAT in modes:
+        assert "udev" in str(without_udev.why_not(GdsMode.CUFILE_COMPAT))
     package.__version__ = "24.12.01"  # type: ignore[attr-defined]
     assert availability().why_not(GdsMode.GDS) == "kvikio 24.12 is older than 25.2"
 
