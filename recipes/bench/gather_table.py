@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from table_text import markdown, where
+
 RESULTS = Path(__file__).resolve().parent / "results"
 MILLION = 1_000_000
 PATHS = ("direct", "sorted", "cpu")
@@ -65,14 +67,6 @@ def join_lists(parts: Iterable[str]) -> list[str]:
     return joined
 
 
-def where(data: Cell) -> str:
-    """Device, versions and command in one line."""
-    env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    cpus = f"{env['num_cpus']} CPU cores"
-    return f"{env['device']}, {cpus}; {versions}; `{env['command']}`"
-
-
 def sweep_cells(data: Cell, *, pinned: bool) -> list[Cell]:
     """Finished cells of the sweep, on pinned memory or on what `empty_table` gives."""
     return [
@@ -89,13 +83,6 @@ def find(cells: list[Cell], table: int, batch: int, row: int) -> Cell:
         if (cell["table_gib"], cell["batch"], cell["row_bytes"]) == wanted:
             return cell
     return {"share": {}, "ms": {}}
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, numbers to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|--:" * len(head) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def share_table(data: Cell) -> str:

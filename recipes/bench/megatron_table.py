@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from table_text import markdown, where
+
 WAYS = ("keep", "ours auto", "ours offload-all", "full recompute")
 FINE = "fine-grained offloading"
 
@@ -87,18 +89,3 @@ def law(cells: dict[str, Any]) -> str:
         "Losses, gradients and weights equal to the run without ssdtrain to the last "
         f"bit, targets host and ssd, torch's deterministic algorithms: {verdict}."
     )
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, numbers to the right."""
-    lines = ["| " + " | ".join(head) + " |"]
-    lines.append("|--|" + "--:|" * (len(head) - 1))
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def where(data: dict[str, Any]) -> str:
-    """Device, versions and command in one line."""
-    env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    return f"2 x {env['device']}; {versions}; `{env['command']}`"

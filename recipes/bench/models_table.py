@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from table_text import markdown, where
+
 RESULTS = Path(__file__).resolve().parent / "results"
 SEED_CUT = (0.28, 0.40)
 """Figure 5.11: the peak falls by 28 to 40 %, the step time hardly moves."""
@@ -30,19 +32,6 @@ def rows_of(data: dict[str, Any]) -> Rows:
             row, column = name.split("/", 1)
             rows.setdefault(row, {})[column] = cell
     return rows
-
-
-def where(data: dict[str, Any]) -> str:
-    """Device, versions and command in one line."""
-    env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    return f"{env['device']}; {versions}; `{env['command']}`"
-
-
-def markdown(head: list[str], body: list[list[str]]) -> str:
-    """A table, numbers to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|--|" + "--:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
 def shown(cell: dict[str, Any] | None) -> str:

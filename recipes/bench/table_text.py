@@ -9,7 +9,9 @@ def where(data: Data) -> str:
     """Device, versions and command in one line."""
     env = data["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    return f"{env['device']}; {versions}; `{env['command']}`"
+    devices = f"{env['num_devices']} x " if env["num_devices"] > 1 else ""
+    cpus = "" if "CPU" in env["device"] else f", {env['num_cpus']} CPU cores"
+    return f"{devices}{env['device']}{cpus}; {versions}; `{env['command']}`"
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

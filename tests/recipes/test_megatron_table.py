@@ -21,7 +21,13 @@ CELLS: dict[str, Any] = {
 
 
 def write(path: Path, cells: dict[str, Any]) -> None:
-    environment = {"device": "a GPU", "versions": {"torch": "2"}, "command": "x.py"}
+    environment = {
+        "device": "a GPU",
+        "num_devices": 1,
+        "num_cpus": 2,
+        "versions": {"torch": "2"},
+        "command": "x.py",
+    }
     path.write_text(json.dumps({"environment": environment, "cells": cells}))
 
 

@@ -7,7 +7,13 @@ from recipes.bench import models_table
 
 
 def write(path: Path, cells: dict[str, object]) -> None:
-    environment = {"device": "a GPU", "versions": {"torch": "2"}, "command": "x.py"}
+    environment = {
+        "device": "a GPU",
+        "num_devices": 1,
+        "num_cpus": 2,
+        "versions": {"torch": "2"},
+        "command": "x.py",
+    }
     settings = {"precision": "fp16", "optimizer": "sgd"}
     path.write_text(
         json.dumps({"environment": environment, "settings": settings, "cells": cells})

@@ -18,6 +18,7 @@ MIB = 1 << 20
 MILLION = 1_000_000
 ENVIRONMENT = {
     "device": "a GPU",
+    "num_devices": 1,
     "num_cpus": 16,
     "versions": {"torch": "2.11"},
     "command": "gather.py",
