@@ -269,7 +269,9 @@ def compare(cell: Cell, out: Path) -> dict[str, Any]:
 def main() -> None:
     out, part, *only = Path(sys.argv[1]), *sys.argv[2:]
     torch.use_deterministic_algorithms(True)
-    store = dist.FileStore(str(out / "store"), 2)
+    # Not a FileStore: Megatron makes dozens of groups a cell, and a file is read whole
+    # for every key of theirs.
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), 2)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     with cpu_for_cuda():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 SCRIPT = Path(__file__).with_name("law_ranks.py")
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +24,7 @@ pytestmark = [
 
 
 def run_ranks(out: Path, part: str) -> list[dict[str, Any]]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(2):
         environment = {
@@ -30,6 +32,7 @@ def run_ranks(out: Path, part: str) -> list[dict[str, Any]]:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": "2",
+            "STORE_PORT": str(store.port),
             "OMP_NUM_THREADS": "1",
             # megatron-core warns of Apex and Transformer Engine at import.
             "PYTHONWARNINGS": "ignore",
