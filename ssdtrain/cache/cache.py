@@ -240,7 +240,7 @@ class TensorCache:
     def _unpack_record(self, source: RecordView) -> Tensor:
         with self._lock:
             record, lane = source.record, source.record.lane
-            source.probe.check(record.name)
+            source.check()
             self.collect()
             self._enter_backward(lane)
             first_use = record.num_uses == 0

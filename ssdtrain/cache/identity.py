@@ -187,3 +187,25 @@ def check_version(tensor: Tensor, version: int, name: str) -> None:
             f"{tensor._version}; expected version {version} instead. Replace the "
             "in-place operation, or clone the tensor before it."
         )
+
+
+def check_late_writer(name: str) -> None:
+    """Refuse the one operator that fills a tensor which autograd has saved already.
+
+    `rrelu` in training saves its noise before the kernel draws it, and no version
+    counts that: whatever copies at pack gets bytes of before (torch 2.11 to 2.13, in
+    `save_on_cpu` too). Only backward can tell whose tensor it is; one that never left
+    the device is right.
+
+    Raises:
+        InPlaceError: the backward of such an operator asks for a tensor.
+    """
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() != "RreluWithNoiseBackward0":
+        return
+    if getattr(node, "_saved_training", True):
+        raise InPlaceError(
+            f"rrelu in training saves its noise before it draws it, so {name} cannot "
+            "be offloaded; write it as torch.where(x < 0, x * noise, x) with a noise "
+            "of your own, or call it outside the offloaded module."
+        )

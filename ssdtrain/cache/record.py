@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View, check_version, is_plain
+from ssdtrain.cache.identity import (
+    Key,
+    Probe,
+    View,
+    check_late_writer,
+    check_version,
+    is_plain,
+)
 from ssdtrain.plan.placement import LaneOutlook
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.expression import Expression, Layout, State
@@ -321,6 +328,16 @@ class RecordView(NamedTuple):
     record: Record
     view: View
     probe: Probe
+
+    def check(self) -> None:
+        """Whether backward may have it.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+        """
+        self.probe.check(self.record.name)
+        if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
+            check_late_writer(self.record.name)
 
 
 class RebuiltView(NamedTuple):

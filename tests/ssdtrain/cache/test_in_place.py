@@ -71,3 +71,28 @@ def test_probe_keeps_no_memory_alive(everything: Any, around: Any) -> None:
         # exp saves its result, which left at once with a window of one byte.
         assert held[0]() is None
         out.sum().backward()
+
+
+@pytest.mark.parametrize("plan", ["offload-all", "keep-all"])
+@pytest.mark.parametrize("training", [True, False])
+def test_rrelu_fills_its_noise_after_autograd_has_saved_it(
+    training: bool, plan: str, gradients: Run, everything: Any
+) -> None:
+    """Without a word this gave other gradients; found by torch's operator database."""
+
+    def function(_: nn.Module, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return nn.functional.rrelu(x, training=training).square().sum()
+
+    x = torch.randn(64, requires_grad=True)
+    expected, _ = gradients(function, [x])
+    settings = {**everything, "plan": plan}
+    if training and plan == "offload-all":
+        with pytest.raises(InPlaceError, match="rrelu"):
+            gradients(function, [x], settings)
+        return
+    found, _ = gradients(function, [x], settings)
+    assert all(
+        a is not None and b is not None and torch.equal(a, b)
+        for a, b in zip(found, expected, strict=True)
+    )
