@@ -120,6 +120,7 @@ def error_of(
     for node, want in exact.items():
         if not want.numel():
             continue
+        # No tolerance: torch.equal, but for NaN, which is told apart below.
         same = torch.allclose(got[node], again[node], rtol=0, atol=0, equal_nan=True)
         if not same:
             raise RuntimeError(f"a second run gives other bits for {node!r}")
