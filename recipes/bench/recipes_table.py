@@ -205,6 +205,9 @@ def train(
 
 def model_cell(name: str, precision: str, device: torch.device) -> dict[str, Any]:
     """Bytes by recipe and the bitwise law, alone and with offloading."""
+    # cuDNN's attention differs from itself from run to run, plain against plain.
+    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         plain, _ = train(name, precision, device, None)
@@ -216,6 +219,7 @@ def model_cell(name: str, precision: str, device: torch.device) -> dict[str, Any
         free()
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
     if report is None or offloading is None:
         raise RuntimeError("a session without a report")
     return {
