@@ -14,7 +14,7 @@ from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
-from ssdtrain.counters import Counters, StepReport, Trace
+from ssdtrain.counters import Counters, Fallback, StepReport, Trace
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
@@ -121,6 +121,11 @@ class Session:
                 modules,
                 _notes_of(settings),
             )
+            if megatron.is_megatron(modules):
+                fall_back = self._cache.offloader.fall_back
+                self._planner.peers = megatron.peers(
+                    lambda: fall_back(Fallback.PLANNED_ALONE)
+                )
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
             self._cache.course.plan = read_plan(settings.plan)
@@ -290,7 +295,8 @@ def _open_offloader(
         logger.info("ssdtrain: %s", why)
     if storage is not None:
         drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
-    cap = host_cap_bytes(settings.host_bytes, settings.target)
+    ranks = rank_of(os.environ).local_world_size
+    cap = host_cap_bytes(settings.host_bytes, settings.target, ranks)
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
     threads = settings.io_threads

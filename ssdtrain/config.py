@@ -82,7 +82,8 @@ class OffloadConfig:
     min_bytes: int = MIB
     """Tensors below this many bytes stay in device memory (not worth a transfer)."""
     host_bytes: int | None = None
-    """Cap of pinned host memory in bytes; None: half of what is available now."""
+    """Cap of one rank's pinned host memory in bytes; None: half of what is available
+    now, divided by the ranks of this machine."""
     window_bytes: int | None = None
     """Bytes that may be on their way out before compute waits for the oldest;
     None: twice the largest tensor seen, at least 8 MiB."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,20 +211,20 @@ class Training:
     def train(self, num_steps: int, settings: dict[str, Any] | None = None) -> Trained:
         """A few steps, with or without ssdtrain."""
         before = [sorted(vars(chunk)) for chunk in self.chunks]
+        losses, tensors = [], []
+        reports: list[dict[str, Any]] = []
         session = None
         if settings is not None:
             session = ssdtrain.offload(self.chunks, **settings)
-        losses, tensors = [], []
-        for step in range(num_steps):
-            parallel.seed_everything(step + 1)
-            losses.append(self.schedule(step).tolist())
-            found = [p.grad for p in self.parameters() if p.grad is not None]
-            tensors += [gradient.clone() for gradient in found]
-            self.sgd(0.1)
-        tensors += [parameter.detach().clone() for parameter in self.parameters()]
-        reports: list[dict[str, Any]] = []
-        if session is not None:
-            reports = [report.as_dict() for report in session.steps]
-            session.close()
+        with nullcontext() if session is None else session:
+            for step in range(num_steps):
+                parallel.seed_everything(step + 1)
+                losses.append(self.schedule(step).tolist())
+                found = [p.grad for p in self.parameters() if p.grad is not None]
+                tensors += [gradient.clone() for gradient in found]
+                self.sgd(0.1)
+            tensors += [parameter.detach().clone() for parameter in self.parameters()]
+            if session is not None:
+                reports = [report.as_dict() for report in session.steps]
         restored = before == [sorted(vars(chunk)) for chunk in self.chunks]
         return Trained(losses, tensors, reports, restored)

@@ -2,16 +2,18 @@
 
     python recipes/bench/megatron_core.py --budget-s 200 --out results/megatron.json
 
-Starts torchrun with two ranks and, should a rank die, starts it again: a cell that was
-begun and has no result is then left out. Cells, in this order: the law (dropout on,
-all layouts), tensor parallel 2 at the sizes of Figure 5.11 of the source, the bytes of
-Table 5.4, pipeline parallel 2 with 8 micro-batches, Megatron's fine-grained offloading.
+Starts two ranks and, should one die or a cell hang, both again: a cell that was begun
+and has no result is then left out, with what its rank said last. Cells, in this order:
+the law (dropout on, all layouts), tensor parallel 2 at the sizes of Figure 5.11 of the
+source, the bytes of Table 5.4, pipeline parallel 2 with 8 micro-batches, Megatron's
+fine-grained offloading. Everything has ended when the budget has.
 On a machine without GPUs the ranks run on gloo with tiny sizes (for trying it out).
 """
 
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +24,11 @@ from harness import RESULTS
 
 RANKS = Path(__file__).with_name("megatron_ranks.py")
 ROOT = RANKS.parents[2]
-MAX_STARTS = 3
+MAX_STARTS = 5
+LEAST_S = 25
+"""Less time than this is not worth another start: imports alone take ten seconds."""
+GRACE_S = 3
+"""What the other rank may need to end by itself, and the first to write its file."""
 
 
 def environment() -> dict[str, str]:
@@ -35,6 +41,8 @@ def environment() -> dict[str, str]:
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "OMP_NUM_THREADS": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # A dead peer shows as a failed heartbeat at once, without a dump for minutes.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "PYTHONUNBUFFERED": "1",
         # megatron-core warns of Apex, Transformer Engine and one thing more: it wants
         # CUDA_DEVICE_MAX_CONNECTIONS=1, which would queue copies behind kernels.
@@ -51,6 +59,48 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start(words: list[str]) -> list[subprocess.Popen[bytes]]:
+    """Both ranks, each in a session of its own."""
+    shared = {
+        **environment(),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    command = [sys.executable, str(RANKS), *words]
+    return [
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def wait(ranks: list[subprocess.Popen[bytes]], until: float) -> list[int | None]:
+    """Wait until both ended, one failed, or the time is over; then none is left.
+
+    until: seconds since the epoch. Returns: what each ended with; None: it was killed.
+    """
+    codes: list[int | None] = [None for _ in ranks]
+    try:
+        while None in codes and not any(codes) and time.time() < until:
+            time.sleep(0.1)
+            codes = [rank.poll() for rank in ranks]
+        patience = time.time() + GRACE_S
+        while None in codes and time.time() < min(patience, until + GRACE_S):
+            time.sleep(0.1)
+            codes = [rank.poll() for rank in ranks]
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+    return codes
+
+
 def main() -> None:
     """Start the ranks until they end well or the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -58,26 +108,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "megatron.json")
     parser.add_argument("--only", nargs="*", default=[], help="cells that begin so")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.budget_s
+    until = time.time() + options.budget_s
     for _ in range(MAX_STARTS):
-        left = deadline - time.monotonic()
-        if left < 20:
+        if until - time.time() < LEAST_S:
             break
-        words = ["--budget-s", f"{left:.0f}", "--out", str(options.out)]
+        words = ["--until", f"{until - GRACE_S:.1f}", "--out", str(options.out)]
         if options.only:
             words += ["--only", *options.only]
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
-        launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        command = [sys.executable, *launcher, str(RANKS), *words]
-        # A cell that has begun may end: a fifth more time than the ranks know of.
-        try:
-            code = subprocess.run(
-                command, env=environment(), timeout=1.2 * left + 30
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-        print(f"ranks ended with {code}", flush=True)
-        if code == 0:
+        codes = wait(start(words), until - GRACE_S)
+        print(f"ranks ended with {codes}", flush=True)
+        if codes == [0, 0]:
             break
     if options.out.exists():
         cells = json.loads(options.out.read_text())["cells"]

@@ -1,22 +1,18 @@
-"""One of the two ranks of megatron_core.py; started by it through torchrun."""
+"""One of the two ranks of megatron_core.py."""
 
 import argparse
-import datetime
 import gc
-import json
 import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Cells
 from megatron_cells import (
     GPU,
     Cell,
@@ -25,12 +21,14 @@ from megatron_cells import (
     pipeline_cells,
     tensor_cells,
 )
+from megatron_shared import PATIENCE, Shared
 
 import ssdtrain
 from ssdtrain.hosts.megatron import innermost
 from ssdtrain.project.cases import TABLE_5_4, bert
 from ssdtrain.project.layer import Split, saved_bytes
 from ssdtrain.train.mcore import parallel
+from ssdtrain.train.settings import Family
 
 GIB = 1024**3
 HOST: dict[str, Any] = {"target": "host", "host_bytes": 20 * GIB}
@@ -40,94 +38,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours auto": {"plan": "auto"},
     "ours offload-all": {"plan": "offload-all"},
 }
-
-
-class Shared:
-    """Cells that both ranks run together; the first rank keeps the file."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.rank = dist.get_rank()
-        self._group = dist.new_group(
-            backend="gloo", timeout=datetime.timedelta(seconds=120)
-        )
-        self._only = options.only
-        self._cells: Cells | None = None
-        self._begun = options.out.with_suffix(".begun")
-        self._deadline = time.monotonic() + options.budget_s
-        if self.rank == 0:
-            settings = {"batch": 16, "sequence": 1024, "dtype": "bf16", "tiny": not GPU}
-            self._cells = Cells(options.out, options.budget_s, settings)
-            self._leave_out_the_fatal()
-
-    def _leave_out_the_fatal(self) -> None:
-        """A cell that was begun and never ended killed a rank."""
-        if self._cells is None or not self._begun.exists():
-            return
-        name = self._begun.read_text()
-        if name and name not in self._cells:
-            self._cells.data["cells"][name] = {"error": "a rank died in it"}
-            self._cells.save()
-
-    def gather(self, value: Any) -> list[Any]:
-        """`value` of both ranks."""
-        values: list[Any] = [None, None]
-        dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    def wanted(self, names: list[str]) -> list[str]:
-        """Which of these are to be run, as the first rank sees it."""
-        late = time.monotonic() > self._deadline
-        mine = [
-            name
-            for name in names
-            if self._cells is not None
-            and name not in self._cells
-            and not late
-            and (not self._only or any(map(name.startswith, self._only)))
-        ]
-        return self.gather(mine)[0]  # type: ignore[no-any-return]
-
-    def run(self, name: str, cell: Callable[[], dict[str, Any]]) -> None:
-        """Run one cell on both ranks; an error is a result."""
-        if not self.wanted([name]):
-            return
-        if self.rank == 0:
-            self._begun.write_text(name)
-        start = time.monotonic()
-        try:
-            result = cell()
-        except torch.OutOfMemoryError:
-            result = {"error": "out of memory"}
-        except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
-        both = self.gather(result)
-        errors = [one["error"] for one in both if "error" in one]
-        merged = {"error": errors[0]} if errors else merge(both)
-        merged["cell_s"] = round(time.monotonic() - start, 2)
-        if self._cells is not None:
-            self._cells.data["cells"][name] = merged
-            self._cells.save()
-            self._begun.write_text("")
-            print(name, json.dumps(merged)[:700], flush=True)
-
-    def get(self, name: str) -> dict[str, Any]:
-        """A result, on the first rank; empty elsewhere or when missing."""
-        cells = {} if self._cells is None else self._cells.data["cells"]
-        return cells.get(name, {})  # type: ignore[no-any-return]
-
-
-def merge(both: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result from two ranks: the slower time, all peaks, equal if both are."""
-    merged: dict[str, Any] = {}
-    for name, value in both[0].items():
-        values = [one[name] for one in both]
-        if isinstance(value, bool):
-            merged[name] = all(values)
-        elif name.endswith("_ms"):
-            merged[name] = max(values)
-        else:
-            merged[name] = values
-    return merged
+NUM_STEPS = 5
+"""Timed steps; their median counts."""
 
 
 # -- the law --------------------------------------------------------------------------
@@ -194,6 +106,7 @@ def measure(training: Training, warm_up: int, num_steps: int) -> dict[str, Any]:
             peaks.append(peak if GPU else 0)
     return {
         "step_ms": statistics.median(times),
+        "step_times": times,
         "peak_gb": max(peaks) / 1e9,
         # Of a step that every column has, with the same seed and weights.
         "losses": losses[3].tolist(),
@@ -206,11 +119,23 @@ def column(training: Training, name: str) -> dict[str, Any]:
         with training.recomputing():
             return measure(training, 1, 3)
     if name not in OURS:
-        return measure(training, 2, 3)
+        return measure(training, 2, NUM_STEPS)
     settings = {**HOST, **OURS[name]}
     with ssdtrain.offload(training.chunks, **settings) as session:
-        result = measure(training, 2, 3)
-        report = session.last_step
+        # A warm-up, an observed step, and the one in whose beginning a plan is made.
+        result = measure(training, 3, NUM_STEPS)
+        report, plan, profile = session.last_step, session.plan, session.profile
+        result["settled"] = session.is_settled
+    if plan is not None and plan.prediction is not None and profile is not None:
+        predicted, links = plan.prediction, profile.links
+        result["plan"] = {
+            "policy": plan.policy,
+            "step_ratio": predicted.step_ms / predicted.keep_ms,
+            "peak_gone": 1 - predicted.peak_bytes / predicted.keep_peak_bytes,
+            "step_predicted": predicted.step_ms,
+            "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
+            "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
+        }
     names = ("saved", "kept", "offloaded", "recomputed", "reloaded", "forwarded")
     if report is not None:
         result["report"] = {
@@ -287,14 +212,17 @@ def run_group(shared: Shared, layout: str, cells: list[Cell], work: Any) -> None
 def run_law(shared: Shared, cell: Cell, directory: Path) -> None:
     """One cell of the law, with torch's deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # cuDNN's attention differs from itself.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False
     shared.run(f"law/{cell.name}", lambda: law(cell, directory))
     torch.use_deterministic_algorithms(False)
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def everything(shared: Shared, directory: Path) -> None:
     """All cells, most needed first."""
-    ways = ["keep", *OURS, "full recompute"]
+    ways = ["keep", "ours auto", "full recompute"]
     for layout in ("tp2", "dp2", "1f1b", "interleaved"):
         run_group(
             shared,
@@ -305,11 +233,13 @@ def everything(shared: Shared, directory: Path) -> None:
     families = tensor_cells()
 
     def tensor(shared: Shared, cell: Cell) -> None:
-        more = ["estimate"] if cell.family.value == "bert" else []
+        more = []
+        if cell.family is Family.BERT:
+            more = ["estimate", "keep again", "ours offload-all"]
         columns(shared, cell, [*ways, *more])
 
     def pipeline(shared: Shared, cell: Cell) -> None:
-        columns(shared, cell, ways)
+        columns(shared, cell, [*ways, "keep again"])
 
     run_group(shared, "tp2", families["bert"], tensor)
     run_group(shared, "1f1b", pipeline_cells()[:1], pipeline)
@@ -328,22 +258,21 @@ def everything(shared: Shared, directory: Path) -> None:
 def main() -> None:
     """Join, run, leave."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("--until", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    wait = datetime.timedelta(seconds=60)
     if GPU:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=wait)
+        dist.init_process_group("nccl", timeout=PATIENCE)
         stand_in: Any = nullcontext()
     else:
         sys.path.insert(0, str(Path(__file__).parents[2] / "tests/ssdtrain/megatron"))
         from standin import cpu_for_cuda
 
-        dist.init_process_group("gloo", timeout=wait)
+        dist.init_process_group("gloo", timeout=PATIENCE)
         stand_in = cpu_for_cuda()
     with stand_in:
         shared = Shared(options)

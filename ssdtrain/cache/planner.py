@@ -17,6 +17,7 @@ from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
 from ssdtrain.counters import Trace
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
+from ssdtrain.plan.agree import Alone, Peers, slowest
 from ssdtrain.plan.choose import Goal, choose
 from ssdtrain.plan.placement import OffloadAll, Placement
 from ssdtrain.plan.plan import Plan
@@ -61,6 +62,8 @@ class Planner:
         self.plan: Plan | None = None
         self.profile: Profile | None = None
         self.num_plans = 0
+        self.peers: Peers = Alone()
+        """The ranks that must follow the same plan."""
         self._cache = cache
         self._goal = goal
         self._trace = trace
@@ -124,7 +127,7 @@ class Planner:
         cache.course.observer = self._recording
 
     def _conclude(self) -> None:
-        profile = self._observed()
+        profile = self._agreed(self._observed())
         if profile is None:
             self._attempts += 1
             if self._attempts < MAX_ATTEMPTS:
@@ -145,6 +148,12 @@ class Planner:
             self._drift.planned(self.plan.prediction.step_ms)
         self._starts.clear()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
+
+    def _agreed(self, own: Profile | None) -> Profile | None:
+        """See [Note: agreement]; one's own where the ranks cannot agree."""
+        found = self.peers.profiles(own, self._step)
+        merged = None if found is None else slowest(found)
+        return own if merged is None else merged
 
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording

@@ -19,15 +19,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import plain
 from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.peers import StorePeers
+from ssdtrain.plan.agree import Alone, Peers
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+STATE = "megatron.core.parallel_state"
 RANDOM = "megatron.core.tensor_parallel.random"
 FORWARD = (
     "forward_step_func, data_iterator, model, num_microbatches, input_tensor, "
@@ -318,6 +321,22 @@ def configs_of(modules: list[nn.Module]) -> Iterator[Any]:
             if config is not None and id(config) not in seen:
                 seen.add(id(config))
                 yield config
+
+
+def peers(on_missing: Callable[[], None]) -> Peers:
+    """The tensor-parallel ranks, which wait for each other in every layer.
+
+    on_missing: told of every plan that this rank made alone.
+    """
+    state = import_module(STATE)
+    if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
+        return Alone()
+    group = state.get_tensor_model_parallel_group()
+    ranks = distributed.get_process_group_ranks(group)
+    if len(ranks) == 1:
+        return Alone()
+    store = distributed.distributed_c10d._get_default_store()
+    return StorePeers(store, ranks, distributed.get_rank(), on_missing)
 
 
 def attach(

@@ -30,8 +30,11 @@ def total_bytes() -> int:
     return total if limit is None else min(total, limit)
 
 
-def host_cap_bytes(asked_bytes: int | None, target: Target) -> int:
-    """The pinned pool's cap.
+def host_cap_bytes(asked_bytes: int | None, target: Target, num_ranks: int = 1) -> int:
+    """The pinned pool's cap of one rank.
+
+    num_ranks: ranks of this machine, which share what is available; pools grow on
+    demand, so each of them still sees the others' share as free.
 
     Raises:
         ConfigError: more was asked for than the machine or its cgroup has.
@@ -43,7 +46,7 @@ def host_cap_bytes(asked_bytes: int | None, target: Target) -> int:
                 "memory this machine (or its cgroup) has; set host_bytes lower."
             )
         return asked_bytes
-    half = max(available_bytes() // 2, 1)
+    half = max(available_bytes() // (2 * num_ranks), 1)
     return min(half, SSD_STAGING_BYTES) if target is Target.SSD else half
 
 

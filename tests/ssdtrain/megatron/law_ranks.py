@@ -1,6 +1,6 @@
 """Two Megatron ranks on gloo, every cell with and without ssdtrain; run as a script.
 
-    law_ranks.py OUT_DIRECTORY PART [CELL]
+    law_ranks.py OUT_DIRECTORY [CELL]
 
 Each rank writes what it saw to OUT_DIRECTORY/rank<N>.json.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -49,6 +50,8 @@ class Cell(NamedTuple):
     """Megatron's DistributedDataParallel and distributed optimizer around it."""
     evaluate: bool = False
     """A pass with forward_only between the steps."""
+    agreed: bool = False
+    """Also under `plan="auto"`, whose plan both ranks tell."""
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -62,17 +65,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 NORMS = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
 
 
-def cells() -> dict[str, list[Cell]]:
-    parts: dict[str, list[Cell]] = {"layouts": [], "features": []}
-    for family in Family:
-        for layout, parallel in LAYOUTS.items():
+def cells() -> list[Cell]:
+    """Ordered so that cells of one layout share Megatron's groups."""
+    found = []
+    for layout, parallel in LAYOUTS.items():
+        for family in Family:
             if family is Family.T5 and layout == "interleaved":
                 continue
             name = f"{family.value}, {layout}"
             fused = layout != "tp 2"
-            parts["layouts"].append(Cell(name, family, parallel, fused))
+            agreed = family is Family.GPT and layout in ("tp 2", "1f1b")
+            found.append(Cell(name, family, parallel, fused, agreed=agreed))
     tp, pp, gpt = {"tensor": 2}, {"pipeline": 2}, Family.GPT
-    parts["features"] = [
+    found += [
         Cell("sequence parallel", gpt, {**tp, "sequence": True}, recipes=True),
         Cell("full recompute", gpt, {**pp, "recompute": "full"}),
         Cell("selective recompute", gpt, {**tp, "recompute": "selective"}, False),
@@ -82,7 +87,7 @@ def cells() -> dict[str, list[Cell]]:
         Cell("evaluation between", gpt, LAYOUTS["interleaved"], evaluate=True),
         Cell("distributed optimizer", gpt, {}, wrapped=True),
     ]
-    return parts
+    return sorted(found, key=lambda cell: sorted(cell.parallel))
 
 
 def batches(family: Family, rank: int, step: int) -> Iterator[Batch]:
@@ -108,8 +113,8 @@ class Training:
         from ssdtrain.train.mcore import models, parallel, steps
 
         layout = parallel.Parallel(**cell.parallel)
+        parallel.seed_everything(7)
         # Fetched before offload(), as most loops do.
-        parallel.start(layout, 7)
         self.run = get_forward_backward_func()
         settings = ModelSettings(
             family=cell.family,
@@ -213,8 +218,6 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
 
 
 def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
-    from ssdtrain.train.mcore import parallel
-
     training = Training(cell)
     before = [sorted(vars(chunk)) for chunk in training.chunks], patched()
     session = None
@@ -235,7 +238,6 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
         session.close()
         after = [sorted(vars(chunk)) for chunk in training.chunks], patched()
         result["restored"] = before == after
-    parallel.stop()
     return result
 
 
@@ -266,8 +268,41 @@ def compare(cell: Cell, out: Path) -> dict[str, Any]:
     return result
 
 
+def planned(cell: Cell) -> dict[str, Any]:
+    """What the planner decided, after a warm-up, an observed and a planned step."""
+    training = Training(cell)
+    settings = {**EVERYTHING, "plan": "auto", "recompute": "off", "target": "host"}
+    with ssdtrain.offload(training.chunks, **settings) as session:
+        for number in range(3):
+            training.step(number)
+        plan, profile = session.plan, session.profile
+        fallbacks = [report.fallbacks for report in session.steps]
+    assert plan is not None and profile is not None
+    return {
+        "orders": repr(sorted(plan.orders.items())),
+        "marks_ms": [mark.ms for mark in profile.marks],
+        "lanes": len(profile.lanes),
+        "fallbacks": fallbacks,
+    }
+
+
+def run(chosen: list[Cell], out: Path) -> dict[str, Any]:
+    """Making Megatron's dozens of groups costs more than a cell: once a layout."""
+    from ssdtrain.train.mcore import parallel
+
+    results: dict[str, Any] = {}
+    for layout, found in groupby(chosen, key=lambda cell: dict(cell.parallel)):
+        parallel.start(parallel.Parallel(**layout), 7)
+        for cell in found:
+            results[cell.name] = compare(cell, out)
+            if cell.agreed:
+                results[cell.name]["plan"] = planned(cell)
+        parallel.stop()
+    return results
+
+
 def main() -> None:
-    out, part, *only = Path(sys.argv[1]), *sys.argv[2:]
+    out, *only = Path(sys.argv[1]), *sys.argv[2:]
     torch.use_deterministic_algorithms(True)
     # Not a FileStore: Megatron makes dozens of groups a cell, and a file is read whole
     # for every key of theirs.
@@ -275,8 +310,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     with cpu_for_cuda():
-        chosen = [c for c in cells()[part] if not only or c.name in only]
-        results = {cell.name: compare(cell, out) for cell in chosen}
+        results = run([c for c in cells() if not only or c.name in only], out)
     (out / f"rank{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def run_ranks(out: Path, part: str) -> list[dict[str, Any]]:
+def run_ranks(out: Path) -> list[dict[str, Any]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(2):
@@ -40,7 +40,7 @@ def run_ranks(out: Path, part: str) -> list[dict[str, Any]]:
                 [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
             ),
         }
-        command = [sys.executable, str(SCRIPT), str(out), part]
+        command = [sys.executable, str(SCRIPT), str(out)]
         with (out / f"log{rank}").open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         ranks.append(process)
@@ -66,10 +66,20 @@ def check_target(name: str, target: str, result: dict[str, Any]) -> None:
             assert report["bytes_written"] > 0.8 * report["bytes_offloaded"], name
 
 
-@pytest.mark.parametrize("part", ["layouts", "features"])
-def test_law_on_two_ranks(tmp_path: Path, part: str) -> None:
-    ranks = run_ranks(tmp_path, part)
-    assert len(ranks[0]) == {"layouts": 11, "features": 8}[part]
+def check_plans(ranks: list[dict[str, Any]]) -> None:
+    """Ranks of one layer follow one plan; stages plan by themselves."""
+    one, other = (rank["gpt, tp 2"]["plan"] for rank in ranks)
+    assert one == other
+    assert not any(one["fallbacks"])
+    first, last = (rank["gpt, 1f1b"]["plan"] for rank in ranks)
+    assert first["marks_ms"] != last["marks_ms"]
+    assert first["lanes"] == last["lanes"] == 4
+
+
+def test_law_on_two_ranks(tmp_path: Path) -> None:
+    ranks = run_ranks(tmp_path)
+    assert len(ranks[0]) == 11 + 8
+    check_plans(ranks)
     for rank, cells in enumerate(ranks):
         for name, cell in cells.items():
             assert cell["num_gradients"] > 10, name

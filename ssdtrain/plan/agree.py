@@ -1,0 +1,110 @@
+"""Ranks that wait for each other inside every layer follow one plan.
+
+[Note: agreement]
+Tensor-parallel ranks meet in every layer, so a wait of one is a wait of all: two plans
+that wait at different places cost both. The profiles of such ranks differ in their
+times only; merged to the slowest of each, and with a search that reads no clock, they
+give the same plan everywhere. Links need no other division: every rank observes the
+same step, in which all of them copy, so a link that they share is already measured at
+this rank's part of it. Stages of a pipeline never merge: the first holds more
+micro-batches and has other gaps in its time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ssdtrain.curves import Curve
+from ssdtrain.plan.profile import Item, Links, Mark, Profile
+
+PROBE_BYTES = 64 * 1024 * 1024
+"""At this size two curves are compared."""
+
+
+class Peers(Protocol):
+    """The ranks that must follow one plan."""
+
+    def profiles(self, own: Profile | None, step: int) -> Sequence[Profile] | None:
+        """Everybody's profile of this step, in the order of ranks; None: not all of
+        them are to be had, and this rank plans by itself. `own` None: it has none."""
+
+
+class Alone:
+    """Nobody to agree with."""
+
+    def profiles(self, own: Profile | None, step: int) -> Sequence[Profile] | None:
+        """One's own."""
+        return None if own is None else [own]
+
+
+def slowest(profiles: Sequence[Profile]) -> Profile | None:
+    """One profile for all: the slowest of each time and link, the most bytes beside.
+
+    None if the ranks saved other tensors, or in another order.
+    """
+    first = profiles[0]
+    shape = _shape(first)
+    if any(_shape(other) != shape for other in profiles[1:]):
+        return None
+    caps = [p.host_bytes for p in profiles if p.host_bytes is not None]
+    return replace(
+        first,
+        kinds={
+            kind: tuple(
+                map(_item, zip(*(p.kinds[kind] for p in profiles), strict=True))
+            )
+            for kind in first.kinds
+        },
+        marks=tuple(map(_mark, zip(*(p.marks for p in profiles), strict=True))),
+        links=_links([p.links for p in profiles]),
+        head_ms=max(p.head_ms for p in profiles),
+        tail_ms=max(p.tail_ms for p in profiles),
+        host_bytes=min(caps) if caps else None,
+    )
+
+
+def _shape(profile: Profile) -> object:
+    recipes = [
+        (kind, [(i.recipe, i.inputs, i.owner) for i in items])
+        for kind, items in sorted(profile.kinds.items())
+    ]
+    marks = [(mark.lane, mark.phase, mark.item) for mark in profile.marks]
+    return profile.signature(), recipes, marks
+
+
+def _zipped(profiles: Sequence[Profile], kind: str) -> Iterator[tuple[Item, ...]]:
+    return zip(*(profile.kinds[kind] for profile in profiles), strict=True)
+
+
+def _item(items: tuple[Item, ...]) -> Item:
+    return replace(items[0], recipe_ms=max(item.recipe_ms for item in items))
+
+
+def _mark(marks: tuple[Mark, ...]) -> Mark:
+    return replace(
+        marks[0],
+        ms=max(mark.ms for mark in marks),
+        other_bytes=max(mark.other_bytes for mark in marks),
+    )
+
+
+def _links(links: Sequence[Links]) -> Links:
+    writes = [link.ssd_write for link in links]
+    reads = [link.ssd_read for link in links]
+    return Links(
+        d2h=_slower([link.d2h for link in links]),
+        h2d=_slower([link.h2d for link in links]),
+        ssd_write=_common(writes),
+        ssd_read=_common(reads),
+        copy_slowdown=max(link.copy_slowdown for link in links),
+    )
+
+
+def _common(curves: Sequence[Curve | None]) -> Curve | None:
+    """The slowest; None where a rank lacks the drive: its plan could not use it."""
+    found = [curve for curve in curves if curve is not None]
+    return _slower(found) if len(found) == len(curves) else None
+
+
+def _slower(curves: Sequence[Curve]) -> Curve:
+    return max(curves, key=lambda curve: curve.seconds(PROBE_BYTES))

@@ -1,0 +1,164 @@
+"""Ranks of one layer follow one plan; the stages of a pipeline each their own."""
+
+import importlib.util
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from ssdtrain.hosts import peers
+from ssdtrain.hosts.peers import StorePeers
+from ssdtrain.plan.agree import Alone, slowest
+from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.profile import Mark, Phase, Profile
+
+spec = importlib.util.spec_from_file_location(
+    "plan_profiles", Path(__file__).with_name("profiles.py")
+)
+if spec is None or spec.loader is None:
+    raise ImportError("profiles.py")
+made = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(made)
+chain, links, with_links = made.chain, made.links, made.with_links
+
+SAVED: Profile = made.drawn(3, 12)
+
+
+def slower(profile: Profile, times: float, gb_per_s: float) -> Profile:
+    """The same tensors on a slower rank, whose link others use as well."""
+    marks = [
+        replace(m, ms=m.ms * times * (1 + n % 2)) for n, m in enumerate(profile.marks)
+    ]
+    return replace(profile, marks=tuple(marks), links=links(gb_per_s), host_bytes=10**9)
+
+
+def test_the_slowest_of_everything_is_planned_for() -> None:
+    one, other = SAVED, slower(SAVED, 0.8, 7.0)
+    merged = slowest([one, other])
+    assert merged is not None
+    for mark, mine, theirs in zip(merged.marks, one.marks, other.marks, strict=True):
+        assert mark.ms == max(mine.ms, theirs.ms)
+    assert merged.links.d2h == other.links.d2h, "the slower link"
+    assert merged.host_bytes == 10**9
+    assert merged.signature() == one.signature()
+
+
+def test_the_order_of_ranks_does_not_change_the_plan() -> None:
+    one, other = SAVED, slower(SAVED, 1.1, 12.0)
+    plans = []
+    for ranks in ([one, other], [other, one]):
+        merged = slowest(ranks)
+        assert merged is not None
+        plans.append(choose(merged, Goal(max_overhead=0.05)))
+    assert plans[0].orders == plans[1].orders
+    assert choose(one, Goal(max_overhead=0.05)).orders != plans[0].orders
+
+
+def test_ranks_that_saved_other_tensors_do_not_merge() -> None:
+    one = SAVED
+    kind, items = next(iter(one.kinds.items()))
+    other = replace(one, kinds={kind: (replace(items[0], num_bytes=1), *items[1:])})
+    assert slowest([one, other]) is None
+    assert Alone().profiles(one, 3) == [one]
+    assert Alone().profiles(None, 3) is None
+
+
+def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
+    """What each rank gets when all of them publish at once, and how many were alone."""
+    store = HashStore()
+    found: list[object] = [None] * len(published)
+    alone: list[int] = []
+
+    def rank(number: int) -> None:
+        own = StorePeers(store, [4, 5], 4 + number, lambda: alone.append(number))
+        found[number] = own.profiles(published[number], step)
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in range(len(published))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*found, sorted(alone)]
+
+
+def test_profiles_pass_through_the_store() -> None:
+    one, other = SAVED, slower(SAVED, 0.8, 7.0)
+    first, second, alone = meet([one, other])
+    assert first == second == [one, other]
+    assert alone == []
+
+
+def test_a_rank_without_a_profile_keeps_nobody_waiting() -> None:
+    assert meet([SAVED, None]) == [None, None, [0]]
+
+
+def test_a_rank_that_never_comes_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "LATER_WAIT_S", 0.01)
+    store, alone = HashStore(), [0]
+
+    def missing() -> None:
+        alone[0] += 1
+
+    own = StorePeers(store, [0, 1], 0, missing)
+    own._wait_s = 0.05
+    assert own.profiles(SAVED, 2) is None
+    assert own._wait_s == 0.01
+    assert own.profiles(SAVED, 40) is None
+    assert alone == [2]
+    with pytest.raises(RuntimeError):  # the first plan's was taken back
+        store.wait([f"{own._own}/2"], timedelta(seconds=0.01))
+
+
+NUM_MICRO_BATCHES = 4
+
+
+def stage(num_ahead: int, gap_ms: float, gb_per_s: float) -> Profile:
+    """A stage under 1F1B: `num_ahead` forwards, then forwards and backwards in turn.
+
+    gap_ms: what it waits for its neighbour before every backward.
+    """
+    one = chain(8, gb_per_s=gb_per_s)
+    forward = [m for m in one.marks if m.phase is Phase.FORWARD]
+    backward = [m for m in one.marks if m.phase is Phase.BACKWARD]
+    marks: list[Mark] = []
+    for turn in range(NUM_MICRO_BATCHES + num_ahead):
+        if turn < NUM_MICRO_BATCHES:
+            marks += [replace(m, lane=turn) for m in forward]
+        if turn >= num_ahead:
+            marks[-1] = replace(marks[-1], ms=marks[-1].ms + gap_ms)
+            marks += [replace(m, lane=turn - num_ahead) for m in backward]
+    lanes = one.lanes * NUM_MICRO_BATCHES
+    return replace(one, lanes=lanes, marks=tuple(marks))
+
+
+def moved_bytes(profile: Profile) -> int:
+    """Of a step under its plan."""
+    prediction = choose(profile, Goal(max_overhead=0.01)).prediction
+    assert prediction is not None
+    assert prediction.step_ms <= 1.01 * prediction.keep_ms
+    return prediction.links["d2h"].num_bytes
+
+
+def test_the_first_stage_moves_more_than_the_last() -> None:
+    first, last = stage(1, 4.0, 0.6), stage(0, 0.0, 0.6)
+    keep = [choose(p, Goal()).prediction for p in (first, last)]
+    assert keep[0] is not None and keep[1] is not None
+    assert keep[0].keep_peak_bytes > keep[1].keep_peak_bytes
+    assert moved_bytes(first) > moved_bytes(last)
+    # What the cut is for: stage 0 needs no more than stage 1 without any plan.
+    assert keep[0].peak_bytes <= keep[1].keep_peak_bytes
+
+
+def test_gaps_in_a_stage_are_used_for_transfers() -> None:
+    assert moved_bytes(stage(1, 4.0, 0.3)) > moved_bytes(stage(1, 0.0, 0.3))
+
+
+def test_a_link_that_two_ranks_share_moves_less() -> None:
+    alone = stage(1, 4.0, 0.3)
+    assert moved_bytes(with_links(alone, 0.15)) < moved_bytes(alone)
