@@ -69,10 +69,6 @@ class Cells:
     def __contains__(self, name: str) -> bool:
         return name in self.data["cells"]
 
-    def left_s(self) -> float:
-        """Seconds of the budget that are left."""
-        return self._deadline - time.monotonic()
-
     def run(self, name: str, cell: Callable[[], dict[str, Any]]) -> None:
         """Run a cell unless it is there or the time is over; an error is a result."""
         if name in self or time.monotonic() > self._deadline:

@@ -12,6 +12,7 @@ over it (a plain sum of its words).
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = ("size", "batch", "sequence", "pairs")
     settings = {name: getattr(options, name) for name in names}
+    end = time.monotonic() + options.budget_s
     cells = Cells(options.out, options.budget_s, settings)
     num_mib = 768 if device.type == "cuda" else 24
     cells.run("digest", lambda: digest_speed(device, num_mib))
@@ -185,10 +187,11 @@ def main() -> None:
     x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
     for at, plan in enumerate(options.plans, 1):
         # Each of the plans that are left gets its share of what is left.
-        reserve_s = cells.left_s() * (1 - 1 / (len(options.plans) + 1 - at))
+        now = time.monotonic()
+        until = now + (end - now) / (len(options.plans) + 1 - at)
 
-        def left_s(reserve_s: float = reserve_s) -> float:
-            return cells.left_s() - reserve_s
+        def left_s(until: float = until) -> float:
+            return until - time.monotonic()
 
         cells.run(
             f"{options.size}/{plan}",
