@@ -20,7 +20,7 @@ from ssdtrain.hosts import deepspeed, megatron, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan import words
-from ssdtrain.plan.choose import Goal
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.profile import Profile
@@ -29,7 +29,12 @@ from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import Endurance
 from ssdtrain.storage.rank import rank_of
-from ssdtrain.storage.select import Selected, open_for_rank, wear_of
+from ssdtrain.storage.select import (
+    Selected,
+    budget_bytes_per_s,
+    open_for_rank,
+    wear_of,
+)
 from ssdtrain.storage.wear import WearReport
 from ssdtrain.transfer.device import Device, open_device
 from ssdtrain.transfer.direct import DirectOffloader
@@ -277,11 +282,23 @@ def _goal_of(settings: OffloadConfig) -> Goal:
     return Goal(
         max_overhead=settings.max_overhead,
         memory_budget_bytes=settings.memory_budget_bytes,
+        ssd_bytes_per_s=_ssd_bytes_per_s(settings),
     )
 
 
+def _ssd_bytes_per_s(settings: OffloadConfig) -> float | None:
+    if settings.write_budget is None or settings.target is Target.HOST:
+        return None
+    rank = rank_of(os.environ)
+    return budget_bytes_per_s(settings.directories, rank, settings.write_budget)
+
+
 def _notes_of(settings: OffloadConfig) -> dict[str, str]:
-    return {"target": settings.target.value, "recompute": settings.recompute.value}
+    notes = {"target": settings.target.value, "recompute": settings.recompute.value}
+    rate = _ssd_bytes_per_s(settings)
+    if rate is not None:
+        notes["write_budget"] = f"{rate / 1e6:.3f} MB/s of SSD writes for this rank"
+    return notes
 
 
 def _open_offloader(

@@ -100,7 +100,8 @@ class OffloadConfig:
     verify: Verify = Verify.OFF
     """`off`, `checksum` or `shadow`."""
     write_budget: int | None = None
-    """Bytes that may be written to SSDs per day (endurance); None: no limit."""
+    """Bytes that may be written to each SSD a day (endurance); None: no limit. A plan
+    (`auto`) writes no more a step than fits if the run went on all day."""
     ssd_rated_bytes: int | None = None
     """Bytes each SSD is rated to take over its life (data sheet: TBW); None: SMART."""
     gpu_direct: GpuDirect = GpuDirect.AUTO

@@ -107,7 +107,11 @@ def run(options: argparse.Namespace, column: str, port: int) -> dict[str, Any]:
     for name in ("size", "batch", "sequence"):
         command += [f"--{name}", str(getattr(options, name))]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=options.limit_s
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=options.limit_s,
     )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]

@@ -3,8 +3,8 @@
     PYTHONPATH=. python recipes/bench/gds.py --directory /mnt/nvme0 --budget-s 300
 
 Part `paths`: all paths in alternate rounds, then the automatic choice. Part `hook`:
-training processes (`hook_train.py`) with the hook and without, in turns; it wants a GPU
-that does nothing else. Every finished cell is on disk at once.
+training processes with the hook and without, in turns (`hook.py`); it wants a GPU that
+does nothing else. Every finished cell is on disk at once.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from bench_record import Record
+from hook import hook_part
 from raw_io import RawFile, aligned_buffers, gb_per_s, scratch
 
 from ssdtrain.storage import PosixStorage, shim
@@ -36,75 +37,6 @@ from ssdtrain.storage.kvikio_shim import (
 
 MIB = 1024 * 1024
 HERE = Path(__file__).parent
-ALLOCATORS = {
-    "caching": "expandable_segments:False",
-    "async": "backend:cudaMallocAsync",
-    "expandable": "expandable_segments:True",
-}
-SECONDS_A_PROCESS = 10
-SIDES = (("without", False), ("with", True))
-
-
-def train(hook: Path | None, allocator: str, record: Path | None) -> dict[str, Any]:
-    """One training process; its JSON. A recorded one is short: a line a call."""
-    environment = {
-        **os.environ,
-        "PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator],
-        "PYTORCH_ALLOC_CONF": ALLOCATORS[allocator],
-        "SSDTRAIN_HOOK_MIN_BYTES": "0",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
-    if hook is not None:
-        environment = shim.preload(environment, hook)
-    if record is not None:
-        environment["SSDTRAIN_HOOK_RECORD"] = str(record)
-    done = subprocess.run(
-        [sys.executable, str(HERE / "hook_train.py"), "40" if record is None else "3"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    if done.returncode != 0:
-        return {"error": done.stderr[-1500:]}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def hook_cell(hook: Path, allocator: str, num_pairs: int, out: Path) -> dict[str, Any]:
-    """Alternate processes with and without the hook; same losses, same step time?"""
-    recording = out / f"hook_calls_{allocator}.txt"
-    recorded = train(hook, allocator, recording)
-    if recorded.get("recorded_lines"):
-        # What came behind the reading of the counters is not in them.
-        lines = recording.read_text().splitlines()[: recorded["recorded_lines"]]
-        ending = f"# {json.dumps(recorded['counters'])}"
-        recording.write_text("\n".join([*lines, ending]) + "\n")
-    runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    for turn in range(num_pairs):
-        for hooked in (False, True) if turn % 2 == 0 else (True, False):
-            runs[hooked].append(train(hook if hooked else None, allocator, None))
-    cell: dict[str, Any] = {"what": "hook", "allocator": allocator}
-    everything = [recorded, *runs[False], *runs[True]]
-    failed = [r["error"] for r in everything if "error" in r]
-    if failed:
-        return {**cell, "error": failed[0]}
-    last, losses = runs[True][-1], runs[False][0]["losses"]
-    pairs = zip(runs[True], runs[False], strict=True)
-    return {
-        **cell,
-        "losses_equal": all(
-            r["losses"] == losses[: len(r["losses"])] for r in everything
-        ),
-        "num_losses": len(losses),
-        "step_ratio": round(
-            statistics.median(a["step_ms"] / b["step_ms"] for a, b in pairs), 4
-        ),
-        "step_ms": {name: [r["step_ms"] for r in runs[on]] for name, on in SIDES},
-        "calls_in_timed_steps": last["calls_in_timed_steps"],
-        **{k: last[k] for k in ("segments", "counters", "coverage", "allocated_bytes")},
-    }
-
-
 WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
 
 
@@ -319,11 +251,11 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=300)
     parser.add_argument("--part", choices=("paths", "hook"), default="paths")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=10, help="of the hook's sides")
     parser.add_argument("--hook", type=Path, default=None, help="built already")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.part == "paths" and not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     name = "gds" if options.part == "paths" else "malloc_hook"
     out = options.out or HERE / "results" / f"{name}.json"
@@ -334,10 +266,7 @@ def main() -> None:
         record.note("threads", threading.active_count())
         return
     hook = options.hook or shim.build(place / "malloc_hook.so")
-    plan = {"caching": options.pairs, "async": 1, "expandable": 1}
-    for allocator, pairs in plan.items():
-        if record.left_s() > SECONDS_A_PROCESS * (1 + 2 * pairs):
-            record.add(hook_cell(hook, allocator, pairs, out.parent))
+    hook_part(record, hook, place, options.turns)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""One short deterministic training run; prints losses, step time and hook counters.
+"""One side of the malloc hook's benchmark: a training process that is told when to run.
 
-Started by `gds.py` with and without the malloc hook preloaded. Activations leave for
-pinned host memory, so that the run is ssdtrain's own.
+Started by `hook.py` with and without the hook preloaded. Reads `steps N` and `end` from
+stdin, one a line; answers each with one line of JSON. Part of the activations leave for
+pinned host memory, so that the run is ssdtrain's own; which part does not depend on
+time, so that two processes hold the same memory.
 """
 
 import json
 import os
-import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from torch import nn
 import ssdtrain
 from ssdtrain.storage import shim
 
+NUM_WARM_UPS = 4
+
 
 def model_of(width: int, depth: int) -> nn.Module:
-    """Residual-free MLP blocks: every activation is saved, and leaves."""
+    """Residual-free MLP blocks: every activation is saved."""
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
@@ -31,70 +35,93 @@ def model_of(width: int, depth: int) -> nn.Module:
 
 def segments() -> list[dict[str, Any]] | None:
     """The caching allocator's segments; None where the allocator has none."""
-    if torch.cuda.get_allocator_backend() != "native":
+    if not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return None
     return list(torch.cuda.memory_snapshot())
 
 
-def num_calls(hook: Any) -> int:
+def num_calls(hook: shim.Shim | None) -> int:
     """Calls that went through the hook so far."""
-    counted = asdict(hook.counters())
+    counted = {} if hook is None else asdict(hook.counters())
     return sum(count for name, count in counted.items() if name.endswith("_calls"))
 
 
+def stepper(device: torch.device) -> tuple[nn.Module, Callable[[nn.Module], str]]:
+    """The model, and one timed step of it: the loss in hexadecimal.
+
+    Steps of some 60 ms on an H200, of products that fill the GPU: a step of a few
+    milliseconds differs by more than the hook's target between two processes without.
+    """
+    width, rows = (4096, 8192) if device.type == "cuda" else (64, 128)
+    model = model_of(width, 6).to(device, torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
+
+    def step(called: nn.Module) -> str:
+        loss = called(batch).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.item()).hex()
+
+    return model, step
+
+
+def state(hook: shim.Shim | None, calls_before: int) -> dict[str, Any]:
+    """Counters, the allocator's segments and the lines recorded at this moment."""
+    held = segments()
+    found: dict[str, Any] = {
+        "allocated_bytes": torch.cuda.memory_allocated(),
+        "segments": None if held is None else len(held),
+        "counters": None,
+        "coverage": None,
+        "recorded_lines": 0,
+        "calls_in_timed_steps": num_calls(hook) - calls_before,
+    }
+    if hook is None:
+        return found
+    found["counters"] = asdict(hook.counters())
+    recording = os.environ.get("SSDTRAIN_HOOK_RECORD")
+    if recording is not None and Path(recording).exists():
+        found["recorded_lines"] = len(Path(recording).read_text().splitlines())
+    if held is not None:
+        coverage = hook.coverage(held)
+        unexplained = coverage.num_unexplained
+        found["coverage"] = {**asdict(coverage), "num_unexplained": unexplained}
+    return found
+
+
 def main() -> None:
-    """Train for as many steps as the argument says; print one line of JSON."""
-    num_steps = int(sys.argv[1])
+    """Warm up, say so, then do what stdin says."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
-    device = torch.device("cuda")
-    # Steps of some 60 ms, of products that fill the GPU: a step of a few milliseconds
-    # differs by more than the hook's target between two processes without it.
-    model = model_of(4096, 6).to(device, torch.bfloat16)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batch = torch.randn(8192, 4096, device=device, dtype=torch.bfloat16)
-    losses, times = [], []
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, step = stepper(device)
     hook = shim.loaded()
-    calls_before = 0
-    with ssdtrain.offload(model, target="host", host_bytes=8 << 30):
-        for number in range(num_steps):
-            if hook is not None and number == num_steps // 4:
-                calls_before = num_calls(hook)
-            torch.cuda.synchronize()
-            begin = time.monotonic()
-            loss = model(batch).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            torch.cuda.synchronize()
-            times.append(time.monotonic() - begin)
-            losses.append(loss.item().hex())
-        result: dict[str, Any] = {
-            "losses": losses,
-            "step_ms": round(1e3 * statistics.median(times[num_steps // 4 :]), 4),
-            "allocated_bytes": torch.cuda.memory_allocated(),
-            "segments": None,
-            "counters": None,
-            "coverage": None,
-            "recorded_lines": 0,
-        }
-        held = segments()
-        if held is not None:
-            result["segments"] = len(held)
-        if hook is not None:
-            result["counters"] = asdict(hook.counters())
-            result["calls_in_timed_steps"] = num_calls(hook) - calls_before
-            recording = os.environ.get("SSDTRAIN_HOOK_RECORD")
-            if recording is not None and Path(recording).exists():
-                lines = Path(recording).read_text().splitlines()
-                result["recorded_lines"] = len(lines)
-            if held is not None:
-                coverage = hook.coverage(held)
-                result["coverage"] = {
-                    **asdict(coverage),
-                    "num_unexplained": coverage.num_unexplained,
-                }
-    print(json.dumps(result))
+    settings = {"plan": "offload-all", "recompute": "off", "min_bytes": 0}
+    room = 1 << (30 if device.type == "cuda" else 18)
+
+    def run(num_steps: int) -> dict[str, Any]:
+        times, losses = [], []
+        for _ in range(num_steps):
+            begin = time.perf_counter()
+            losses.append(step(model))  # `item` waits for the device's forward
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - begin))
+        return {"losses": losses, "ms": times}
+
+    with ssdtrain.offload(model, target="host", host_bytes=room, **settings) as session:
+        print(json.dumps(run(NUM_WARM_UPS)), flush=True)
+        calls_before = num_calls(hook)
+        for line in sys.stdin:
+            word, _, number = line.strip().partition(" ")
+            if word == "end":
+                break
+            print(json.dumps(run(int(number))), flush=True)
+        report = session.last_step
+        moved = 0 if report is None else report.bytes_reloaded
+        print(json.dumps({**state(hook, calls_before), "moved_bytes": moved}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from placement import Size, plain, recompute, run_column
 from planner_lab import Lab, predicted, random_orders
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.policies import fixed_policies, references
 from ssdtrain.plan.profile import Profile, to_json
 from ssdtrain.plan.schedule import schedule

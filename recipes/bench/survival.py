@@ -119,7 +119,14 @@ GPU_CONTENDERS: dict[str, Callable[[], Any]] = {
 
 
 def judge(make: Callable[[], Any]) -> dict[str, Any]:
-    """All scenarios for one contender."""
+    """All scenarios for one contender.
+
+    Raises:
+        ImportError: it is not installed, which says nothing about any scenario.
+    """
+    first = make()
+    if isinstance(first, Ours):
+        first.close()
     verdicts = {}
     for row in scenarios.ROWS:
         made: list[Any] = []

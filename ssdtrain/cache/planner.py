@@ -18,7 +18,8 @@ from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
 from ssdtrain.counters import Trace
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
 from ssdtrain.plan.agree import Alone, Peers, slowest
-from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import OffloadAll, Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
@@ -190,6 +191,8 @@ class Planner:
         priced = simulate(Timeline(profile), old.orders)
         budget = self._goal.memory_budget_bytes
         limit = (1 + self._goal.max_overhead) * priced.keep_ms
+        if not self._goal.allows(priced.links["ssd_write"].num_bytes, priced.step_ms):
+            return False
         if new.prediction is None or is_better(
             new.prediction,
             priced,

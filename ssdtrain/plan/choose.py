@@ -12,10 +12,10 @@ No clock is read: the same profile gives the same plan on every rank.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.policies import (
@@ -40,16 +40,6 @@ BUDGET_MARGIN = 0.015
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002
 """Part of `max_overhead` that is left for the hooks; never more than half of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """What a plan is judged by. A memory budget goes before an overhead."""
-
-    max_overhead: float = 0.01
-    """Least peak within this fraction of the step with everything kept."""
-    memory_budget_bytes: int | None = None
-    """Least time within this peak."""
 
 
 class Candidate(NamedTuple):
@@ -85,6 +75,7 @@ class Judge:
         allowed = max(goal.max_overhead / 2, goal.max_overhead - HOOKS_OVERHEAD)
         self._most_ms = self.keep.step_ms * (1 + allowed)
         self._host_bytes = timeline.profile.host_bytes
+        self._goal = goal
         self.left_marks = SEARCH_MARKS
 
     @property
@@ -109,6 +100,9 @@ class Judge:
 
     def _rank(self, outcome: Outcome) -> tuple[float, ...]:
         host = self._host_bytes
+        written = outcome.moved_bytes["ssd_write"]
+        if not self._goal.allows(written, outcome.step_ms):
+            return (3.0, float(written), outcome.step_ms)
         if host is not None and outcome.host_peak_bytes > host:
             return (2.0, float(outcome.host_peak_bytes), outcome.step_ms)
         if self._most_bytes is not None:
@@ -147,13 +141,20 @@ def choose(profile: Profile, goal: Goal) -> Plan:
             f"memory_budget_bytes={goal.memory_budget_bytes} cannot be reached: the "
             f"least reachable peak of activations is {int(least) + 1} bytes (everything"
             f" kept: {judge.keep.peak_bytes}). Set memory_budget_bytes to at least "
-            "that, or use a smaller micro-batch."
+            f"that, or use a smaller micro-batch.{_wear_limit(goal)}"
         )
     return Plan(
         orders=best.orders,
         policy=best.policy,
         prediction=simulate(timeline, best.orders),
     )
+
+
+def _wear_limit(goal: Goal) -> str:
+    if goal.ssd_bytes_per_s is None:
+        return ""
+    rate = goal.ssd_bytes_per_s / 1e6
+    return f" write_budget holds this rank to {rate:.1f} MB/s of SSD writes: raise it."
 
 
 def _search(judge: Judge, best: Candidate) -> Candidate:

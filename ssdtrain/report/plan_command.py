@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.plan import to_json as plan_to_json
 from ssdtrain.plan.policies import references

@@ -11,12 +11,15 @@ from ssdtrain.storage import open as opening
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.choice import STAGED, choose_path
 from ssdtrain.storage.directory import check_directory
+from ssdtrain.storage.disk import disk_of
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.rank import Rank, directories_of
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import MeteredStorage, WearReport
+
+SECONDS_A_DAY = 86_400
 
 
 class Selected(NamedTuple):
@@ -72,6 +75,33 @@ def open_for_rank(
     if endurance is not None:
         storage = opening.metered(storage, place, endurance)
     return Selected(storage, direct, choice.explain())
+
+
+def budget_bytes_per_s(
+    directories: Sequence[str | Path], rank: Rank, budget_bytes: int
+) -> float:
+    """What a rank may write on average for its disks to stay within their budgets.
+
+    Ranks of this machine that share a disk share its budget. 0.0 without a disk.
+
+    Args:
+        directories: of all ranks; see `rank.directories_of`.
+        rank: this process.
+        budget_bytes: a day and disk.
+    """
+    first = rank.rank - rank.local_rank
+    sharing: dict[str, int] = {}
+    own: set[str] = set()
+    for local_rank in range(rank.local_world_size):
+        one = Rank(first + local_rank, local_rank, rank.local_world_size)
+        paths = directories_of(directories, one).paths
+        # A place that another rank lacks is that rank's to report.
+        disks = {disk_of(path) for path in paths if path.exists()}
+        for disk in disks:
+            sharing[disk] = sharing.get(disk, 0) + 1
+        if local_rank == rank.local_rank:
+            own = disks
+    return sum(budget_bytes / sharing[disk] for disk in own) / SECONDS_A_DAY
 
 
 def wear_of(storage: Storage | None) -> list[WearReport]:

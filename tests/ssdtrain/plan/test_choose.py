@@ -10,12 +10,13 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan import choose as module
-from ssdtrain.plan.choose import Goal, Judge, assignments, choose, styles
+from ssdtrain.plan.choose import Judge, assignments, choose, styles
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import from_json, read_plan, to_json
 from ssdtrain.plan.policies import fixed_policies
+from ssdtrain.plan.profile import Profile, read_profile
 from ssdtrain.plan.profile import from_json as profile_from_json
-from ssdtrain.plan.profile import read_profile
 from ssdtrain.plan.profile import to_json as profile_to_json
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
@@ -191,3 +192,35 @@ def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
         read_plan(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="plan expects"):
         read_plan(tmp_path / "absent.json")
+
+
+def ssd_only(num: int) -> Profile:
+    """A chain whose only way out is an SSD fast enough for all of it."""
+    fast = made.links(10.0, ssd_write=made.curve(10.0), ssd_read=made.curve(10.0))
+    return replace(made.chain(num), links=fast, notes={"target": "ssd"})
+
+
+@pytest.mark.parametrize("num", [4, 24])
+def test_a_plan_holds_the_write_budget(num: int) -> None:
+    """Few items are enumerated, many are searched; both write what is allowed."""
+    profile = ssd_only(num)
+    free = choose(profile, Goal(max_overhead=0.2)).prediction
+    unlimited = free.links["ssd_write"].num_bytes
+    assert unlimited > 0
+    written = []
+    for part in (2.0, 0.5, 0.1, 0.0):
+        rate = part * unlimited / (free.step_ms / 1e3)
+        goal = Goal(max_overhead=0.2, ssd_bytes_per_s=rate)
+        found = choose(profile, goal).prediction
+        assert goal.allows(found.links["ssd_write"].num_bytes, found.step_ms)
+        written.append(found.links["ssd_write"].num_bytes)
+    assert written[0] == unlimited
+    assert 0 < written[1] <= 0.6 * unlimited
+    assert written[-1] == 0
+
+
+def test_a_memory_budget_out_of_reach_names_the_write_budget() -> None:
+    goal = Goal(memory_budget_bytes=6 * MB, ssd_bytes_per_s=1e6)
+    choose(ssd_only(12), replace(goal, ssd_bytes_per_s=None))
+    with pytest.raises(ConfigError, match=r"write_budget holds this rank to 1\.0 MB/s"):
+        choose(ssd_only(12), goal)

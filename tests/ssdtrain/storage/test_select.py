@@ -15,7 +15,7 @@ from ssdtrain.storage.disk import disk_of
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
 from ssdtrain.storage.open import Endurance
 from ssdtrain.storage.rank import Rank
-from ssdtrain.storage.select import open_for_rank, wear_of
+from ssdtrain.storage.select import budget_bytes_per_s, open_for_rank, wear_of
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import Ledger, MeteredStorage
 
@@ -142,3 +142,52 @@ def test_a_session_reports_wear_and_holds_the_budget(
     kept = [s.fallbacks.get(Fallback.KEPT_STORAGE_FULL.value, 0) for s in session.steps]
     assert sum(kept) > 0
     session.close()
+
+
+def test_the_budget_of_a_disk_is_shared_by_its_ranks(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes a day and disk become bytes a second of one rank."""
+    names = [tmp_path / f"nvme{number}" for number in range(3)]
+    for name in names[:2]:
+        name.mkdir()
+    monkeypatch.setattr(select, "disk_of", lambda path: Path(path).name)
+    day = 86_400 * 1000
+    assert budget_bytes_per_s(names[:1], Rank(), day) == 1000
+    assert budget_bytes_per_s(names[:2], Rank(), day) == 2000  # a stripe
+    assert budget_bytes_per_s(names[:1], Rank(5, 1, 4), day) == 250
+    assert budget_bytes_per_s(names[:2], Rank(5, 1, 4), day) == 500
+    own = [f"{tmp_path}/nvme{{local_rank}}"]
+    assert budget_bytes_per_s(own, Rank(1, 1, 3), day) == 1000
+    assert budget_bytes_per_s(own, Rank(2, 2, 3), day) == 0.0  # has no disk
+
+
+def test_a_plan_holds_the_budget(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gibibyte a day is some hundred bytes a step: nothing may leave."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(256, 256) for _ in range(6)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ssdtrain.offload(
+        model,
+        target="ssd",
+        directory=str(directory),
+        min_bytes=0,
+        recompute="off",
+        max_overhead=1.0,
+        host_bytes=1 << 26,
+        write_budget=1 << 30,
+    ) as session:
+        for _ in range(8):
+            model(torch.randn(256, 256)).sum().backward()
+            optimizer.step()
+            if session.plan is not None:
+                break
+        assert session.plan is not None and session.profile is not None
+        assert "MB/s" in session.profile.notes["write_budget"]
+        step = session.plan.prediction
+        allowed = (1 << 30) * step.step_ms / 86_400e3
+        assert step.links["ssd_write"].num_bytes <= allowed
