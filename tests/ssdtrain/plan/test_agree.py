@@ -13,7 +13,8 @@ from torch.distributed import HashStore
 from ssdtrain.hosts import peers
 from ssdtrain.hosts.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
-from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Mark, Phase, Profile
 
 spec = importlib.util.spec_from_file_location(
