@@ -233,14 +233,23 @@ class DevicePlan:
         return known[node]
 
     def _torch(self, node: Node, values: Mapping[Node, Tensor]) -> Tensor:
-        dtype = self.dtypes.of(node)
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
-            else values[i].view(-1, *i.shape).to(torch.float32)
+            else _rows(values[i], i.shape)
             for i in node.inputs
         ]
-        return self.reference.evaluate(node, args).to(dtype).contiguous()
+        made = self.reference.evaluate(node, args)
+        dtype = self.dtypes.of(node)
+        made = made if made.dtype is dtype else made.to(dtype)
+        return made if made.is_contiguous() else made.contiguous()
+
+
+def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[rows, *shape] in fp32; each call that changes nothing costs host time."""
+    if value.shape[1:] != shape:
+        value = value.view(-1, *shape)
+    return value if value.dtype is torch.float32 else value.float()
 
 
 class ValueTypes:
