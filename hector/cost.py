@@ -27,18 +27,18 @@ INDEX_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceModel:
-    """What a device does in a second; the defaults are an H200's, derated to what
-    irregular kernels reach."""
+    """What a device does in a second; the defaults are an H200's, fitted to measured
+    steps by `recipes/bench/rgnn_fit.py`: what irregular kernels reach."""
 
-    bytes_per_second: float = 2.5e12
-    gather_bytes_per_second: float = 1.8e12
+    bytes_per_second: float = 1.7e12
+    gather_bytes_per_second: float = 1.4e12
     cache_bytes: float = 4e7
     """A gathered value of at most this size stays in the L2 cache."""
-    cached_bytes_per_second: float = 4.5e12
+    cached_bytes_per_second: float = 1.7e12
     operations_per_second: float = 6e13
-    launch_seconds: float = 6e-5
+    launch_seconds: float = 7e-5
     """Host time of a generated kernel: memory, arguments, launch, autograd's share."""
-    parameter_launch_seconds: float = 7e-5
+    parameter_launch_seconds: float = 1.3e-4
     """Host time of an operation on parameters that PyTorch runs."""
     kernel_seconds: float = 4e-6
     """Device time of a kernel that has nothing to do."""
