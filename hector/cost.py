@@ -1,18 +1,20 @@
 """Chooses {none, compact, reorder, both} for a graph and its shapes (Wu, 3.4.3).
 
 Wu leaves this to future work and says what it is worth: 1.02 to 1.33 times over
-the best fixed setting. A setting's cost is read off its lowered plans: bytes that the
-kernels move and products they take, over the device's bandwidth and rate, plus a fixed
-time a launch, which decides on small graphs.
+the best fixed setting. A setting's cost is read off its lowered plans: the device's
+time is the bytes that the kernels move and the products they take over its bandwidth
+and rate, the host's a fixed time a launch. The two run side by side, so the larger one
+counts: the host on small graphs, the device on large ones.
 """
 
 from dataclasses import dataclass
 
-from hector.arrays import GraphArrays
+from hector.emit.schedules import Sizes
 from hector.ir.kernels import (
     Fallback,
     Gemm,
     Kernel,
+    Outer,
     ParameterOp,
     Plan,
     Traversal,
@@ -25,17 +27,21 @@ INDEX_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceModel:
-    """What a device does in a second; the defaults are an H200's, derated to what
-    irregular kernels reach."""
+    """What a device does in a second; the defaults are an H200's, fitted to measured
+    steps by `recipes/bench/rgnn_fit.py`: what irregular kernels reach."""
 
-    bytes_per_second: float = 2.5e12
-    gather_bytes_per_second: float = 1.8e12
+    bytes_per_second: float = 1.7e12
+    gather_bytes_per_second: float = 1.4e12
     cache_bytes: float = 4e7
     """A gathered value of at most this size stays in the L2 cache."""
-    cached_bytes_per_second: float = 4.5e12
+    cached_bytes_per_second: float = 1.7e12
     operations_per_second: float = 6e13
-    launch_seconds: float = 8e-6
-    parameter_launch_seconds: float = 1.5e-5
+    launch_seconds: float = 7e-5
+    """Host time of a generated kernel: memory, arguments, launch, autograd's share."""
+    parameter_launch_seconds: float = 1.3e-4
+    """Host time of an operation on parameters that PyTorch runs."""
+    kernel_seconds: float = 4e-6
+    """Device time of a kernel that has nothing to do."""
     sector_bytes: int = 32
     """The least that a gathered row costs."""
 
@@ -74,19 +80,28 @@ class CostModel:
     """Work and time of kernels on one graph, features of `value_bytes` bytes."""
 
     def __init__(
-        self, arrays: GraphArrays, device: DeviceModel, value_bytes: int = 4
+        self, arrays: Sizes, device: DeviceModel, value_bytes: int = 4
     ) -> None:
         self.arrays, self.device, self.value_bytes = arrays, device, value_bytes
 
     def plan_seconds(self, plan: Plan) -> float:
         """Predicted time of one run of a plan."""
-        return sum(self.kernel_seconds(k) for k in plan.kernels)
+        host = sum(self.host_seconds(k) for k in plan.kernels)
+        return max(host, sum(self.kernel_seconds(k) for k in plan.kernels))
 
-    def kernel_seconds(self, k: Kernel) -> float:
+    def host_seconds(self, k: Kernel) -> float:
+        """Time that the host takes to start a kernel."""
         if isinstance(k, ParameterOp | Fallback):
             view = k.out.op is Op.RESHAPE
             return 0.0 if view else self.device.parameter_launch_seconds
-        return self.device.launch_seconds + self.work(k).seconds(self.device)
+        # A weight gradient is two launches: partial sums, and their sum.
+        return self.device.launch_seconds * (2 if isinstance(k, Outer) else 1)
+
+    def kernel_seconds(self, k: Kernel) -> float:
+        """Time that the device takes for a kernel."""
+        if isinstance(k, ParameterOp | Fallback) and k.out.op is Op.RESHAPE:
+            return 0.0
+        return self.device.kernel_seconds + self.work(k).seconds(self.device)
 
     def work(self, k: Kernel) -> Work:
         """Bytes and operations of one launch; nothing for what PyTorch runs."""

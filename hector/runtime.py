@@ -22,10 +22,12 @@ from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule
 from hector.ir.node import Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
+from hector.memory import SLACK, StepMemory, available_bytes, step_memory
 from hector.passes import finish
 from hector.passes.pipeline import (
     ALL_SETTINGS,
     Optimizations,
+    TrainingPlan,
     inference_plan,
     optimize_program,
     training_plan,
@@ -52,6 +54,9 @@ class Options:
     tune: bool = False
     """Time candidate schedules on the first call and keep the best on disk."""
     device_model: DeviceModel = field(default_factory=DeviceModel)
+    memory_limit_bytes: int | None = None
+    """What a step may allocate beside its inputs; the choice of optimizations respects
+    it. None: what the device has left when a program is compiled."""
 
 
 @dataclass
@@ -265,6 +270,7 @@ class Compiled:
         self.builder, self.program, self.options = builder, program, options
         self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
         self._optimized: dict[Optimizations, Program] = {}
+        self._candidates: dict[tuple[Optimizations, bool], Plan | TrainingPlan] = {}
 
     def __call__(
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
@@ -301,11 +307,21 @@ class Compiled:
     def settings_for(
         self, arrays: GraphArrays, training: bool, feature: torch.dtype
     ) -> Optimizations:
-        """The chosen optimizations, or the ones that the cost model finds fastest."""
+        """The chosen optimizations, or the fastest ones that fit into memory by the
+        cost model; if none fits, the ones that need least."""
         if self.options.optimizations is not None:
             return self.options.optimizations
         costs = self.predicted_seconds(arrays, training, feature)
-        return min(costs, key=lambda s: costs[s])
+        limit = self.options.memory_limit_bytes
+        if limit is None:
+            limit = available_bytes(arrays.graph.device)
+        if limit is None:
+            return min(costs, key=lambda s: costs[s])
+        needed = self.predicted_bytes(arrays, training, feature)
+        fitting = [s for s in costs if SLACK * needed[s].peak_bytes <= limit]
+        if not fitting:
+            return min(costs, key=lambda s: needed[s].peak_bytes)
+        return min(fitting, key=lambda s: costs[s])
 
     def predicted_seconds(
         self, arrays: GraphArrays, training: bool, feature: torch.dtype = torch.float32
@@ -314,12 +330,30 @@ class Compiled:
         model = CostModel(arrays, self.options.device_model, feature.itemsize)
         costs = {}
         for settings in ALL_SETTINGS:
-            program = self.optimized(settings)
-            parts: tuple[Plan, ...]
-            if training:
-                plans = training_plan(self.builder, program, self.inputs)
-                parts = (plans.forward, plans.backward)
-            else:
-                parts = (inference_plan(self.builder, program),)
+            plans = self._plans(settings, training)
+            parts = (
+                (plans,) if isinstance(plans, Plan) else (plans.forward, plans.backward)
+            )
             costs[settings] = sum(map(model.plan_seconds, parts))
         return costs
+
+    def predicted_bytes(
+        self, arrays: GraphArrays, training: bool, feature: torch.dtype = torch.float32
+    ) -> dict[Optimizations, StepMemory]:
+        """The memory of a step under every setting."""
+        return {
+            s: step_memory(self._plans(s, training), arrays, feature.itemsize)
+            for s in ALL_SETTINGS
+        }
+
+    def _plans(self, settings: Optimizations, training: bool) -> Plan | TrainingPlan:
+        """The plans of a setting, with the gradients of all inputs."""
+        key = (settings, training)
+        if key not in self._candidates:
+            program = self.optimized(settings)
+            self._candidates[key] = (
+                training_plan(self.builder, program, self.inputs)
+                if training
+                else inference_plan(self.builder, program)
+            )
+        return self._candidates[key]

@@ -24,6 +24,7 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
+from hector.passes.lifetimes import lifetimes
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",
@@ -52,6 +53,16 @@ class _TorchOp:
     node: Node
 
 
+@dataclass(frozen=True)
+class _Step:
+    """One kernel of the plan, and whose memory begins and ends with it; see
+    [Note: lifetimes]."""
+
+    makes: tuple[tuple[Node, tuple[int, ...], torch.dtype], ...]
+    work: tuple[Launch | _TorchOp, ...]
+    dead: tuple[Node, ...]
+
+
 class DevicePlan:
     """A plan bound to a graph, ready to launch."""
 
@@ -66,25 +77,23 @@ class DevicePlan:
         self.schedules = tuple(schedules)
         self.reference = Reference(arrays, torch.float32)
         precision = dot_precision(dtypes.feature)
-        self.steps: list[Launch | _TorchOp] = []
         texts: list[str] = []
-        for kernel, schedule in zip(plan.kernels, self.schedules, strict=True):
+        lives = lifetimes(plan)
+        steps = []
+        for position, kernel in enumerate(plan.kernels):
+            dead = tuple(n for n, (_, last) in lives.items() if last == position)
             if isinstance(kernel, ParameterOp | Fallback):
-                self.steps.append(_TorchOp(kernel.out))
+                steps.append(_Step((), (_TorchOp(kernel.out),), dead))
                 continue
-            made = generate(kernel, schedule, precision)
+            made = generate(kernel, self.schedules[position], precision)
             texts.append(made.text)
             launches = (self._launch(e, f) for e, f in made.functions())
-            self.steps.extend(launch for launch in launches if launch is not None)
+            makes = tuple((n, self._shape(n), dtypes.of(n)) for n in kernel.outputs)
+            work = tuple(launch for launch in launches if launch is not None)
+            steps.append(_Step(makes, work, dead))
+        self.steps = tuple(steps)
         self.source = "\n\n".join(texts)
-        self.launches = tuple(s for s in self.steps if isinstance(s, Launch))
         self.compiled = False
-        self.made = tuple(
-            (n, self._shape(n), dtypes.of(n))
-            for k in plan.kernels
-            if not isinstance(k, ParameterOp | Fallback)
-            for n in k.outputs
-        )
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
@@ -149,7 +158,7 @@ class DevicePlan:
         }[arg.kind]
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
-        """Values by node: everything bound and everything stored."""
+        """Values by node: everything bound, and the plan's results."""
         device = self.arrays.graph.device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             # Triton launches on the current device, wherever the tensors are.
@@ -164,23 +173,26 @@ class DevicePlan:
         aligned = not any(
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
-        for node, shape, dtype in self.made:
-            values[node] = torch.empty(shape, dtype=dtype, device=device)
         if not self.compiled:
             self._compile(values)
-        scratch: dict[Node, Tensor] = {}
         for step in self.steps:
-            if isinstance(step, _TorchOp):
-                values[step.node] = self._torch(step.node, values)
-                continue
-            args = step.args
-            for position, node in step.slots:
-                args[position] = values[node]
-            for position, node, tiles in step.partials:
-                args[position] = self._scratch(scratch, node, tiles)
-            step(aligned)
-        for launch in self.launches:
-            launch.release()
+            for node, shape, dtype in step.makes:
+                values[node] = torch.empty(shape, dtype=dtype, device=device)
+            scratch: dict[Node, Tensor] = {}
+            for work in step.work:
+                if isinstance(work, _TorchOp):
+                    values[work.node] = self._torch(work.node, values)
+                    continue
+                args = work.args
+                for position, node in work.slots:
+                    args[position] = values[node]
+                for position, node, tiles in work.partials:
+                    args[position] = self._scratch(scratch, node, tiles)
+                work(aligned)
+                # The stream orders this memory's next use after the kernel.
+                work.release()
+            for node in step.dead:
+                del values[node]
         return values
 
     def _compile(self, values: Mapping[Node, Tensor]) -> None:
@@ -189,9 +201,15 @@ class DevicePlan:
         if self.arrays.graph.device.type != "cuda":
             return
         dtypes = {n: t.dtype for n, t in values.items()}
-        made = [s.node for s in self.steps if isinstance(s, _TorchOp)]
-        dtypes.update((n, self.dtypes.of(n)) for n in made)
-        compile_together(self.launches, dtypes)
+        launches: list[Launch] = []
+        for step in self.steps:
+            dtypes.update((n, dtype) for n, _, dtype in step.makes)
+            for work in step.work:
+                if isinstance(work, _TorchOp):
+                    dtypes[work.node] = self.dtypes.of(work.node)
+                else:
+                    launches.append(work)
+        compile_together(launches, dtypes)
 
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]
@@ -215,14 +233,23 @@ class DevicePlan:
         return known[node]
 
     def _torch(self, node: Node, values: Mapping[Node, Tensor]) -> Tensor:
-        dtype = self.dtypes.of(node)
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
-            else values[i].view(-1, *i.shape).to(torch.float32)
+            else _rows(values[i], i.shape)
             for i in node.inputs
         ]
-        return self.reference.evaluate(node, args).to(dtype).contiguous()
+        made = self.reference.evaluate(node, args)
+        dtype = self.dtypes.of(node)
+        made = made if made.dtype is dtype else made.to(dtype)
+        return made if made.is_contiguous() else made.contiguous()
+
+
+def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[rows, *shape] in fp32; each call that changes nothing costs host time."""
+    if value.shape[1:] != shape:
+        value = value.view(-1, *shape)
+    return value if value.dtype is torch.float32 else value.float()
 
 
 class ValueTypes:

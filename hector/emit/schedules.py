@@ -5,8 +5,8 @@ are equal up to rounding whatever is chosen here.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from hector.arrays import GraphArrays
 from hector.emit.source import pow2
 from hector.ir.kernels import (
     Gemm,
@@ -19,7 +19,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
-from hector.ir.types import TARGET, TYPE_DOMAINS
+from hector.ir.types import TARGET, TYPE_DOMAINS, Domain
 
 TARGET_PROGRAMS = 1024
 """Programs of a split sum: enough to fill a large GPU several times."""
@@ -27,7 +27,13 @@ MAX_TILE = 4096
 """Elements of the widest tile that a traversal keeps in registers."""
 
 
-def default_schedule(kernel: Kernel, arrays: GraphArrays) -> Schedule | None:
+class Sizes(Protocol):
+    """What is known of a graph: `GraphArrays`, or published counts."""
+
+    def rows(self, domain: Domain) -> int: ...
+
+
+def default_schedule(kernel: Kernel, arrays: Sizes) -> Schedule | None:
     """A good first choice from sizes alone."""
     if isinstance(kernel, Gemm):
         return _gemm(kernel)
@@ -62,7 +68,7 @@ def _fit(block: int, width: int) -> int:
     return max(1, min(block, MAX_TILE // width))
 
 
-def _traversal(k: Traversal, arrays: GraphArrays) -> TraversalSchedule:
+def _traversal(k: Traversal, arrays: Sizes) -> TraversalSchedule:
     width = _width(k)
     if k.loop.group is None:
         block = _fit(max(2048 // width, 1), width)

@@ -120,23 +120,35 @@ def run(
     return [out.detach(), *grads]
 
 
+def layer_errors(
+    name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
+) -> list[tuple[float, float]]:
+    """(relative error, PyTorch's own in the same dtype) of the output and of every
+    gradient, against float64.
+
+    PyTorch's is 0 in fp32. In 16 bits it tells what rounding alone does: where a leaky
+    relu's argument is nearly 0, its sign and so the slope is rounding's.
+    """
+    options = {"backend": Backend.TRITON, "optimizations": settings}
+    got = run(name, graph, dtype, options, dtype)
+    plain = {"backend": Backend.REFERENCE, "optimizations": Optimizations()}
+    exact = run(name, graph, torch.float64, plain, dtype)
+    theirs = run(name, graph, dtype, plain, dtype) if dtype.itemsize < 4 else exact
+    return [
+        (_relative(mine, want), _relative(other, want))
+        for mine, other, want in zip(got, theirs, exact, strict=True)
+    ]
+
+
 def layer_error(
     name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
 ) -> float:
     """Largest relative error over the output and all gradients."""
-    got = run(
-        name,
-        graph,
-        dtype,
-        {"backend": Backend.TRITON, "optimizations": settings},
-        dtype,
-    )
-    plain = {"backend": Backend.REFERENCE, "optimizations": Optimizations()}
-    exact = run(name, graph, torch.float64, plain, dtype)
-    worst = 0.0
-    for mine, want in zip(got, exact, strict=True):
-        if not bool(torch.isfinite(mine).all()):
-            return float("inf")
-        gap = float((mine.double() - want).abs().max())
-        worst = max(worst, gap / (float(want.abs().max()) + 1e-30))
-    return worst
+    return max(mine for mine, _ in layer_errors(name, graph, dtype, settings))
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    if not bool(torch.isfinite(got).all()):
+        return float("inf")
+    gap = float((got.double() - want).abs().max())
+    return gap / (float(want.abs().max()) + 1e-30)

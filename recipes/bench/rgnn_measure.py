@@ -15,6 +15,9 @@ NUM_TIMED = 20
 NUM_TIMED_SLOW = 10
 SLOW_MS = 80.0
 """Steps slower than this are timed NUM_TIMED_SLOW times: Wu's minimum."""
+NUM_TIMED_VERY_SLOW = 5
+VERY_SLOW_MS = 200.0
+"""Baselines on large graphs: medians of NUM_TIMED_VERY_SLOW."""
 NUM_TIMED_LOST = 3
 LOST = 8.0
 """A contender this many times slower than a known other is timed NUM_TIMED_LOST times:
@@ -62,6 +65,8 @@ def release(device: torch.device) -> None:
 def _num_timed(guess_ms: float, other_ms: float | None) -> int:
     if other_ms is not None and guess_ms > LOST * other_ms:
         return NUM_TIMED_LOST
+    if guess_ms > VERY_SLOW_MS:
+        return NUM_TIMED_VERY_SLOW
     return NUM_TIMED_SLOW if guess_ms > SLOW_MS else NUM_TIMED
 
 

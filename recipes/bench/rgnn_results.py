@@ -41,6 +41,33 @@ class Results:
         self.data["runs"].append(about)
         return len(self.data["runs"]) - 1
 
+    def forget(self, contenders: list[str], uuid: str) -> None:
+        """Take the fp32 cells of these contenders again.
+
+        On another device than before also the best other of each such cell: only
+        records of one device are compared. A new record replaces the old one.
+        """
+        for text, record in list(self.by_key.items()):
+            key = record["key"]
+            mine = key["contender"] in contenders and key["what"] == "time"
+            if not mine or (key["dtype"], key["width"]) != ("float32", 64):
+                continue
+            del self.by_key[text]
+            if self.data["runs"][record["run"]].get("uuid") == uuid:
+                continue
+            best = self._best_other(key)
+            if best is not None:
+                del self.by_key[self._text(best["key"])]
+
+    def _best_other(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        others = (
+            self.by_key.get(self._text({**key, "contender": c.value}))
+            for c in Contender
+            if not c.ours
+        )
+        timed = [r for r in others if r and "ms" in r]
+        return min(timed, key=lambda r: r["ms"], default=None)
+
     def has(self, work: Work) -> bool:
         return self._text(work.key()) in self.by_key
 
@@ -50,8 +77,8 @@ class Results:
 
     def best_other_ms(self, work: Work) -> float | None:
         """The best time of a baseline in the cell of `work` so far."""
-        found = (self.find(work, c) for c in Contender if not c.ours)
-        return min((r["ms"] for r in found if r and "ms" in r), default=None)
+        best = self._best_other(work.key())
+        return None if best is None else float(best["ms"])
 
     def same_setting(self, work: Work) -> dict[str, Any] | None:
         """The record of a fixed setting that the cost model chose anyway."""
@@ -66,6 +93,9 @@ class Results:
     def add(self, work: Work, run: int, values: dict[str, Any]) -> None:
         record = {"key": work.key(), "run": run, **values}
         self.by_key[self._text(work.key())] = record
+        same = [r for r in self.data["records"] if r["key"] == record["key"]]
+        for old in same:
+            self.data["records"].remove(old)
         self.data["records"].append(record)
         self.write()
 

@@ -11,13 +11,15 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
+from hector.train import LayerKind
 from recipes.bench import rgnn, rgnn_table
 from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, plan
 from recipes.bench.rgnn_measure import OutOfTimeError, category, deadline, measure
+from recipes.bench.rgnn_results import Results
 
 ARGS = (
-    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main bfloat16 "
-    "--contenders sorted-loop sorted-grouped --budget-s 60"
+    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
+    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 60"
 ).split()
 
 
@@ -53,6 +55,33 @@ def test_a_cut_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     again = json.loads((tmp_path / "s.json").read_text())
     assert [r["ms"] for r in again["records"]] == times
     assert len(again["runs"]) == 3
+
+
+def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
+    """On the same device ours alone, on another one the best other beside it."""
+    records = [record("hector", 2.0), record("pyg", 3.0), record("sorted-loop", 9.0)]
+    records.append(record("hector", 1.0, dtype="bfloat16"))
+    path = tmp_path / "r.json"
+    runs = [{"device": "a", "uuid": "1"}]
+    path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": records}))
+    for uuid, stale in (("1", {"hector"}), ("2", {"hector", "pyg"})):
+        results = Results(path, None)
+        known = set(results.by_key)
+        results.forget(["hector"], uuid)
+        gone = [json.loads(k) for k in known - set(results.by_key)]
+        assert {k["contender"] for k in gone} == stale
+        assert {k["dtype"] for k in gone} == {"float32"}
+    (work,) = (
+        w
+        for w in plan([Phase.MAIN], ["aifb"])
+        if w.contender is Contender.HECTOR
+        and w.cell.model is LayerKind.RGCN
+        and w.cell.task is Task.TRAINING
+    )
+    for ms in (5.0, 4.0):
+        results.add(work, 0, {"status": "ok", "ms": ms})
+    same = [r for r in results.data["records"] if r["key"] == work.key()]
+    assert [r["ms"] for r in same] == [4.0]
 
 
 def test_failures_are_recorded_and_tried_again(

@@ -1,0 +1,193 @@
+"""Fits the cost model's constants to the times that `rgnn.py` took of our layers.
+
+    python -m recipes.bench.rgnn_fit recipes/bench/results/rgnn.json
+
+The plans of every record are rebuilt from the layer and the record's setting; the
+graph's counts come from the results. The constants minimize the mean squared logarithm
+of predicted over measured time, found by moving one after the other.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hector.cost import CostModel, DeviceModel
+from hector.datasets.generate import TABLE_3_3, generate, scaled
+from hector.graph import HeteroGraph
+from hector.ir.kernels import Plan
+from hector.ir.types import Domain
+from hector.runtime import executables
+from hector.train import LayerKind, LayerSpec
+from hector.train.model import compiled_layer
+
+SETTING = {
+    "none": "none",
+    "compact": "compaction",
+    "reorder": "reordering",
+    "compact+reorder": "both",
+}
+FIELDS = (
+    "bytes_per_second",
+    "gather_bytes_per_second",
+    "cached_bytes_per_second",
+    "launch_seconds",
+    "parameter_launch_seconds",
+)
+"""What whole steps tell apart: products and empty kernels never bound one."""
+STEPS = (2.0, 1.3, 1.1, 1.03)
+"""Factors by which a constant is moved, coarse to fine."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A graph as the results describe it."""
+
+    about: dict[str, Any]
+
+    def rows(self, domain: Domain) -> int:
+        a = self.about
+        edges = int(a["num_edges"])
+        return {
+            Domain.NODE: int(a["num_nodes"]),
+            Domain.EDGE: edges,
+            Domain.SRC_PAIR: round(a["entity_compaction_ratio"] * edges),
+            Domain.DST_PAIR: round(a["destination_compaction_ratio"] * edges),
+            Domain.ETYPE: int(a["num_edge_types"]),
+            Domain.NTYPE: int(a["num_node_types"]),
+            Domain.GLOBAL: 1,
+        }[domain]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured step and what ran in it."""
+
+    key: dict[str, Any]
+    setting: str
+    seconds: float
+    plans: tuple[Plan, ...]
+    counts: Counts
+
+    def predicted(self, device: DeviceModel) -> float:
+        size = 2 if self.key["dtype"] == "bfloat16" else 4
+        model = CostModel(self.counts, device, size)
+        return sum(model.plan_seconds(p) for p in self.plans)
+
+
+def plans_of(graph: HeteroGraph, key: dict[str, Any], setting: str) -> tuple[Plan, ...]:
+    """Forward, and in training backward: the same for a graph of any size."""
+    width = key["width"]
+    spec = LayerSpec(
+        kind=LayerKind(key["model"]),
+        in_channels=width,
+        out_channels=width,
+        heads=1,
+        num_bases=None,
+    )
+    layer = compiled_layer(spec, graph)
+    layer.set_optimization(SETTING[setting])
+    trains = key["task"] == "training"
+    x = torch.zeros(graph.num_nodes, width, requires_grad=trains)
+    with torch.set_grad_enabled(trains):
+        layer(x, graph)
+    report = executables(graph)[-1].report
+    found = (report.forward, report.backward)
+    return tuple(p for p in found if p is not None)
+
+
+def samples(data: dict[str, Any]) -> list[Sample]:
+    """Every time that was taken of our layers."""
+    small: dict[str, HeteroGraph] = {}
+    built: dict[tuple[object, ...], tuple[Plan, ...]] = {}
+    found = []
+    for r in data["records"]:
+        key = r["key"]
+        if r["status"] != "ok" or "setting" not in r or "taken_from" in r:
+            continue
+        name = key["graph"]
+        if name not in small:
+            spec = TABLE_3_3[name]
+            pairs = spec.compaction_ratio * spec.num_edges
+            small[name] = generate(scaled(spec, 10 * spec.num_edge_types / pairs))
+        which = (name, key["model"], key["task"], key["width"], r["setting"])
+        if which not in built:
+            built[which] = plans_of(small[name], key, r["setting"])
+        counts = Counts(data["graphs"][name])
+        seconds = r["ms"] / 1e3
+        found.append(Sample(key, r["setting"], seconds, built[which], counts))
+    return found
+
+
+def error(device: DeviceModel, taken: Sequence[Sample]) -> float:
+    """Root of the mean squared logarithm of predicted over measured time."""
+    logs = [math.log(s.predicted(device) / s.seconds) for s in taken]
+    return math.sqrt(sum(x * x for x in logs) / len(logs))
+
+
+def fit(
+    start: DeviceModel, loss: Callable[[DeviceModel], float], fields: Sequence[str]
+) -> DeviceModel:
+    """The constants of least loss that single moves reach."""
+    best, least = start, loss(start)
+    for step in STEPS:
+        moved = True
+        while moved:
+            moved = False
+            for name in fields:
+                for factor in (step, 1 / step):
+                    value = getattr(best, name) * factor
+                    tried = replace(best, **{name: value})
+                    found = loss(tried)
+                    if found < least * (1 - 1e-6):
+                        best, least, moved = tried, found, True
+    return best
+
+
+def choices(device: DeviceModel, taken: Sequence[Sample]) -> tuple[int, int, float]:
+    """(cells where the predicted best setting is within 5 % of the best measured one,
+    cells with at least two settings, mean of chosen over best time)."""
+    cells: dict[str, dict[str, Sample]] = {}
+    for s in taken:
+        cell = {k: v for k, v in s.key.items() if k != "contender"}
+        cells.setdefault(json.dumps(cell, sort_keys=True), {})[s.setting] = s
+    ratios = []
+    for found in cells.values():
+        if len(found) < 2:
+            continue
+        chosen = min(found.values(), key=lambda s: s.predicted(device))
+        ratios.append(chosen.seconds / min(s.seconds for s in found.values()))
+    mean = sum(ratios) / len(ratios) if ratios else math.nan
+    return sum(r <= 1.05 for r in ratios), len(ratios), mean
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    args = parser.parse_args(argv)
+    taken = samples(json.loads(args.results.read_text()))
+    if not taken:
+        print("no times of compiled layers in", args.results)
+        return 1
+    before = DeviceModel()
+    after = fit(before, lambda d: error(d, taken), FIELDS)
+    for label, device in (("before", before), ("after", after)):
+        good, count, mean = choices(device, taken)
+        print(
+            f"{label}: error {error(device, taken):.3f} in log time over {len(taken)} "
+            f"times; best setting within 5 % in {good} of {count} cells, "
+            f"mean {mean:.3f}"
+        )
+    for name in FIELDS:
+        print(f"    {name}: {getattr(before, name):.3g} -> {getattr(after, name):.3g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
