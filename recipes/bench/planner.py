@@ -9,23 +9,29 @@ Profiles are written beside the results, as `profile_NAME.json`.
 """
 
 import argparse
+import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from harness import RESULTS, Cells
 from placement import Size, ours, plain, recompute, run_column, trl
-from planner_lab import Lab, Record, predicted, random_orders
+from planner_facts import facts, summary
+from planner_lab import Lab, Orders, Record, planned, predicted, random_orders
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import fixed_policies, references
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import COPY_SLOWDOWN, Profile
 from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 
 TARGETS = {
@@ -38,6 +44,7 @@ SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
 FRONTIER = (0.01, 0.03, 0.1, 0.0)
 CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
+NUM_PLANNERS = 6
 LAB = Size(4096, 8, 8, 1024)
 SECOND_LAB = Size(8192, 2, 16, 1024)
 SMALL_LAB = Size(64, 2, 2, 32)
@@ -68,18 +75,35 @@ def target(
             "losses": lab.losses[:NUM_STEPS],
             "settle_s": settle_s,
             "max_overhead": overhead,
-            "plan": _summary(lab.session.plan),
+            "plan": summary(lab.session.plan),
             "report": lab.session.last_step.as_dict(),
         }
         timeline = Timeline(profile)
-        found["profile"] = _facts(profile)
+        found["profile"] = facts(profile)
         found["references"] = [
             {"name": r.name, "step_ms": r.step_ms, "peak_bytes": r.peak_bytes}
             for r in references(timeline)
         ]
+        record.note(found)
+        lab.hold()
+        beside = found["beside"] = []
+        for name, plan in _beside(profile, overhead):
+            cell = {"plan": name, **predicted(timeline, plan)}
+            beside.append({**cell, **lab.under(plan, 2)})
+            record.note(found)
         return found
     finally:
         lab.close()
+
+
+def _beside(profile: Profile, overhead: float) -> Iterator[tuple[str, Orders]]:
+    """In the same steps: everything kept, and what would have been chosen with the
+    constant slowdown by copies instead of the measured one."""
+    yield "keep-all", keep_all(Timeline(profile))
+    links = replace(profile.links, copy_slowdown=COPY_SLOWDOWN)
+    if links != profile.links:
+        constant = replace(profile, links=links)
+        yield "constant slowdown", choose(constant, Goal(max_overhead=overhead)).orders
 
 
 def frontier(size: Size, device: torch.device, record: Record) -> dict[str, Any]:
@@ -129,41 +153,6 @@ def _policies(lab: Lab, timeline: Timeline, found: list[dict[str, Any]]) -> None
         )
 
 
-def _summary(plan: Any) -> dict[str, Any]:
-    prediction = plan.prediction
-    return {
-        "policy": plan.policy,
-        "bytes": plan.bytes_by_placement(),
-        "step_ms": prediction.step_ms,
-        "peak_gb": prediction.peak_bytes / 1e9,
-        "keep_ms": prediction.keep_ms,
-        "keep_peak_gb": prediction.keep_peak_bytes / 1e9,
-        "stall_ms": prediction.stall_ms,
-        "recompute_ms": prediction.recompute_ms,
-    }
-
-
-def _facts(profile: Profile) -> dict[str, Any]:
-    links = profile.links
-    recipes: dict[str, list[float]] = {}
-    for items in profile.kinds.values():
-        for item in items:
-            if item.recipe is not None:
-                cell = recipes.setdefault(item.recipe, [0, 0.0, 0.0])
-                cell[0] += 1
-                cell[1] += item.num_bytes / 1e9
-                cell[2] += item.recipe_ms
-    return {
-        "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
-        "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
-        "num_marks": len(profile.marks),
-        "compute_ms": profile.compute_ms,
-        "head_ms": profile.head_ms,
-        "tail_ms": profile.tail_ms,
-        "recipes (number, GB, ms)": recipes,
-    }
-
-
 def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
     """Predicted against measured over fixed, random and chosen plans of one model."""
     lab = Lab(size, device)
@@ -174,7 +163,7 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
         lab.step()
         lab.hold()
         timeline = Timeline(profile)
-        found = {"plans": plans, "profile": _facts(profile)}
+        found = {"plans": plans, "profile": facts(profile)}
         _policies(lab, timeline, plans)
         for cell in plans:
             cell["how"] = "policy"
@@ -226,60 +215,55 @@ def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
 def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
     """A measured grid, and plans for budgets between the least and keep."""
     lab = Lab(size, device)
+    pool = ProcessPoolExecutor(NUM_PLANNERS, multiprocessing.get_context("spawn"))
     try:
         profile = lab.settle()
         lab.step()
         lab.hold()
-        timeline = Timeline(profile)
-        largest = max(item.num_bytes for item in timeline.items)
-        grid: list[dict[str, Any]] = []
-        for window, prefetch, fraction, recipes in GRID:
-            if record.left_s < record.limit_s / 2:
+        least = least_peak(profile)
+        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+        draw = random.Random(0)
+        budgets = [int(least + (keep - least) * draw.random()) for _ in range(num)]
+        # Planned beside the grid: a search takes longer than the steps it is for.
+        plans = [pool.submit(planned, profile, b) for b in (int(0.9 * least), *budgets)]
+        found: dict[str, Any] = {"grid": []}
+        _grid(lab, profile, found["grid"], record)
+        found["budgets"] = [{"least_bytes": least, "keep_bytes": keep}]
+        record.note(found)
+        found["budgets"][0]["unreachable"] = str(plans[0].result())
+        for budget, plan in zip(budgets, plans[1:], strict=True):
+            if record.is_late:
                 break
-            cell = lab.under_settings(
-                int(window * largest), int(prefetch * largest), fraction, recipes
-            )
-            point = [window, prefetch, fraction, recipes]
-            grid.append({"point": point, **cell})
-            record.note({"grid": grid})
-        return {"grid": grid, "budgets": _budgets(lab, profile, num, record)}
+            cell = _within(lab, profile, plan.result())
+            found["budgets"].append({"budget_bytes": budget, **cell})
+            record.note(found)
+        return found
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         lab.close()
 
 
-def _budgets(
-    lab: Lab, profile: Profile, num: int, record: Record
-) -> list[dict[str, Any]]:
-    timeline = Timeline(profile)
-    keep = next(f for f in fixed_policies(timeline) if f.name == "keep-all")
-    most = predicted(timeline, schedule(timeline, keep.placements))[
-        "predicted_peak_bytes"
-    ]
-    least = least_peak(profile)
-    draw = random.Random(0)
-    budgets = [int(least + (most - least) * draw.random()) for _ in range(num)]
-    found: list[dict[str, Any]] = [{"least_bytes": least, "keep_bytes": most}]
-    try:
-        choose(profile, Goal(memory_budget_bytes=int(0.9 * least)))
-    except ConfigError as error:
-        found[0]["unreachable"] = str(error)
-    for budget in budgets:
-        if record.is_late:
-            break
-        try:
-            plan = choose(profile, Goal(memory_budget_bytes=budget))
-        except ConfigError as error:
-            found.append({"budget_bytes": budget, "error": str(error)})
-            continue
-        found.append(
-            {
-                "budget_bytes": budget,
-                "policy": plan.policy,
-                **predicted(timeline, plan.orders),
-                **lab.under(plan.orders, 2),
-            }
+def _grid(
+    lab: Lab, profile: Profile, grid: list[dict[str, Any]], record: Record
+) -> None:
+    """The policy's own numbers, added to `grid` while there is time."""
+    largest = max(item.num_bytes for item in Timeline(profile).items)
+    for window, prefetch, fraction, recipes in GRID:
+        if record.left_s < record.limit_s * 0.4:
+            return
+        cell = lab.under_settings(
+            int(window * largest), int(prefetch * largest), fraction, recipes
         )
-    return found
+        grid.append({"point": [window, prefetch, fraction, recipes], **cell})
+        record.note({"grid": grid})
+
+
+def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
+    """A plan for a budget, predicted and measured, or why there is none."""
+    if isinstance(plan, str):
+        return {"error": plan}
+    cell = {"policy": plan.policy, **predicted(Timeline(profile), plan.orders)}
+    return {**cell, **lab.under(plan.orders, 2)}
 
 
 def bandwidth(
@@ -302,7 +286,7 @@ def bandwidth(
             "measured_write_gb_per_s": rate,
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
             "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
-            "plan": _summary(lab.session.plan),
+            "plan": summary(lab.session.plan),
             "offloaded_gb": report.bytes_offloaded / 1e9,
             "written_gb": report.bytes_written / 1e9,
             "half_step_gb": rate * forward_backward_ms / 2e3,

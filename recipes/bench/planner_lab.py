@@ -16,7 +16,8 @@ from placement import Clock, Size, step
 import ssdtrain
 from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
-from ssdtrain.plan.choose import options
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import Goal, choose, options
 from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile, to_json
@@ -203,6 +204,14 @@ def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]
     window = draw.choice([None, None, 1.5, 2, 3, 4, 6])
     style = Style(window_bytes=None if window is None else int(window * largest))
     return schedule(timeline, placements, style)
+
+
+def planned(profile: Profile, budget_bytes: int) -> Plan | str:
+    """The plan for a memory budget, or what the error says; runs in any process."""
+    try:
+        return choose(profile, Goal(memory_budget_bytes=budget_bytes))
+    except ConfigError as error:
+        return str(error)
 
 
 def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:
