@@ -1,11 +1,15 @@
 """What every benchmark here shares: the record of where it ran, and resumable cells."""
 
+import contextlib
+import gc
 import json
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).resolve().parent / "results"
+NOT_ENDED = "was not ended"
+"""Error of a cell whose process was ended while it ran; it is run again."""
 PACKAGES = (
     "torch",
     "triton",
@@ -51,8 +57,9 @@ class Cells:
     """Named results in one JSON file, written after every cell; a rerun goes on."""
 
     def __init__(self, path: Path, budget_s: float, settings: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._deadline = time.monotonic() + budget_s
+        self._notes: dict[str, dict[str, Any]] = {}
         self.data: dict[str, Any] = {
             "environment": environment(),
             "settings": settings,
@@ -61,7 +68,11 @@ class Cells:
         if path.exists():
             before = json.loads(path.read_text())
             if before.get("settings") == settings:
-                self.data["cells"] = before["cells"]
+                self.data["cells"] = {
+                    name: cell
+                    for name, cell in before["cells"].items()
+                    if cell.get("error") != NOT_ENDED
+                }
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.data["cells"][name]  # type: ignore[no-any-return]
@@ -69,25 +80,71 @@ class Cells:
     def __contains__(self, name: str) -> bool:
         return name in self.data["cells"]
 
-    def run(self, name: str, cell: Callable[[], dict[str, Any]]) -> None:
-        """Run a cell unless it is there or the time is over; an error is a result."""
+    def run(
+        self,
+        name: str,
+        cell: Callable[[], dict[str, Any]],
+        limit_s: float | None = None,
+    ) -> None:
+        """Run a cell unless it is there or the time is over; an error is a result.
+
+        What the cell noted before an error, or before `limit_s` were over, is kept.
+        """
         if name in self or time.monotonic() > self._deadline:
             return
         start = time.monotonic()
+        error: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
-            result = cell()
+            with _limited(limit_s):
+                result = cell()
         except torch.OutOfMemoryError:
-            result = {"error": "out of memory"}
-        except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+            error = {"error": "out of memory"}
+        except Exception as caught:
+            text = f"{type(caught).__name__}: {caught}"[:500]
+            where = traceback.format_exc().splitlines()[-12:]
+            error = {"error": text, "traceback": where}
+        noted = self._notes.pop(name, {})
+        result = {**noted, **result, **error}
+        if error:
+            gc.collect()  # the frames of the failure held the model
+            with contextlib.suppress(RuntimeError):  # a broken device shows below
+                torch.cuda.empty_cache()
         result["cell_s"] = round(time.monotonic() - start, 2)
         self.data["cells"][name] = result
         self.save()
         print(name, json.dumps(result), flush=True)
 
+    def note(self, name: str, part: dict[str, Any]) -> None:
+        """Write what a running cell knows already."""
+        self._notes[name] = part
+        partial = {**part, "error": NOT_ENDED}
+        self.data["cells"][name] = partial
+        self.save()
+        del self.data["cells"][name]
+
     def save(self) -> None:
         """Write the file in one piece."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".tmp")
         partial.write_text(json.dumps(self.data, indent=1) + "\n")
-        partial.replace(self._path)
+        partial.replace(self.path)
+
+
+@contextlib.contextmanager
+def _limited(limit_s: float | None) -> Iterator[None]:
+    """Raise TimeoutError in the main thread when the time is over."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"the cell took more than {limit_s} s")
+
+    if limit_s is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -2,42 +2,53 @@
 
     PYTHONPATH=. python recipes/bench/planner.py --budget-s 250
 
-Cells are run in the order of what matters most and resumed by a second run.
+Cells are run in the order of what matters most and resumed by a second run; each has
+a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
+Profiles are written beside the results, as `profile_NAME.json`.
 `--small` runs all paths on tiny models (a CPU is enough).
 """
 
 import argparse
+import multiprocessing
 import random
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from harness import RESULTS, Cells
-from placement import Size, plain, recompute, run_column
-from planner_lab import Lab, predicted, random_orders
+from placement import Size, ours, plain, recompute, run_column, trl
+from planner_facts import facts, summary
+from planner_lab import Lab, Orders, Record, planned, predicted, random_orders
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import fixed_policies, references
-from ssdtrain.plan.profile import Profile, to_json
+from ssdtrain.plan.profile import COPY_SLOWDOWN, Profile
 from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 
 TARGETS = {
-    "8192x4": (Size(8192, 4, 16, 1024), 0.02),
     "12288x3": (Size(12288, 3, 16, 1024), 0.01),
+    "8192x4": (Size(8192, 4, 16, 1024), 0.02),
     "16384x2": (Size(16384, 2, 16, 1024), 0.01),
     "6144x24": (Size(6144, 24, 8, 2048), 0.05),
 }
-SMALL = {"256x2": (Size(256, 2, 4, 64), 0.05)}
-FRONTIER = (0.0, 0.02, 0.05, 0.1)
+SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
+FRONTIER = (0.01, 0.03, 0.1, 0.0)
+CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
-LAB = Size(4096, 8, 16, 1024)
+NUM_PLANNERS = 6
+LAB = Size(4096, 8, 8, 1024)
 SECOND_LAB = Size(8192, 2, 16, 1024)
-SMALL_LAB = Size(128, 2, 4, 64)
+SMALL_LAB = Size(64, 2, 2, 32)
 GRID = [
     (window, prefetch, fraction, recipes)
     for recipes in (True, False)
@@ -48,55 +59,90 @@ GRID = [
 ]
 
 
-def target(size: Size, overhead: float, device: torch.device) -> dict[str, Any]:
+def target(
+    size: Size, overhead: float, device: torch.device, record: Record
+) -> dict[str, Any]:
     """`plan="auto"` as a user gets it, then the frontier around it."""
+    start = time.monotonic()
     lab = Lab(size, device, max_overhead=overhead)
     try:
-        start = time.monotonic()
         profile = lab.settle()
+        record.profile(profile)
         settle_s = time.monotonic() - start
         own = [lab.step() for _ in range(4)]
-        found = {
+        found: dict[str, Any] = {
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
             "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
             "losses": lab.losses[:NUM_STEPS],
             "settle_s": settle_s,
             "max_overhead": overhead,
-            "plan": _summary(lab.session.plan),
+            "plan": summary(lab.session.plan),
             "report": lab.session.last_step.as_dict(),
         }
-        lab.hold()
         timeline = Timeline(profile)
-        points = []
-        is_large = size.num_layers > 8
-        for limit in FRONTIER[-1:] if is_large else FRONTIER:
-            start = time.monotonic()
-            plan = choose(profile, Goal(max_overhead=limit))
-            choose_s = time.monotonic() - start
-            points.append(
-                {
-                    "max_overhead": limit,
-                    "policy": plan.policy,
-                    "choose_s": choose_s,
-                    **predicted(timeline, plan.orders),
-                    **lab.under(plan.orders, 1),
-                }
-            )
-        found["frontier"] = points
-        found["policies"] = [] if is_large else _policies(lab, timeline)
+        found["profile"] = facts(profile)
         found["references"] = [
             {"name": r.name, "step_ms": r.step_ms, "peak_bytes": r.peak_bytes}
             for r in references(timeline)
         ]
-        found["profile"] = _facts(profile)
+        record.note(found)
+        lab.hold()
+        beside = found["beside"] = []
+        for name, plan in _beside(profile, overhead):
+            cell = {"plan": name, **predicted(timeline, plan)}
+            beside.append({**cell, **lab.under(plan, 2)})
+            record.note(found)
         return found
     finally:
         lab.close()
 
 
-def _policies(lab: Lab, timeline: Timeline) -> list[dict[str, Any]]:
-    """Every fixed policy, predicted and measured."""
-    found = []
+def _beside(profile: Profile, overhead: float) -> Iterator[tuple[str, Orders]]:
+    """In the same steps: everything kept, and what would have been chosen with the
+    constant slowdown by copies instead of the measured one."""
+    yield "keep-all", keep_all(Timeline(profile))
+    links = replace(profile.links, copy_slowdown=COPY_SLOWDOWN)
+    if links != profile.links:
+        constant = replace(profile, links=links)
+        yield "constant slowdown", choose(constant, Goal(max_overhead=overhead)).orders
+
+
+def frontier(size: Size, device: torch.device, record: Record) -> dict[str, Any]:
+    """Fixed policies and chosen plans of one model, predicted and measured."""
+    lab = Lab(size, device)
+    found: dict[str, Any] = {"policies": [], "frontier": []}
+    try:
+        profile = lab.settle()
+        lab.step()
+        lab.hold()
+        _policies(lab, Timeline(profile), found["policies"])
+        record.note(found)
+        _frontier(lab, profile, found["frontier"])
+        return found
+    finally:
+        lab.close()
+
+
+def _frontier(lab: Lab, profile: Profile, points: list[dict[str, Any]]) -> None:
+    """Chosen plans, predicted and measured, added to `points`."""
+    timeline = Timeline(profile)
+    for limit in FRONTIER:
+        start = time.monotonic()
+        plan = choose(profile, Goal(max_overhead=limit))
+        choose_s = time.monotonic() - start
+        points.append(
+            {
+                "max_overhead": limit,
+                "policy": plan.policy,
+                "choose_s": choose_s,
+                **predicted(timeline, plan.orders),
+                **lab.under(plan.orders, 1),
+            }
+        )
+
+
+def _policies(lab: Lab, timeline: Timeline, found: list[dict[str, Any]]) -> None:
+    """Every fixed policy, predicted and measured, added to `found`."""
     for fixed in fixed_policies(timeline):
         orders = schedule(timeline, fixed.placements, fixed.style)
         found.append(
@@ -106,57 +152,24 @@ def _policies(lab: Lab, timeline: Timeline) -> list[dict[str, Any]]:
                 **lab.under(orders, 1),
             }
         )
-    return found
 
 
-def _summary(plan: Any) -> dict[str, Any]:
-    prediction = plan.prediction
-    return {
-        "policy": plan.policy,
-        "bytes": plan.bytes_by_placement(),
-        "step_ms": prediction.step_ms,
-        "peak_gb": prediction.peak_bytes / 1e9,
-        "keep_ms": prediction.keep_ms,
-        "keep_peak_gb": prediction.keep_peak_bytes / 1e9,
-        "stall_ms": prediction.stall_ms,
-        "recompute_ms": prediction.recompute_ms,
-    }
-
-
-def _facts(profile: Profile) -> dict[str, Any]:
-    links = profile.links
-    recipes: dict[str, list[float]] = {}
-    for items in profile.kinds.values():
-        for item in items:
-            if item.recipe is not None:
-                cell = recipes.setdefault(item.recipe, [0, 0.0, 0.0])
-                cell[0] += 1
-                cell[1] += item.num_bytes / 1e9
-                cell[2] += item.recipe_ms
-    return {
-        "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
-        "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
-        "num_marks": len(profile.marks),
-        "compute_ms": profile.compute_ms,
-        "head_ms": profile.head_ms,
-        "tail_ms": profile.tail_ms,
-        "recipes (number, GB, ms)": recipes,
-    }
-
-
-def prediction(size: Size, device: torch.device, num: int, limit_s: float) -> Any:
-    """Predicted against measured over random and chosen plans of one model."""
-    deadline = time.monotonic() + limit_s
+def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
+    """Predicted against measured over fixed, random and chosen plans of one model."""
     lab = Lab(size, device)
+    plans: list[dict[str, Any]] = []
     try:
         profile = lab.settle()
+        record.profile(profile)
         lab.step()
         lab.hold()
         timeline = Timeline(profile)
-        plans: list[dict[str, Any]] = []
-        plans += [{"how": "policy", **cell} for cell in _policies(lab, timeline)]
+        found = {"plans": plans, "profile": facts(profile)}
+        _policies(lab, timeline, plans)
+        for cell in plans:
+            cell["how"] = "policy"
         for seed in range(num):
-            if time.monotonic() > deadline:
+            if record.is_late:
                 break
             orders = random_orders(timeline, seed)
             plans.append(
@@ -166,8 +179,9 @@ def prediction(size: Size, device: torch.device, num: int, limit_s: float) -> An
                     **lab.under(orders, 2),
                 }
             )
-        for overhead in (0.0, 0.01, 0.03, 0.1, 0.2, 0.4):
-            if time.monotonic() > deadline:
+            record.note(found)
+        for overhead in CHOSEN:
+            if record.is_late:
                 break
             chosen = choose(profile, Goal(max_overhead=overhead))
             plans.append(
@@ -177,68 +191,80 @@ def prediction(size: Size, device: torch.device, num: int, limit_s: float) -> An
                     **lab.under(chosen.orders, 2),
                 }
             )
-        return {"plans": plans, "profile": _facts(profile), "json": to_json(profile)}
+        return found
     finally:
         lab.close()
 
 
-def regret(size: Size, device: torch.device, num: int, limit_s: float) -> Any:
+def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
+    """What a session costs whose memory budget asks for nothing; plain runs around."""
+    least = 1024 if size.hidden < 1024 else 2**20
+    auto = ours(target="host", memory_budget_bytes=10**13, min_bytes=least)
+    before, own, behind = (
+        run_column(size, column, device, num_steps) for column in (plain, auto, plain)
+    )
+    keep_ms = (before["step_ms"] + behind["step_ms"]) / 2
+    return {
+        "step_ms": own["step_ms"],
+        "keep_ms": keep_ms,
+        "ratio": own["step_ms"] / keep_ms,
+        "plain_ms": [before["step_ms"], behind["step_ms"]],
+        "equal": own["losses"] == before["losses"],
+    }
+
+
+def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
     """A measured grid, and plans for budgets between the least and keep."""
-    deadline = time.monotonic() + limit_s
     lab = Lab(size, device)
+    pool = ProcessPoolExecutor(NUM_PLANNERS, multiprocessing.get_context("spawn"))
     try:
         profile = lab.settle()
         lab.step()
         lab.hold()
-        timeline = Timeline(profile)
-        largest = max(item.num_bytes for item in timeline.items)
-        grid = []
-        for window, prefetch, fraction, recipes in GRID:
-            if time.monotonic() > deadline - limit_s / 2:
+        least = least_peak(profile)
+        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+        draw = random.Random(0)
+        budgets = [int(least + (keep - least) * draw.random()) for _ in range(num)]
+        # Planned beside the grid: a search takes longer than the steps it is for.
+        plans = [pool.submit(planned, profile, b) for b in (int(0.9 * least), *budgets)]
+        found: dict[str, Any] = {"grid": []}
+        _grid(lab, profile, found["grid"], record)
+        found["budgets"] = [{"least_bytes": least, "keep_bytes": keep}]
+        record.note(found)
+        found["budgets"][0]["unreachable"] = str(plans[0].result())
+        for budget, plan in zip(budgets, plans[1:], strict=True):
+            if record.is_late:
                 break
-            cell = lab.under_settings(
-                int(window * largest), int(prefetch * largest), fraction, recipes
-            )
-            point = [window, prefetch, fraction, recipes]
-            grid.append({"point": point, **cell})
-        return {"grid": grid, "budgets": _budgets(lab, profile, num, deadline)}
+            cell = _within(lab, profile, plan.result())
+            found["budgets"].append({"budget_bytes": budget, **cell})
+            record.note(found)
+        return found
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         lab.close()
 
 
-def _budgets(
-    lab: Lab, profile: Profile, num: int, deadline: float
-) -> list[dict[str, Any]]:
-    timeline = Timeline(profile)
-    keep = next(f for f in fixed_policies(timeline) if f.name == "keep-all")
-    most = predicted(timeline, schedule(timeline, keep.placements))[
-        "predicted_peak_bytes"
-    ]
-    least = least_peak(profile)
-    draw = random.Random(0)
-    budgets = [int(least + (most - least) * draw.random()) for _ in range(num)]
-    found: list[dict[str, Any]] = [{"least_bytes": least, "keep_bytes": most}]
-    try:
-        choose(profile, Goal(memory_budget_bytes=int(0.9 * least)))
-    except ConfigError as error:
-        found[0]["unreachable"] = str(error)
-    for budget in budgets:
-        if time.monotonic() > deadline:
-            break
-        try:
-            plan = choose(profile, Goal(memory_budget_bytes=budget))
-        except ConfigError as error:
-            found.append({"budget_bytes": budget, "error": str(error)})
-            continue
-        found.append(
-            {
-                "budget_bytes": budget,
-                "policy": plan.policy,
-                **predicted(timeline, plan.orders),
-                **lab.under(plan.orders, 2),
-            }
+def _grid(
+    lab: Lab, profile: Profile, grid: list[dict[str, Any]], record: Record
+) -> None:
+    """The policy's own numbers, added to `grid` while there is time."""
+    largest = max(item.num_bytes for item in Timeline(profile).items)
+    for window, prefetch, fraction, recipes in GRID:
+        if record.left_s < record.limit_s * 0.4:
+            return
+        cell = lab.under_settings(
+            int(window * largest), int(prefetch * largest), fraction, recipes
         )
-    return found
+        grid.append({"point": [window, prefetch, fraction, recipes], **cell})
+        record.note({"grid": grid})
+
+
+def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
+    """A plan for a budget, predicted and measured, or why there is none."""
+    if isinstance(plan, str):
+        return {"error": plan}
+    cell = {"policy": plan.policy, **predicted(Timeline(profile), plan.orders)}
+    return {**cell, **lab.under(plan.orders, 2)}
 
 
 def bandwidth(
@@ -261,7 +287,7 @@ def bandwidth(
             "measured_write_gb_per_s": rate,
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
             "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
-            "plan": _summary(lab.session.plan),
+            "plan": summary(lab.session.plan),
             "offloaded_gb": report.bytes_offloaded / 1e9,
             "written_gb": report.bytes_written / 1e9,
             "half_step_gb": rate * forward_backward_ms / 2e3,
@@ -280,6 +306,56 @@ def least_peak(profile: Profile) -> int:
     raise RuntimeError("a budget of one byte was reached")
 
 
+Jobs = dict[str, tuple[float, Callable[[Record], dict[str, Any]]]]
+"""Cells by name: their limit in seconds, and how they are run."""
+
+
+def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
+    """All cells, what matters most first."""
+    small = options.small
+    sizes = SMALL if small else TARGETS
+    first, second = (SMALL_LAB, SMALL_LAB) if small else (LAB, SECOND_LAB)
+    num_random, num_budgets = (4, 4) if small else (45, 50)
+    found: Jobs = {}
+
+    def column(size: Size, how: Callable[[Any], Any], steps: int) -> Any:
+        return lambda _: run_column(size, how, device, steps)
+
+    def both(name: str) -> None:
+        size, overhead = sizes[name]
+        found[f"{name}/keep"] = 30, column(size, plain, 4)
+        found[f"{name}/auto"] = 75, lambda r: target(size, overhead, device, r)
+
+    for name in list(sizes)[:3]:
+        both(name)
+    found["prediction/1"] = 50, lambda r: prediction(first, device, num_random, r)
+    for name in list(sizes)[3:]:
+        both(name)
+    for name, (size, _) in sizes.items():
+        found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
+    found["prediction/2"] = 35, lambda r: prediction(second, device, 16, r)
+    found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
+    for name in list(sizes)[:3]:
+        found[f"{name}/frontier"] = (
+            45,
+            lambda r, size=sizes[name][0]: frontier(size, device, r),
+        )
+    found["regret"] = 90, lambda r: regret(first, device, num_budgets, r)
+    for name in sizes:
+        found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
+    if options.directory:
+        fast = options.fast_directory or options.directory
+        for rate in (None, 12.0, 6.0, 18.0, 2.0, 24.0):
+            where = options.directory if rate is None else fast
+            found[f"bandwidth/{rate or 'disk'}"] = (
+                40,
+                lambda _, rate=rate, where=where: bandwidth(
+                    second, device, where, rate
+                ),
+            )
+    return found
+
+
 def main() -> None:
     """Run the cells that are missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -294,42 +370,14 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cells = Cells(options.out, options.budget_s, {"small": options.small})
-    sizes = SMALL if options.small else TARGETS
-    labs = (SMALL_LAB, SMALL_LAB) if options.small else (LAB, SECOND_LAB)
-    num = 4 if options.small else 28
-
-    def run(name: str, cell: Any) -> None:
-        if not options.only or name.startswith(tuple(options.only)):
-            cells.run(name, cell)
-
-    first = list(sizes)[:3]
-
-    def both(name: str) -> None:
-        size, overhead = sizes[name]
-        run(f"{name}/keep", lambda: run_column(size, plain, device, NUM_STEPS))
-        run(f"{name}/auto", lambda: target(size, overhead, device))
-
-    for name in first:
-        both(name)
-    run("prediction/1", lambda: prediction(labs[0], device, num, 40))
-    for name in list(sizes)[3:]:
-        both(name)
-    budgets = 4 if options.small else 50
-    run("regret", lambda: regret(labs[0], device, budgets, 90))
-    run("prediction/2", lambda: prediction(labs[1], device, num, 40))
-    for name, (size, _) in sizes.items():
-        run(
-            f"{name}/full recompute",
-            lambda s=size: run_column(s, recompute, device, NUM_STEPS),
-        )
-    if options.directory:
-        fast = options.fast_directory or options.directory
-        for rate in (None, 2.0, 6.0, 12.0, 18.0, 24.0):
-            where = options.directory if rate is None else fast
-            run(
-                f"bandwidth/{rate or 'disk'}",
-                lambda r=rate, w=where: bandwidth(labs[1], device, w, r),
-            )
+    found = jobs(options, device)
+    names = list(found)
+    if options.only:
+        names = [n for wanted in options.only for n in found if n.startswith(wanted)]
+    for name in names:
+        limit_s, run = found[name]
+        record = Record(cells, name, limit_s)
+        cells.run(name, lambda run=run, record=record: run(record), limit_s)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,34 @@
 """One model under one session whose plan is exchanged between steps."""
 
 import gc
+import json
 import random
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from gpt_block import Blocks, build
+from harness import Cells
 from placement import Clock, Size, step
 
 import ssdtrain
 from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
-from ssdtrain.plan.choose import options
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import Goal, choose, options
 from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import Profile, to_json
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
+SHARE_TO_END = 0.2
+"""Share of a cell's limit in which nothing new is begun."""
 
 
 class FirstFraction:
@@ -38,6 +44,36 @@ class FirstFraction:
         if total and candidate.bytes_before > self._fraction * total:
             return Placement.KEEP
         return self._inner.place(candidate)
+
+
+class Record:
+    """A running cell writes what it knows through this, and asks for its time."""
+
+    def __init__(self, cells: Cells, name: str, limit_s: float) -> None:
+        self._cells = cells
+        self._name = name
+        self._end = time.monotonic() + limit_s
+        self.limit_s = limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return self._end - time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing new should be begun."""
+        return self.left_s < SHARE_TO_END * self.limit_s
+
+    def note(self, part: dict[str, Any]) -> None:
+        """What is known so far; kept if the cell fails or its time is over."""
+        self._cells.note(self._name, part)
+
+    def profile(self, profile: Profile) -> None:
+        """A file of its own: any plan can be priced from it later."""
+        name = self._name.replace("/", "_")
+        path = self._cells.path.with_name(f"profile_{name}.json")
+        path.write_text(json.dumps(to_json(profile)) + "\n")
 
 
 class Lab:
@@ -168,6 +204,14 @@ def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]
     window = draw.choice([None, None, 1.5, 2, 3, 4, 6])
     style = Style(window_bytes=None if window is None else int(window * largest))
     return schedule(timeline, placements, style)
+
+
+def planned(profile: Profile, budget_bytes: int) -> Plan | str:
+    """The plan for a memory budget, or what the error says; runs in any process."""
+    try:
+        return choose(profile, Goal(memory_budget_bytes=budget_bytes))
+    except ConfigError as error:
+        return str(error)
 
 
 def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:

@@ -172,15 +172,18 @@ def draw(results_dir: Path, picture: Path) -> None:
     if data is None:
         return
     cells = data["cells"]
-    names = [n[: -len("/auto")] for n, c in cells.items() if "frontier" in c]
+    names = [n[: -len("/frontier")] for n, c in cells.items() if "frontier" in c]
     figure = Figure(figsize=(4.5 * max(1, len(names)), 4), layout="constrained")
     panels = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=False):
-        keep, auto = cells[f"{name}/keep"]["step_ms"], cells[f"{name}/auto"]
-        points = [*auto["frontier"], {**auto, "peak_bytes": auto["peak_gb"] * GB}]
+        keep, measured = cells[f"{name}/keep"]["step_ms"], cells[f"{name}/frontier"]
+        points = list(measured["frontier"])
+        auto = cells.get(f"{name}/auto", {})
+        if "step_ms" in auto:
+            points.append({**auto, "peak_bytes": auto["peak_gb"] * GB})
         line = sorted((p["peak_bytes"] / GB, p["step_ms"] / keep) for p in points)
         axes.plot(*zip(*line, strict=True), marker="o", label="plan=auto")
-        for policy in auto["policies"]:
+        for policy in measured["policies"]:
             x, y = policy["peak_bytes"] / GB, policy["step_ms"] / keep
             axes.plot([x], [y], marker="x", linestyle="", label=policy["policy"])
         full = cells.get(f"{name}/full recompute", {})

@@ -18,7 +18,8 @@ from placement import Size, ours, plain, recompute, run_column
 MODELS = {"12288x3": (12288, 3), "14336x3": (14336, 3)}
 SMALL = {"128x2": (128, 2)}
 SEQUENCE = 1024
-BATCHES = (1, 4, 8, 16, 32, 24, 2, 12, 48)
+BATCHES = (16, 32, 24, 48, 8, 1, 4, 2, 12)
+CELL_LIMIT_S = 75.0
 STRATEGIES = ("keep", "offload", "recompute")
 
 
@@ -57,11 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--budget-s", type=float, default=150)
     parser.add_argument("--memory-gb", type=float, default=40.0)
+    parser.add_argument("--models", nargs="+", help="only these, such as 12288x3")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "rok.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = SMALL if options.small else MODELS
+    if options.models:
+        models = {name: models[name] for name in options.models}
     sequence = 32 if options.small else SEQUENCE
     batches = BATCHES[:2] if options.small else BATCHES
     settings = {"sequence": sequence, "memory_gb": options.memory_gb, "dtype": "bf16"}
@@ -77,7 +81,9 @@ def main() -> None:
                 size = Size(hidden, layers, batch, sequence)
                 steps = 8 if strategy == "offload" else 5
                 cells.run(
-                    name, lambda s=size, w=strategy, n=steps: point(s, w, device, n)
+                    name,
+                    lambda s=size, w=strategy, n=steps: point(s, w, device, n),
+                    CELL_LIMIT_S,
                 )
                 if name in cells and "peak_gb" in cells[name]:
                     seen.append((batch, cells[name]["peak_gb"]))

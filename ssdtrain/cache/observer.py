@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ssdtrain.cache.contention import Contention
 from ssdtrain.cache.course import Recipe, Saved
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Span as TraceSpan
@@ -197,10 +198,11 @@ class Drive(NamedTuple):
 
 
 def fitted_links(
-    copies: Iterable[Copy], drive: Drive | None, slowdown: float = COPY_SLOWDOWN
+    copies: Iterable[Copy], drive: Drive | None, contention: Contention
 ) -> Links | None:
     """Curves of the copies of one step, and of the drive; None without any copy."""
     both = list(copies)
+    slowdown = contention.copy_slowdown
     out = _rate([copy for copy in both if copy.outwards])
     into = _rate([copy for copy in both if not copy.outwards])
     if out is None and into is None:
@@ -210,7 +212,8 @@ def fitted_links(
         h2d=_straight(into or out or 0.0),
         ssd_write=None if drive is None else drive.write,
         ssd_read=None if drive is None else drive.read,
-        copy_slowdown=slowdown,
+        copy_slowdown=COPY_SLOWDOWN if slowdown is None else slowdown,
+        duplex_slowdown=contention.duplex_slowdown or 0.0,
     )
 
 

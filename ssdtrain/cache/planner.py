@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.contention import measure
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
@@ -161,7 +162,8 @@ class Planner:
         cache.course.observer = Unobserved()
         self._names.stop()
         self._trace.enabled = self._wants_trace
-        cache.ledger.clock.keep_spans = False
+        clock = cache.ledger.clock
+        clock.keep_spans = False
         copies = cache.device.watched_copies()
         copying_ms = sum(copy.ms for copy in copies)
         if len({copy.outwards for copy in copies}) < 2:
@@ -169,13 +171,15 @@ class Planner:
         if recording is None:
             return None
         spans = self._trace.spans()[self._num_spans :]
+        contention = measure(cache.device, cache.offloader.pool, clock, copies)
+        told = contention.copy_slowdown is not None
         drive = fitted_drive(cache.offloader.storage, spans, NUM_PROBE_THREADS)
         return recording.profile(
-            cache.ledger.clock.last_spans(),
-            fitted_links(copies, drive),
+            clock.last_spans(),
+            fitted_links(copies, drive, contention),
             cache.offloader.pool.cap_bytes,
             copying_ms,
-            self._notes,
+            {**self._notes, "copy_slowdown": "measured" if told else "assumed"},
         )
 
     def _rest(self, stage: Stage) -> None:

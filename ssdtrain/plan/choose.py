@@ -34,8 +34,8 @@ from ssdtrain.plan.timeline import Placements, Timeline
 
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
-SEARCH_MARKS = 1_500_000
-"""Marks simulated in a search, over all its candidates (about two seconds)."""
+SEARCH_MARKS = 600_000
+"""Marks simulated in a search, over all its candidates (about three seconds)."""
 BUDGET_MARGIN = 0.015
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002

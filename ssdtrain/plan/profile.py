@@ -78,6 +78,8 @@ class Links:
     ssd_read: Curve | None = None
     copy_slowdown: float = 0.0
     """Fraction by which a copy in one direction slows compute down meanwhile."""
+    duplex_slowdown: float = 0.0
+    """Fraction by which copies in both directions slow one another down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,11 @@ def _links(values: Mapping[str, Any]) -> Links:
         name: None if values[name] is None else Curve.from_dict(values[name])
         for name in ("d2h", "h2d", "ssd_write", "ssd_read")
     }
-    return Links(copy_slowdown=values["copy_slowdown"], **curves)  # type: ignore[arg-type]
+    return Links(
+        copy_slowdown=values["copy_slowdown"],
+        duplex_slowdown=values.get("duplex_slowdown", 0.0),  # older profiles
+        **curves,  # type: ignore[arg-type]
+    )
 
 
 def read_profile(path: str | Path) -> Profile:

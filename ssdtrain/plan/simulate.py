@@ -44,16 +44,32 @@ class Outcome:
 
 
 class _Queue:
-    """A link: serves in order, one transfer at a time."""
+    """A link: serves in order, one transfer at a time.
 
-    def __init__(self) -> None:
+    The direction that comes second pays for the time that both share.
+    """
+
+    def __init__(self, duplex_slowdown: float = 0.0) -> None:
+        self.other: _Queue | None = None
+        """The opposite direction of the same wire."""
+        self._duplex = duplex_slowdown
         self.free_ms = 0.0
         self.busy_ms = 0.0
         self.num_bytes = 0
 
+    def beside(self, start_ms: float, length_ms: float) -> float:
+        """How much of the work that starts now runs beside transfers."""
+        left_ms = self.free_ms - start_ms
+        if left_ms <= 0.0:
+            return 0.0
+        return left_ms if left_ms < length_ms else length_ms
+
     def serve(self, ready_ms: float, time_ms: float, num_bytes: int) -> float:
         """When a transfer that is ready at `ready_ms` has ended."""
         start = ready_ms if ready_ms > self.free_ms else self.free_ms
+        if self._duplex and self.other is not None:
+            shared_ms = min(self.other.free_ms - start, time_ms)
+            time_ms += self._duplex * max(0.0, shared_ms)
         self.free_ms = start + time_ms
         self.busy_ms += time_ms
         self.num_bytes += num_bytes
@@ -102,7 +118,9 @@ class Run:
         self._copied: dict[int, float] = {}
         self._written: dict[int, float] = {}
         self._arrival: dict[int, float] = {}
-        self._out, self._in = _Queue(), _Queue()
+        duplex = links.duplex_slowdown
+        self._out, self._in = _Queue(duplex), _Queue(duplex)
+        self._out.other, self._in.other = self._in, self._out
         self._write, self._read = _Queue(), _Queue()
         self._draining: list[tuple[float, int]] = []
         self._host_bytes = 0
@@ -133,8 +151,10 @@ class Run:
             memory = self._live_bytes + line.other_bytes[mark]
             if mark < last_mark or last_mark == 0:
                 self._measure(mark, memory, detailed)
-            copies = (self._out.free_ms > self._now) + (self._in.free_ms > self._now)
-            self._now += line.length_ms[mark] * (1.0 + slowdown * copies)
+            length_ms = line.length_ms[mark]
+            beside_ms = self._out.beside(self._now, length_ms)
+            beside_ms += self._in.beside(self._now, length_ms)
+            self._now += length_ms + slowdown * beside_ms
         self._finish()
         return outcome
 

@@ -150,7 +150,15 @@ def read_link_curves(path: str) -> Links:
         ssd_write=best("ssd_write"),
         ssd_read=best("ssd_read"),
         copy_slowdown=COPY_SLOWDOWN,
+        duplex_slowdown=_duplex(d2h, best("both")),
     )
+
+
+def _duplex(alone: Curve, both: Curve | None) -> float:
+    """By which fraction copies in both directions slow one another down."""
+    if both is None:
+        return 0.0
+    return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
 
 
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
