@@ -38,36 +38,34 @@ from pydirect.kernels.nvrtc import compile_cubin
 
 GIB = 1 << 30
 Options = tuple[str, ...]
+Work = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def _long_4(rows: int, words: int, *more: str) -> Options:
+def _options(short: int, long: tuple[int, int]) -> Options:
+    """Rows in flight of short rows; rows and words in flight of long ones."""
+    return (
+        f"-DROWS_SHORT={short}",
+        "-DWORDS_SHORT=1",
+        f"-DROWS_LONG={long[0]}",
+        f"-DWORDS_LONG={long[1]}",
+    )
+
+
+def _options_4(rows: int, words: int, *more: str) -> Options:
+    """The same for long rows at multiples of 4 bytes."""
     return (f"-DROWS_LONG_4={rows}", f"-DWORDS_LONG_4={words}", *more)
-
-
-def _long(rows: int, words: int) -> Options:
-    return ("-DROWS_SHORT=8", "-DWORDS_SHORT=1") + (
-        f"-DROWS_LONG={rows}",
-        f"-DWORDS_LONG={words}",
-    )
-
-
-def _short(rows: int) -> Options:
-    return (f"-DROWS_SHORT={rows}", "-DWORDS_SHORT=1") + (
-        "-DROWS_LONG=2",
-        "-DWORDS_LONG=4",
-    )
 
 
 VARIANTS: dict[int, dict[str, Options]] = {
     2052: {
         "2 rows, 9 words": (),
-        "1 row, 18 words": _long_4(1, 18),
-        "4 rows, 5 words": _long_4(4, 5),
-        "2 rows, 5 loads of 16 bytes": _long_4(2, 5, "-DWORD_4=u128"),
+        "1 row, 18 words": _options_4(1, 18),
+        "4 rows, 5 words": _options_4(4, 5),
+        "2 rows, 5 loads of 16 bytes": _options_4(2, 5, "-DWORD_4=u128"),
     },
-    512: {"8 rows": (), "4 rows": _short(4)},
-    128: {"8 rows": (), "4 rows": _short(4)},
-    4096: {"2 rows, 4 words": (), "1 row, 8 words": _long(1, 8)},
+    512: {"8 rows": (), "4 rows": _options(4, (2, 4))},
+    128: {"8 rows": (), "4 rows": _options(4, (2, 4))},
+    4096: {"2 rows, 4 words": (), "1 row, 8 words": _options(8, (1, 8))},
 }
 BATCHES = (1_000_000, 50_000)
 SMS = (8, 16, 32, 64)
@@ -87,21 +85,31 @@ class Probe:
         chosen = itertools.product(BATCHES, VARIANTS[row_bytes].items(), SMS)
         for num, (name, options), sms in chosen:
             work = functools.partial(self.direct, row_bytes, sms, options)
-            label = f"{self.bench.kind}/{row_bytes}/{num}/{name}/{sms} SMs"
-            self.cells.run(
-                label, functools.partial(self.cell, row_bytes, num, True, work)
-            )
+            self.run(f"{row_bytes}/{num}/{name}/{sms} SMs", row_bytes, num, work)
 
     def orders(self, row_bytes: int) -> None:
         """Random order and page order (with the ordering), by multiprocessors."""
-        for num, sms in itertools.product(BATCHES, SMS_PINNED):
-            for name in ("direct", "bucketed"):
-                order = self.direct if name == "direct" else self.bucketed
-                work = functools.partial(order, row_bytes, sms, ())
-                label = f"{self.bench.kind}/{row_bytes}/{num}/{name}/{sms} SMs"
-                self.cells.run(
-                    label, functools.partial(self.cell, row_bytes, num, True, work)
-                )
+        orders = {"direct": self.direct, "bucketed": self.bucketed}
+        chosen = itertools.product(BATCHES, SMS_PINNED, orders.items())
+        for num, sms, (name, order) in chosen:
+            work = functools.partial(order, row_bytes, sms, ())
+            self.run(f"{row_bytes}/{num}/{name}/{sms} SMs", row_bytes, num, work)
+
+    def run(self, name: str, row_bytes: int, num: int, work: Work) -> None:
+        """One cell."""
+        table = self.bench.rows(row_bytes)
+        cell = functools.partial(self.cell, table, num, work)
+        self.cells.run(f"{self.bench.kind}/{name}", cell)
+
+    def repeats(self, row_bytes: int) -> None:
+        """A million rows of 1 GiB by the product's own sorted path: many repeat."""
+        table = self.bench.rows(row_bytes)[: GIB // row_bytes]
+
+        def work(index: torch.Tensor, out: torch.Tensor) -> None:
+            gather.index_select(table, index, out=out, path="sorted")
+
+        cell = functools.partial(self.cell, table, BATCHES[0], work)
+        self.cells.run(f"repeats/{row_bytes}", cell)
 
     def direct(
         self,
@@ -130,63 +138,41 @@ class Probe:
         order = self.bench.bucketed(table, index, 16)
         self.bench.gather(table, order, out, shape, options)
 
-    def api(self, path: str | None, row_bytes: int, gib: int) -> Callable[..., None]:
-        """The product's own call, on the first ``gib`` of the table."""
-        part = self.bench.flat[: min(self.bench.flat.numel(), gib * GIB)]
-        table = part[: part.numel() // row_bytes * row_bytes].view(-1, row_bytes)
-
-        def work(index: torch.Tensor, out: torch.Tensor) -> None:
-            gather.index_select(table, index % table.shape[0], out=out, path=path)
-
-        return work
-
-    def cell(
-        self,
-        row_bytes: int,
-        num: int,
-        check: bool,
-        work: Callable[[torch.Tensor, torch.Tensor], None],
-    ) -> dict[str, Any]:
-        """Median of three bursts, a millisecond or more each, on fresh indices."""
-        table = self.bench.rows(row_bytes)
+    def cell(self, table: torch.Tensor, num: int, work: Work) -> dict[str, Any]:
+        """Median of bursts, 2 ms or more each, on fresh indices; the call before them
+        lets a survey arrive."""
+        row_bytes = table.shape[1]
         burst = max(1, 100_000_000 // (num * row_bytes))
         sets = indices(num, table.shape[0], min(8, 2 + burst))
         out = torch.full((num, row_bytes), 255, dtype=torch.uint8, device=DEVICE)
         work(sets[0], out)
         synchronize()
-        if check:
-            check_rows(table, sets[0], out)
+        check_rows(table, sets[0], out)
 
         def run() -> None:
             for k in range(burst):
                 work(sets[k % len(sets)], out)
 
-        ms = statistics.median(once_ms(run) for _ in range(3)) / burst
+        bursts = 3 if burst > 1 else 2
+        ms = statistics.median(once_ms(run) for _ in range(bursts)) / burst
         share = num * row_bytes / ms / 1e6 / self.peak
         return {"ms": round(ms, 4), "share": round(share, 4), "burst": burst}
 
 
 def calls(bench: Bench) -> dict[str, Any]:
-    """Microseconds of CPU for one call, by row bytes and batch, GPU work beside it."""
+    """Microseconds of a call: until it returns, and until its work is done."""
     found: dict[str, Any] = {}
+    table = bench.rows(256)
+    alias = memory.device_alias(table.view(torch.float32), 0)
     for num in (64, 10_000):
-        table = bench.rows(256)
-        alias = memory.device_alias(table.view(torch.float32), 0)
         (index,) = indices(num, table.shape[0], 1)
         out = torch.empty(num, 256, dtype=torch.uint8, device=DEVICE)
+        ours = functools.partial(gather.index_select, table, index, out=out)
         words = out.view(torch.float32)
-        for name, call in (
-            (
-                "direct",
-                lambda: gather.index_select(table, index, out=out, path="direct"),
-            ),
-            (
-                "sorted",
-                lambda: gather.index_select(table, index, out=out, path="sorted"),
-            ),
-            ("ours", lambda: gather.index_select(table, index, out=out)),
-            ("alias", lambda: torch.index_select(alias, 0, index, out=words)),
-        ):
+        stock = functools.partial(torch.index_select, alias, 0, index, out=words)
+        ways = {"direct": functools.partial(ours, path="direct"), "ours": ours}
+        ways |= {"sorted": functools.partial(ours, path="sorted"), "alias": stock}
+        for name, call in ways.items():
             call()
             synchronize()
             began = time.perf_counter()
@@ -194,9 +180,10 @@ def calls(bench: Bench) -> dict[str, Any]:
                 call()
             issued = time.perf_counter() - began
             synchronize()
+            done = time.perf_counter() - began
             found[f"{name}, {num} rows"] = {
                 "issue_us": round(issued * 1e4, 2),
-                "done_us": round((time.perf_counter() - began) * 1e4, 2),
+                "done_us": round(done * 1e4, 2),
             }
     return found
 
@@ -237,13 +224,8 @@ def main() -> None:
             for row_bytes in VARIANTS:
                 probe.variants(row_bytes)
             for row_bytes in (512, 4096):
-                work = probe.api("sorted", row_bytes, 1)
-                label = f"repeats/{row_bytes}"
-                cells.run(
-                    label,
-                    functools.partial(probe.cell, row_bytes, 1_000_000, False, work),
-                )
-        for row_bytes in VARIANTS:
+                probe.repeats(row_bytes)
+        for row_bytes in (2052, 512) if kind == "managed" else VARIANTS:
             probe.orders(row_bytes)
 
 
