@@ -39,14 +39,15 @@ class Chooser:
         key = (
             found,
             torch.get_num_threads(),
-            request.table.shape,
-            request.index.shape[0],
+            request.num_rows,
+            request.row_bytes,
+            request.num_indices,
             look,
         )
         path = self._chosen.get(key)
         if path is None:
             worth = request.num_indices * request.row_bytes >= _WORTH_BYTES
-            rates = self.rates(request.table, found, measure=worth)
+            rates = self.rates(request.table_bytes, found, measure=worth)
             if rates is None:
                 return Path.DIRECT
             path = choose_path(rates, workload(request, look))
