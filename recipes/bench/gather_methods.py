@@ -97,8 +97,11 @@ class StockCpu:
         return self._staging[:num_bytes]
 
 
-def sweep_methods(table: torch.Tensor, stock: StockCpu, *, cpu: bool) -> list[Method]:
-    """The columns of the sweep; ``cpu``: those that keep the CPU busy too."""
+def sweep_methods(
+    table: torch.Tensor, stock: StockCpu, *, cpu: bool, few_cores: bool
+) -> list[Method]:
+    """The columns of the sweep; ``cpu``: CPU gather + DMA too, and ``few_cores``: that
+    and ours with 4 cores."""
     path = gather.Path
     found = [
         Method(name="ours", work=ours(table), gbps=40),
@@ -110,17 +113,11 @@ def sweep_methods(table: torch.Tensor, stock: StockCpu, *, cpu: bool) -> list[Me
     if table.shape[1] <= 1024:
         found.append(Method(name="crude sorted", work=crude_sorted(table), gbps=10))
     if cpu:
-        found += [
-            Method(name="stock cpu", work=stock.on(table), gbps=15, on_cpu=True),
-            Method(
-                name="stock cpu 4",
-                work=stock.on(table),
-                gbps=6,
-                on_cpu=True,
-                threads=4,
-            ),
-            Method(name="ours 4", work=ours(table), gbps=40, threads=4),
-        ]
+        work = stock.on(table)
+        found.append(Method(name="stock cpu", work=work, gbps=15, on_cpu=True))
+    if few_cores:
+        few = Method(name="stock cpu 4", work=work, gbps=6, on_cpu=True, threads=4)
+        found += [few, Method(name="ours 4", work=ours(table), gbps=40, threads=4)]
     return found
 
 
