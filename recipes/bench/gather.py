@@ -227,6 +227,7 @@ def pinned_part(run: Run, gib: int) -> None:
 def large_part(run: Run, gib: int) -> None:
     """What `empty_table` and `.to("unified")` give, and pinned memory between."""
     large = run.table("table", gib)
+    large.stock.reserve(4 * run.unit)
     run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)

@@ -90,6 +90,10 @@ class StockCpu:
 
         return work
 
+    def reserve(self, num_bytes: int) -> None:
+        """Pin so much now: pinning is no part of what a call takes."""
+        self._buffer(num_bytes)
+
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         if self._staging.numel() < num_bytes:
             self._staging = torch.empty(0, dtype=torch.uint8)
@@ -104,9 +108,9 @@ def sweep_methods(
     and ours with 4 cores."""
     path = gather.Path
     found = [
-        Method(name="ours", work=ours(table), gbps=40),
-        Method(name="direct", work=ours(table, path.DIRECT), gbps=40),
-        Method(name="sorted", work=ours(table, path.SORTED), gbps=40),
+        Method(name="ours", work=ours(table), gbps=48),
+        Method(name="direct", work=ours(table, path.DIRECT), gbps=48),
+        Method(name="sorted", work=ours(table, path.SORTED), gbps=48),
         Method(name="cpu", work=ours(table, path.CPU), gbps=15),
         Method(name="alias", work=stock_alias(table), gbps=10),
     ]
@@ -117,14 +121,14 @@ def sweep_methods(
         found.append(Method(name="stock cpu", work=work, gbps=15, on_cpu=True))
     if few_cores:
         few = Method(name="stock cpu 4", work=work, gbps=6, on_cpu=True, threads=4)
-        found += [few, Method(name="ours 4", work=ours(table), gbps=40, threads=4)]
+        found += [few, Method(name="ours 4", work=ours(table), gbps=48, threads=4)]
     return found
 
 
 def shifted_methods(table: torch.Tensor, stock: StockCpu) -> list[Method]:
     """Figure 4.7: aligned starts on and off."""
     found = [
-        Method(name="ours", work=ours(table), gbps=40),
+        Method(name="ours", work=ours(table), gbps=48),
         Method(name="alias", work=stock_alias(table), gbps=20),
         Method(name="stock cpu", work=stock.on(table), gbps=15, on_cpu=True),
     ]
