@@ -23,14 +23,16 @@ from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
 from pydirect.memory import empty_pinned, reach
 
-_VERSION = 3
+_VERSION = 4
 _SMALLEST_BYTES = 64 << 20
 _LINE_BYTES = 128
 _LONG_BYTES = 4096
 # Of GPU memory, while measuring: a first gather must not be what runs out of it.
 _OUT_BYTES = 32 << 20
 _NUM_LINES = _OUT_BYTES // _LINE_BYTES
-_COPIES = 4
+_COPIES = 2
+_BURSTS = 6
+_CALLS = 3
 _NUM_LONG = _OUT_BYTES // _LONG_BYTES
 _PAGE_CANDIDATES = tuple(1 << log2 for log2 in range(12, 23))
 
@@ -80,18 +82,18 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         flat = empty_pinned((_SMALLEST_BYTES,), torch.uint8)
     lines, long_rows = _rows(flat, _LINE_BYTES), _rows(flat, _LONG_BYTES)
 
-    def ms(rows: torch.Tensor, num: int, path: Path) -> float:
-        return _gather_ms(engine, rows, num, path)
+    def ms(rows: torch.Tensor, num: int, path: Path, distinct: float = 1.0) -> float:
+        return _gather_ms(engine, rows, num, path, distinct)
 
     direct_ms = ms(lines, 64, Path.DIRECT)
     sorted_ms = ms(lines, 64, Path.SORTED)
-    cpu_ms = ms(lines, 64, Path.CPU)
     long_direct_ms = ms(long_rows, _NUM_LONG, Path.DIRECT) - direct_ms
     link_gbps = _OUT_BYTES / max(1e-3, long_direct_ms) / 1e6
     random_ns = (ms(lines, _NUM_LINES, Path.DIRECT) - direct_ms) * 1e6 / _NUM_LINES
-    near = lines[:_NUM_LINES]
-    near_ms = ms(near, _NUM_LINES, Path.SORTED) - sorted_ms
+    near_ms = ms(lines[:_NUM_LINES], _NUM_LINES, Path.SORTED) - sorted_ms
     sort_ns = max(0.0, near_ms * 1e6 - _OUT_BYTES / link_gbps) / _NUM_LINES
+    repeats_ms = ms(lines[: _NUM_LINES // 4], _NUM_LINES, Path.SORTED, 0.25)
+    repeats_ns = (repeats_ms - sorted_ms) * 1e6 - _OUT_BYTES / 4 / link_gbps
     page_bytes, page_ns = fit_pages(
         {
             n: ms(lines, n, Path.SORTED) - sorted_ms
@@ -100,28 +102,44 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         table_bytes=lines.nbytes,
         sort_ns=sort_ns,
     )
-    dma_gbps = _dma_gbps(engine.device, flat)
-    run_ms = _run_ms(engine, near)
-    line_ns = (ms(lines, _NUM_LINES, Path.CPU) - cpu_ms) * 1e6 / _NUM_LINES
-    long_ns = (ms(long_rows, _NUM_LONG, Path.CPU) - cpu_ms) * 1e6 / _NUM_LONG
-    cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
     return Rates(
         link_gbps=link_gbps,
-        dma_gbps=dma_gbps,
         direct_ms=direct_ms,
         sorted_ms=sorted_ms,
         random_ns=max(0.0, random_ns),
         sort_ns=sort_ns,
+        radix_ns=max(0.0, repeats_ns) / _NUM_LINES,
         page_ns=page_ns,
         page_bytes=page_bytes,
-        cpu_ms=cpu_ms,
-        cpu_row_ns=max(0.0, line_ns - _LINE_BYTES * cpu_byte_ns),
-        cpu_byte_ns=cpu_byte_ns,
-        dma_call_us=_dma_call_us(engine.device, flat),
-        dma_index_ns=max(
-            0.0, (run_ms - cpu_ms) * 1e6 / near.shape[0] - _LINE_BYTES / dma_gbps
-        ),
+        **_cpu_rates(engine, flat),
     )
+
+
+def _cpu_rates(engine: Engine, flat: torch.Tensor) -> dict[str, float]:
+    """The rates of the paths that the CPU takes part in."""
+    lines, long_rows = _rows(flat, _LINE_BYTES), _rows(flat, _LONG_BYTES)
+
+    def ms(rows: torch.Tensor, num: int) -> float:
+        return _gather_ms(engine, rows, num, Path.CPU)
+
+    # A few rows wake no thread, so what waking them costs is the rest of many.
+    part, rest = _NUM_LINES // 8, _NUM_LINES - _NUM_LINES // 8
+    sync_ms, part_ms, all_ms = (ms(lines, n) for n in (64, part, _NUM_LINES))
+    line_ns = max(0.0, all_ms - part_ms) * 1e6 / rest
+    cpu_ms = max(sync_ms, part_ms - part * line_ns / 1e6)
+    long_ns = (ms(long_rows, _NUM_LONG) - cpu_ms) * 1e6 / _NUM_LONG
+    cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
+    dma_gbps = _dma_gbps(engine.device, flat)
+    run_ns = (_run_ms(engine, lines[:_NUM_LINES]) - sync_ms) * 1e6 / _NUM_LINES
+    return {
+        "dma_gbps": dma_gbps,
+        "sync_ms": sync_ms,
+        "cpu_ms": cpu_ms,
+        "cpu_row_ns": max(0.0, line_ns - _LINE_BYTES * cpu_byte_ns),
+        "cpu_byte_ns": cpu_byte_ns,
+        "dma_call_us": _dma_call_us(engine.device, flat),
+        "dma_index_ns": max(0.0, run_ns - _LINE_BYTES / dma_gbps),
+    }
 
 
 def fit_pages(
@@ -160,13 +178,15 @@ def _rows(flat: torch.Tensor, row_bytes: int) -> torch.Tensor:
     return flat[: num * row_bytes].view(num, row_bytes)
 
 
-def _gather_ms(engine: Engine, rows: torch.Tensor, num: int, path: Path) -> float:
+def _gather_ms(
+    engine: Engine, rows: torch.Tensor, num: int, path: Path, distinct: float = 1.0
+) -> float:
     out = torch.empty(num, rows.shape[1], dtype=torch.uint8, device=engine.device)
 
     def once() -> Callable[[], Any]:
         index = torch.randint(0, rows.shape[0], (num,), device=engine.device)
         request = Request(table=rows, index=index, out=out)
-        return lambda: engine.gather(request, path)
+        return lambda: engine.gather(request, path, distinct_share=distinct)
 
     return _median_ms(engine.device, once)
 
@@ -180,16 +200,17 @@ def _run_ms(engine: Engine, rows: torch.Tensor) -> float:
 
 
 def _median_ms(device: torch.device, prepare: Callable[[], Callable[[], Any]]) -> float:
-    """Wall-clock milliseconds of what ``prepare`` returns, device included; the first
-    of four runs warms up."""
+    """Wall-clock milliseconds of what ``prepare`` returns, device included, in bursts
+    of a few as training makes them; the first burst warms up."""
     times = []
-    for _ in range(4):
-        work = prepare()
+    for _ in range(_BURSTS):
+        works = [prepare() for _ in range(_CALLS)]
         torch.cuda.synchronize(device)
         began = time.perf_counter()
-        work()
+        for work in works:
+            work()
         torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - began) * 1e3)
+        times.append((time.perf_counter() - began) * 1e3 / _CALLS)
     return statistics.median(times[1:])
 
 

@@ -39,17 +39,19 @@ class Chooser:
         key = (
             found,
             torch.get_num_threads(),
-            request.table.shape,
-            request.index.shape[0],
+            request.num_rows,
+            request.row_bytes,
+            request.num_indices,
             look,
         )
         path = self._chosen.get(key)
         if path is None:
             worth = request.num_indices * request.row_bytes >= _WORTH_BYTES
-            rates = self.rates(request.table, found, measure=worth)
+            rates = self.rates(request.table_bytes, found, measure=worth)
             if rates is None:
                 return Path.DIRECT
-            path = choose_path(rates, workload(request, look))
+            dedup_below = self._engine.tuning.dedup_below
+            path = choose_path(rates, workload(request, look, dedup_below))
             if len(self._chosen) >= _REMEMBERED:
                 self._chosen.clear()
             self._chosen[key] = path
@@ -80,13 +82,15 @@ class Chooser:
         return self._rates[key]
 
 
-def workload(request: Request, look: Look) -> Workload:
-    """What the model needs to know of a request."""
+def workload(request: Request, look: Look, dedup_below: float) -> Workload:
+    """What the model needs to know of a request; the engine reads repeats once where
+    fewer than ``dedup_below`` are distinct, and only there."""
+    reads_once = look.distinct_share < dedup_below
     return Workload(
         num_indices=request.num_indices,
         row_bytes=request.row_bytes,
         table_bytes=request.table.nbytes,
-        distinct_share=look.distinct_share,
+        distinct_share=look.distinct_share if reads_once else 1.0,
         run_rows=look.run_rows,
         aligned=(request.table.data_ptr() | request.row_bytes) % 32 == 0,
     )

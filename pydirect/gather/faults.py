@@ -1,5 +1,7 @@
 """Where kernels leave the first bad index: [Note: Errors without a wait] in bounds."""
 
+import ctypes
+
 import torch
 
 from pydirect.gather.bounds import GatherIndexError
@@ -15,18 +17,14 @@ class Faults:
         # bad index is elected on the device and only the winner writes to the host.
         self._elected = torch.zeros(1, dtype=torch.int64, device=device)
         self._record = empty_pinned((3,), torch.int64).zero_()
-
-    @property
-    def elected_address(self) -> int:
-        return self._elected.data_ptr()
-
-    @property
-    def record_address(self) -> int:
-        return self._record.data_ptr()
+        # Every gather looks here, and reading a tensor costs microseconds.
+        self._first = ctypes.c_int64.from_address(self._record.data_ptr())
+        self.elected_address = self._elected.data_ptr()
+        self.record_address = self._record.data_ptr()
 
     def raise_if_any(self) -> None:
         """Raise for the first bad index that a finished kernel met, once; no wait."""
-        if int(self._record[0]) == 0:
+        if self._first.value == 0:
             return
         # Kernels in flight may hold more bad indices; they are of the same kind, and
         # a report of them after the reset would look like a new one.

@@ -8,7 +8,7 @@ from pydirect.gather.chooser import Chooser
 from pydirect.gather.counters import Counters
 from pydirect.gather.on_gpu import engine_on
 from pydirect.gather.request import Path, Request
-from pydirect.gather.survey import Look, Survey
+from pydirect.gather.survey import UNKNOWN, Survey
 from pydirect.memory import Reach, reach
 
 
@@ -35,7 +35,7 @@ class Front:
                 f"path {path.value!r} expects a pinned table, got plain memory of "
                 f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
             )
-        look = Look()
+        look = UNKNOWN
         if path in (None, Path.SORTED):
             look = self._survey.look(request.table, request.index)
         chosen = path

@@ -24,7 +24,8 @@ class Workload:
     row_bytes: int
     table_bytes: int
     distinct_share: float = 1.0
-    """Distinct indices over indices, as last surveyed; 1 when unknown."""
+    """Rows that a sorted gather reads over indices: those that are distinct, as last
+    surveyed, where it reads repeats once; else 1."""
 
     run_rows: float = 1.0
     """Mean length of runs of consecutive rows, as last surveyed; 1 when unknown."""
@@ -63,7 +64,10 @@ class Rates:
     """A row of one sector line in random order."""
 
     sort_ns: float
-    """Ordering, an index."""
+    """Ordering by page, an index."""
+
+    radix_ns: float
+    """Ordering in full so that repeats are read once, and copying them, an index."""
 
     page_ns: float
     """A page in address order."""
@@ -71,8 +75,11 @@ class Rates:
     page_bytes: int
     """What one translation covers in address order."""
 
+    sync_ms: float
+    """Bringing an index to the CPU, and one copy."""
+
     cpu_ms: float
-    """Smallest CPU gather: bringing the index to the CPU, and one copy."""
+    """What a CPU gather that takes all threads costs beside its rows and bytes."""
 
     cpu_row_ns: float
     """CPU gather, a row, all threads."""
@@ -109,8 +116,9 @@ def _sorted_ms(rates: Rates, work: Workload) -> float:
     rows = work.num_indices * work.distinct_share
     link_ns = rows * work.moved_bytes_a_row / rates.link_gbps
     translation_ns = touched_pages(rows, work, rates.page_bytes) * rates.page_ns
-    sort_ns = work.num_indices * rates.sort_ns
-    return rates.sorted_ms + (sort_ns + max(link_ns, translation_ns)) / 1e6
+    repeats = work.distinct_share < 1.0
+    order_ns = work.num_indices * (rates.radix_ns if repeats else rates.sort_ns)
+    return rates.sorted_ms + (order_ns + max(link_ns, translation_ns)) / 1e6
 
 
 def touched_pages(rows: float, work: Workload, page_bytes: int) -> float:
@@ -132,7 +140,7 @@ def _dma_ms(rates: Rates, work: Workload) -> float:
     look_ns = work.num_indices * rates.dma_index_ns
     calls_ns = work.num_indices / work.run_rows * rates.dma_call_us * 1e3
     copy_ns = max(calls_ns, work.useful_bytes / rates.dma_gbps)
-    return rates.cpu_ms + (look_ns + copy_ns) / 1e6
+    return rates.sync_ms + (look_ns + copy_ns) / 1e6
 
 
 def choose_path(rates: Rates, work: Workload) -> Path:

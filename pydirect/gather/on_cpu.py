@@ -17,18 +17,18 @@ def gather_on_cpu(request: Request, path: Path) -> None:
     elif path is Path.DMA:
         _runs(request)
     else:
-        torch.index_select(request.table, 0, request.index, out=request.out)
+        torch.index_select(request.table_bytes, 0, request.index, out=request.out_bytes)
 
 
 def _sorted(request: Request) -> None:
     """Each row once in address order, then to its places."""
     unique, places = torch.unique(request.index, return_inverse=True)
     torch.index_select(
-        request.table.index_select(0, unique), 0, places, out=request.out
+        request.table_bytes.index_select(0, unique), 0, places, out=request.out_bytes
     )
 
 
 def _runs(request: Request) -> None:
     for run in find_runs(request.index):
-        source = request.table[run.first_row : run.first_row + run.num_rows]
-        request.out[run.position : run.position + run.num_rows].copy_(source)
+        source = request.table_bytes[run.first_row : run.first_row + run.num_rows]
+        request.out_bytes[run.position : run.position + run.num_rows].copy_(source)

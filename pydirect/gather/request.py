@@ -1,7 +1,9 @@
 """What a gather is asked for, checked once at the door."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 
@@ -27,28 +29,42 @@ class Path(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A checked gather: ``out[i] = table[index[i]]`` on rows as bytes."""
+    """A checked gather: ``out[i] = table[index[i]]``.
+
+    Kernels take addresses and sizes; the views as bytes are for the paths of the CPU,
+    and made when they ask.
+    """
 
     table: torch.Tensor
-    """CPU, uint8, shape (num_rows, row_bytes), contiguous."""
+    """CPU, any dtype, shape (num_rows, ...), contiguous."""
 
     index: torch.Tensor
     """int32 or int64, shape (num_indices,), contiguous, on the device of ``out``."""
 
     out: torch.Tensor
-    """uint8, shape (num_indices, row_bytes), contiguous."""
+    """Dtype of the table, shape (num_indices, ...), contiguous."""
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
-        return int(self.table.shape[0])
+        return self.table.shape[0]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
-        return int(self.table.shape[1])
+        return math.prod(self.table.shape[1:]) * self.table.element_size()
 
-    @property
+    @cached_property
     def num_indices(self) -> int:
-        return int(self.index.shape[0])
+        return self.index.shape[0]
+
+    @cached_property
+    def table_bytes(self) -> torch.Tensor:
+        """The table as uint8, shape (num_rows, row_bytes)."""
+        return _row_bytes(self.table)
+
+    @cached_property
+    def out_bytes(self) -> torch.Tensor:
+        """``out`` as uint8, shape (num_indices, row_bytes)."""
+        return _row_bytes(self.out)
 
 
 def host_tensor(table: torch.Tensor | HostTable) -> torch.Tensor:
@@ -89,7 +105,7 @@ def check_out(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Non
         ValueError: shape, dtype, device or layout differ.
     """
     shape = (index.shape[0], *rows.shape[1:])
-    fits = tuple(out.shape) == shape and out.dtype == rows.dtype
+    fits = out.shape == shape and out.dtype == rows.dtype
     if not (fits and out.device == index.device and out.is_contiguous()):
         raise ValueError(
             f"gather expects out of shape {shape}, {rows.dtype}, contiguous on "
@@ -98,10 +114,8 @@ def check_out(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def as_request(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Request:
-    """View table and result as rows of bytes."""
-    return Request(
-        table=_row_bytes(rows), index=index.contiguous(), out=_row_bytes(out)
-    )
+    """The request for checked tensors."""
+    return Request(table=rows, index=index.contiguous(), out=out)
 
 
 def _row_bytes(rows: torch.Tensor) -> torch.Tensor:

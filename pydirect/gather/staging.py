@@ -53,12 +53,12 @@ class Staging:
             staged = self._next_buffer(part.numel() * request.row_bytes).view(
                 part.numel(), request.row_bytes
             )
-            _select(request.table, part, staged)
-            request.out[start : start + rows].copy_(staged, non_blocking=True)
+            _select(request.table_bytes, part, staged)
+            request.out_bytes[start : start + rows].copy_(staged, non_blocking=True)
             self._markers[self._turn].record()
 
     def _part_bytes(self, request: Request) -> int:
-        part = max(_SMALLEST_PART_BYTES, request.out.nbytes // _PARTS)
+        part = max(_SMALLEST_PART_BYTES, request.out_bytes.nbytes // _PARTS)
         return min(self._buffer_bytes, part)
 
     def _next_buffer(self, num_bytes: int) -> torch.Tensor:
@@ -84,8 +84,8 @@ def copy_runs(request: Request) -> int:
     check_on_cpu(index, request.num_rows)
     runs = find_runs(index)
     for run in runs:
-        source = request.table[run.first_row : run.first_row + run.num_rows]
-        target = request.out[run.position : run.position + run.num_rows]
+        source = request.table_bytes[run.first_row : run.first_row + run.num_rows]
+        target = request.out_bytes[run.position : run.position + run.num_rows]
         target.copy_(source, non_blocking=True)
     return len(runs)
 

@@ -31,6 +31,9 @@ class Look:
     run_rows: float = 1.0
 
 
+UNKNOWN = Look()
+
+
 @dataclass(kw_only=True)
 class _Pending:
     counts: torch.Tensor
@@ -50,10 +53,11 @@ class Survey:
 
     def look(self, table: torch.Tensor, index: torch.Tensor) -> Look:
         """The last survey of ``table`` that has arrived; starts one now and then."""
-        if index.numel() * table.shape[1] < _WORTH_BYTES:
-            return Look()
+        row_bytes = table.nbytes // max(1, table.shape[0])
+        if index.numel() * row_bytes < _WORTH_BYTES:
+            return UNKNOWN
         # Larger batches repeat more: sizes within a factor of two share a survey.
-        key = (table.data_ptr(), int(table.shape[1]), index.numel().bit_length())
+        key = (table.data_ptr(), row_bytes, index.numel().bit_length())
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)
@@ -66,7 +70,7 @@ class Survey:
             oldest, _ = self._calls.popitem(last=False)
             self._looks.pop(oldest, None)
             self._pending.pop(oldest, None)
-        return self._looks.get(key, Look())
+        return self._looks.get(key, UNKNOWN)
 
     def _start(self, index: torch.Tensor) -> _Pending:
         num = index.numel()

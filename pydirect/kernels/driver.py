@@ -6,6 +6,7 @@ adds no dependency; nothing is loaded before `driver()` is called.
 
 import ctypes
 import functools
+from typing import Any
 
 import torch
 
@@ -50,7 +51,24 @@ def driver() -> Driver:
             "libcuda.so.1 was not found: GPU kernels need the NVIDIA driver"
         ) from error
     torch.cuda.init()
+    for name, types in _SIGNATURES.items():
+        getattr(library, name).argtypes = types
     return Driver(library)
+
+
+_Parameters = ctypes.c_void_p * 1
+# Declared, arguments are converted by ctypes itself, in a fraction of the time; each
+# gather makes these calls.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuLaunchKernel": (
+        Handle,
+        *(ctypes.c_uint,) * 7,
+        Handle,
+        ctypes.POINTER(ctypes.c_void_p),
+        Handle,
+    ),
+    "cuPointerGetAttribute": (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64),
+}
 
 
 class Kernel:
@@ -63,15 +81,10 @@ class Kernel:
         self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
     ) -> None:
         """Launch on ``stream`` (a raw handle) with one by-value struct."""
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        parameters = _Parameters(ctypes.addressof(arguments))
+        sizes = (grid, 1, 1, block, 1, 1, 0)
         driver().call(
-            "cuLaunchKernel",
-            self._function,
-            *(ctypes.c_uint(size) for size in (grid, 1, 1, block, 1, 1)),
-            ctypes.c_uint(0),
-            ctypes.c_void_p(stream),
-            parameters,
-            None,
+            "cuLaunchKernel", self._function, *sizes, stream, parameters, None
         )
 
 

@@ -19,32 +19,59 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// [Note: Loads before stores] A warp waits at its first store for the load behind it. The
+// compiler knows that read-only loads (`ld.global.nc`) do not meet the stores and moves
+// them past one another, until one load is in flight where the source says eight. Plain
+// loads might meet any store, so they stay in front; predicates keep the code straight.
+
 #ifndef PYDIRECT_ON_HOST
 #define DEVICE static __device__ __forceinline__
 #define KERNEL extern "C" __global__
+#define BLOCK_OF(THREADS) __launch_bounds__(THREADS)
 // A cache hint that benchmarks can set, such as ".L2::256B".
 #ifndef LOAD_HINT
 #define LOAD_HINT ""
 #endif
+#define LOAD "ld.global.L1::no_allocate" LOAD_HINT
 struct alignas(16) u128 { u32 x, y, z, w; };
-DEVICE u128 load(const u128* p) {
-  u128 v;
-  asm volatile("ld.global.nc.L1::no_allocate" LOAD_HINT ".v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
+DEVICE void load_if(bool wanted, u128& v, const u128* from) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p " LOAD ".v4.u32 {%0,%1,%2,%3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(from), "r"((int)wanted));
 }
-DEVICE u32 load(const u32* p) {
-  u32 v;
-  asm volatile("ld.global.nc.L1::no_allocate" LOAD_HINT ".u32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
+DEVICE void load_if(bool wanted, u32& v, const u32* from) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p " LOAD ".u32 %0, [%1]; }"
+               : "+r"(v) : "l"(from), "r"((int)wanted));
+}
+DEVICE void store_if(bool wanted, u128* to, const u128& v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.v4.u32 [%4], {%0,%1,%2,%3}; }"
+               : : "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(to), "r"((int)wanted));
+}
+DEVICE void store_if(bool wanted, u32* to, u32 v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u32 [%1], %0; }"
+               : : "r"(v), "l"(to), "r"((int)wanted));
+}
+DEVICE void store_if(bool wanted, u8* to, u8 v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.u8 [%1], %0; }"
+               : : "r"((u32)v), "l"(to), "r"((int)wanted));
 }
 #endif
 
+// Words of a row that each lane holds before the first is stored, and rows likewise.
 #ifndef ROWS_SHORT
 #define ROWS_SHORT 8
 #define WORDS_SHORT 1
 #define ROWS_LONG 2
 #define WORDS_LONG 4
+#endif
+// Words of 4 bytes: a row takes four times as many.
+#ifndef ROWS_LONG_4
+#define ROWS_LONG_4 2
+#define WORDS_LONG_4 9
+#endif
+// What such rows are loaded in; benchmarks try u128.
+#ifndef WORD_4
+#define WORD_4 u32
 #endif
 
 struct GatherArgs {
@@ -85,37 +112,55 @@ struct Row {
   u8* out;
 };
 
-template <typename Index>
-DEVICE Row row_at(const GatherArgs& a, i64 j, i64 last) {
-  Row row = {0, 0, 0, 0};
-  if (j >= last) return row;
+// ROWS rows from place `first` of the index on, `stride` apart; those from `last` on are
+// empty. All loads of a kind together: each costs a round trip to memory.
+template <typename Index, int ROWS>
+DEVICE void find_rows(const GatherArgs& a, i64 first, i64 stride, i64 last, Row* row) {
   const Index* index = (const Index*)a.index;
-  const i64 value = (i64)index[j];
-  if (value < 0 || value >= a.num_rows) {
-    if (a.check) report(a, place_of(a, j), value);
-    return row;
+  i64 at[ROWS], value[ROWS], before[ROWS], place[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const i64 j = first + r * stride;
+    at[r] = j < last ? j : last - 1;
+    value[r] = (i64)index[at[r]];
+    before[r] = -1;
+    place[r] = at[r];
   }
-  if (a.skip_repeats && j > 0 && (i64)index[j - 1] == value) return row;
-  row.begin = (u64)a.table + (u64)value * (u64)a.row_bytes;
-  row.end = row.begin + (u64)a.row_bytes;
-  row.from = row.begin & ~(u64)(a.align_bytes - 1);
-  row.out = a.out + place_of(a, j) * a.row_bytes;
-  return row;
+  if (a.skip_repeats)
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+      if (at[r] > 0) before[r] = (i64)index[at[r] - 1];
+  if (a.position)
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) place[r] = place_of(a, at[r]);
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const bool there = first + r * stride < last;
+    const bool good = value[r] >= 0 && value[r] < a.num_rows;
+    if (there && !good && a.check) report(a, place[r], value[r]);
+    const bool wanted = there && good && value[r] != before[r];
+    row[r].begin = (u64)a.table + (u64)(wanted ? value[r] : 0) * (u64)a.row_bytes;
+    row[r].end = row[r].begin + (wanted ? (u64)a.row_bytes : 0);
+    row[r].from = row[r].begin & ~(u64)(a.align_bytes - 1);
+    row[r].out = a.out + place[r] * a.row_bytes;
+  }
 }
 
-template <typename Word, bool BYTES>
-DEVICE void store(const Row& row, u64 at, const Word& word) {
-  if (!BYTES) {
-    *(Word*)(row.out + (at - row.begin)) = word;
-    return;
-  }
-  const u8* bytes = (const u8*)&word;
-  for (int k = 0; k < (int)sizeof(Word); ++k)
-    if (at + k >= row.begin && at + k < row.end) row.out[at + k - row.begin] = bytes[k];
+// The units of `word`, read at `at`, that belong to the row. Without a choice of units
+// (they are words) the caller's predicate is enough.
+template <typename Unit, typename Word>
+DEVICE void store(bool wanted, const Row& row, u64 at, const Word& word) {
+  const Unit* unit = (const Unit*)&word;
+  const int units = sizeof(Word) / sizeof(Unit);
+#pragma unroll
+  for (int k = 0; k < units; ++k, at += sizeof(Unit))
+    store_if(units == 1 ? wanted : at >= row.begin && at < row.end,
+             (Unit*)(row.out + (at - row.begin)), unit[k]);
 }
 
-// ROWS rows by WORDS words of each are in flight per lane before the first is stored.
-template <typename Index, typename Word, bool BYTES, int ROWS, int WORDS>
+// ROWS rows by WORDS words of each are in flight per lane before the first is stored,
+// in units of their common alignment.
+template <typename Index, typename Word, typename Unit, int ROWS, int WORDS>
 DEVICE void gather(const GatherArgs& a) {
   const int lane = threadIdx.x & (a.lanes - 1);
   const i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
@@ -129,11 +174,11 @@ DEVICE void gather(const GatherArgs& a) {
   const u64 width = sizeof(Word);
   for (i64 i = first; i < last; i += ROWS * stride) {
     Row row[ROWS];
+    find_rows<Index, ROWS>(a, i, stride, last, row);
     u64 span = 0;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      row[r] = row_at<Index>(a, i + r * stride, last);
-      const u64 own = row[r].end - row[r].from;
+      const u64 own = row[r].end > row[r].begin ? row[r].end - row[r].from : 0;
       span = own > span ? own : span;
     }
     for (u64 done = lane * width; done < span; done += WORDS * step) {
@@ -143,34 +188,35 @@ DEVICE void gather(const GatherArgs& a) {
 #pragma unroll
         for (int w = 0; w < WORDS; ++w) {
           const u64 at = row[r].from + done + w * step;
-          if (at + width > row[r].begin && at < row[r].end)
-            word[r][w] = load((const Word*)at);
+          word[r][w] = Word();
+          load_if(at + width > row[r].begin && at < row[r].end, word[r][w],
+                  (const Word*)at);
         }
 #pragma unroll
       for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int w = 0; w < WORDS; ++w) {
           const u64 at = row[r].from + done + w * step;
-          if (at + width > row[r].begin && at < row[r].end)
-            store<Word, BYTES>(row[r], at, word[r][w]);
+          store<Unit>(at + width > row[r].begin && at < row[r].end, row[r], at,
+                      word[r][w]);
         }
     }
   }
 }
 
-#define GATHER(NAME, INDEX, WORD, BYTES)                                         \
-  KERNEL void gather_##NAME##_short(GatherArgs a) {                              \
-    gather<INDEX, WORD, BYTES, ROWS_SHORT, WORDS_SHORT>(a);                      \
+#define GATHER(NAME, INDEX, WORD, UNIT, ROWS, WORDS)                             \
+  KERNEL void BLOCK_OF(512) gather_##NAME##_short(GatherArgs a) {                \
+    gather<INDEX, WORD, UNIT, ROWS_SHORT, WORDS_SHORT>(a);                       \
   }                                                                              \
-  KERNEL void gather_##NAME##_long(GatherArgs a) {                               \
-    gather<INDEX, WORD, BYTES, ROWS_LONG, WORDS_LONG>(a);                        \
+  KERNEL void BLOCK_OF(512) gather_##NAME##_long(GatherArgs a) {                 \
+    gather<INDEX, WORD, UNIT, ROWS, WORDS>(a);                                   \
   }
-GATHER(i32_w16, int, u128, false)
-GATHER(i64_w16, i64, u128, false)
-GATHER(i32_w4, int, u32, false)
-GATHER(i64_w4, i64, u32, false)
-GATHER(i32_w1, int, u32, true)
-GATHER(i64_w1, i64, u32, true)
+GATHER(i32_w16, int, u128, u128, ROWS_LONG, WORDS_LONG)
+GATHER(i64_w16, i64, u128, u128, ROWS_LONG, WORDS_LONG)
+GATHER(i32_w4, int, WORD_4, u32, ROWS_LONG_4, WORDS_LONG_4)
+GATHER(i64_w4, i64, WORD_4, u32, ROWS_LONG_4, WORDS_LONG_4)
+GATHER(i32_w1, int, u32, u8, ROWS_LONG, WORDS_LONG)
+GATHER(i64_w1, i64, u32, u8, ROWS_LONG, WORDS_LONG)
 
 struct BucketArgs {
   const void* index;
@@ -221,6 +267,40 @@ KERNEL void bucket_count_i64(BucketArgs a) { bucket_count<i64>(a); }
 KERNEL void bucket_place_i32(BucketArgs a) { bucket_place<int>(a); }
 KERNEL void bucket_place_i64(BucketArgs a) { bucket_place<i64>(a); }
 
+// The first place before `j` that holds what `j` holds. In steps that double: most rows
+// repeat a few times, and halving the whole index would be twenty trips to memory.
+template <typename Index> DEVICE i64 first_of(const Index* index, i64 j) {
+  const Index value = index[j];
+  i64 high = j, step = 1;  // `high` holds the value
+  while (high >= step && index[high - step] == value) {
+    high -= step;
+    step *= 2;
+  }
+  i64 low = high >= step ? high - step + 1 : 0;
+  while (low < high) {
+    const i64 middle = (low + high) / 2;
+    if (index[middle] < value) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// `from` and `to` are different rows of the output; lanes of a warp, four words each.
+template <typename Word>
+DEVICE void copy_row(u8* to, const u8* from, i64 row_bytes, int lane) {
+  const i64 step = 32 * sizeof(Word);
+  for (i64 done = lane * (i64)sizeof(Word); done < row_bytes; done += 4 * step) {
+    Word word[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      word[w] = Word();
+      load_if(done + w * step < row_bytes, word[w], (const Word*)(from + done + w * step));
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      store_if(done + w * step < row_bytes, (Word*)(to + done + w * step), word[w]);
+  }
+}
+
 // Rows that `skip_repeats` left out: copy from where the first of their kind went.
 template <typename Index>
 DEVICE void copy_repeats(const GatherArgs& a) {
@@ -231,19 +311,13 @@ DEVICE void copy_repeats(const GatherArgs& a) {
        j += warps) {
     const i64 value = (i64)index[j];
     if (j == 0 || (i64)index[j - 1] != value || value < 0 || value >= a.num_rows) continue;
-    i64 low = 0, high = j;  // the first place that holds `value`
-    while (low < high) {
-      const i64 middle = (low + high) / 2;
-      if ((i64)index[middle] < value) low = middle + 1; else high = middle;
-    }
-    const u8* from = a.out + place_of(a, low) * a.row_bytes;
+    const u8* from = a.out + place_of(a, first_of(index, j)) * a.row_bytes;
     u8* to = a.out + place_of(a, j) * a.row_bytes;
-    const bool wide = (((u64)from | (u64)to | (u64)a.row_bytes) & 15) == 0;
-    const bool words = (((u64)from | (u64)to | (u64)a.row_bytes) & 3) == 0;
-    if (wide)
-      for (i64 b = lane * 16; b < a.row_bytes; b += 512) *(u128*)(to + b) = *(const u128*)(from + b);
-    else if (words)
-      for (i64 b = lane * 4; b < a.row_bytes; b += 128) *(u32*)(to + b) = *(const u32*)(from + b);
+    const u64 bits = (u64)from | (u64)to | (u64)a.row_bytes;
+    if (bits % 16 == 0)
+      copy_row<u128>(to, from, a.row_bytes, lane);
+    else if (bits % 4 == 0)
+      copy_row<u32>(to, from, a.row_bytes, lane);
     else
       for (i64 b = lane; b < a.row_bytes; b += 32) to[b] = from[b];
   }

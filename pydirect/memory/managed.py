@@ -49,15 +49,12 @@ def reach_of(address: int) -> Reach:
     if not runtime.cuda_works():
         return Reach.NONE
     query = driver().library.cuPointerGetAttribute
-    value, place = ctypes.c_uint(0), ctypes.c_uint64(address)
-    # The driver answers "invalid value" for memory it does not know.
-    if (
-        query(ctypes.byref(value), ctypes.c_int(_IS_MANAGED), place) == 0
-        and value.value
-    ):
-        return Reach.MANAGED
     value = ctypes.c_uint(0)
-    known = query(ctypes.byref(value), ctypes.c_int(_MEMORY_TYPE), place) == 0
+    # The driver answers "invalid value" for memory it does not know.
+    if query(ctypes.byref(value), _IS_MANAGED, address) == 0 and value.value:
+        return Reach.MANAGED
+    value.value = 0
+    known = query(ctypes.byref(value), _MEMORY_TYPE, address) == 0
     return Reach.PINNED if known and value.value == _TYPE_HOST else Reach.NONE
 
 

@@ -93,9 +93,11 @@ def reach(tensor: torch.Tensor) -> Reach:
     if tensor.device.type != "cpu" or not runtime.cuda_works() or tensor.numel() == 0:
         return Reach.NONE
     first = tensor.data_ptr()
-    span = sum(
-        (n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    if tensor.is_contiguous():
+        span = tensor.numel() - 1
+    else:
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        span = sum((n - 1) * abs(s) for n, s in sizes)
     found = reach_of(first)
     if found is not reach_of(first + span * tensor.element_size()):
         return Reach.NONE

@@ -6,7 +6,8 @@
 
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
 an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
-and with 4, as shares of the DMA peak of the same run; 512 rows are checked in each.
+and with 4, as shares of the DMA peak of the same run, timed by `gather_rounds`; 512
+rows are checked in each.
 Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
 Most telling cells first. A rerun goes on; `gather_table.py` prints the file.
 """
@@ -14,8 +15,7 @@ Most telling cells first. A rerun goes on; `gather_table.py` prints the file.
 import argparse
 import functools
 import itertools
-import os
-import statistics
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -26,14 +26,13 @@ import torch
 from gather_harness import (
     DEVICE,
     RESULTS,
-    check_rows,
     dma_peak_gbps,
     fill,
     indices,
-    once_ms,
     synchronize,
 )
 from gather_methods import Method, StockCpu, shifted_methods, sweep_methods
+from gather_rounds import CORES, Rounds
 from gather_shared import repeats_and_runs, sm_budget
 from harness import Cells
 
@@ -46,8 +45,10 @@ ROWS_SHIFTED = tuple(range(2048, 2080, 4))
 ROWS_PINNED = (128, 256, 400, 512, 2052, 4096)
 BATCHES = (1_000_000, 200_000, 50_000, 10_000, 4_000_000)
 TABLES_GIB = (16, 48, 4, 1)
-LARGEST_OUT = 17 * GIB
-CORES = os.cpu_count() or 1
+# Of one result. A million rows of 16 KiB are more: 200,000 tell the same.
+LARGEST_OUT = 5 * GIB
+# Smaller tables are not measured with 4 cores.
+FEW_CORES_GIB = 16
 
 
 class Sweep:
@@ -67,9 +68,12 @@ class Sweep:
     def cell(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
         """All methods on one combination."""
         table = self.rows(row_bytes, table_gib)
-        chosen = chosen_path(table, batch)
-        methods = sweep_methods(table, self.stock, cpu=self.memory != "pinned")
+        every = self.memory != "pinned"
+        few_cores = every and table_gib >= FEW_CORES_GIB
+        chosen = chosen_path(table, batch, (4, CORES) if few_cores else (CORES,))
+        methods = sweep_methods(table, self.stock, cpu=every, few_cores=few_cores)
         facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
+        facts["distinct_share"] = round(distinct_share(batch, table.shape[0]), 4)
         facts |= {"table_gib": table_gib, "memory": self.memory, "chosen": chosen}
         return facts | self.measure(table, batch, methods)
 
@@ -84,50 +88,25 @@ class Sweep:
         self, table: torch.Tensor, batch: int, methods: list[Method]
     ) -> dict[str, Any]:
         """Milliseconds and shares of the DMA peak; a method that fails says why."""
-        out = torch.empty(batch, table.shape[1], dtype=torch.uint8, device=DEVICE)
-        ms: dict[str, float] = {}
-        errors: dict[str, str] = {}
-        for method in methods:
-            torch.set_num_threads(method.threads or CORES)
-            try:
-                # Fresh rows for each: the last method has left its own in caches.
-                sets = indices(batch, table.shape[0], 6)
-                if method.on_cpu:
-                    sets = [index.cpu() for index in sets]
-                ms[method.name] = round(median_ms(method, sets, out), 4)
-                check_rows(table, sets[0].to(DEVICE), out)
-            except Exception as error:  # the other methods still count
-                ms.pop(method.name, None)
-                errors[method.name] = f"{type(error).__name__}: {error}"[:300]
-        torch.set_num_threads(CORES)
-        gb = out.numel() / 1e6
+        ms, errors = Rounds(table, batch, methods).run()
+        gb = batch * table.shape[1] / 1e6
         shares = {name: round(gb / took / self.peak, 4) for name, took in ms.items()}
         found: dict[str, Any] = {"peak_gb_s": self.peak, "ms": ms, "share": shares}
         return found | ({"errors": errors} if errors else {})
 
 
-def median_ms(method: Method, sets: list[torch.Tensor], out: torch.Tensor) -> float:
-    """Median time; the longer one run takes, the fewer there are. Ends with the rows
-    of ``sets[0]``, written by a run on memory that held something else."""
-    expected_s = out.numel() / method.gbps / 1e9
-    repeats = 1 if expected_s > 0.1 else 2 if expected_s > 0.02 else 5
-    warm = len(out) if repeats > 1 else min(len(out), 10_000)
-    method.work(sets[-1][:warm], out[:warm])
-    out.fill_(255)
-    synchronize()
-    return statistics.median(
-        once_ms(functools.partial(method.work, index, out))
-        for index in reversed(sets[:repeats])
-    )
+def distinct_share(batch: int, num_rows: int) -> float:
+    """Distinct rows over rows of a batch drawn at random: what must cross the link."""
+    return -num_rows / batch * math.expm1(-batch / num_rows)
 
 
-def chosen_path(table: torch.Tensor, batch: int) -> str:
-    """The chooser's path; calibrates the size class if it is new, for all threads and
-    for 4, and lets a survey of the table arrive."""
+def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> str:
+    """The chooser's path with the last of ``threads``; calibrates the size class for
+    each number if it is new, and lets a survey of the table arrive."""
     if DEVICE == "cuda":
         chooser = front_of(torch.device("cuda", 0)).chooser
-        for threads in (4, CORES):
-            torch.set_num_threads(threads)
+        for number in threads:
+            torch.set_num_threads(number)
             chooser.rates(table, memory.reach(table))
     for index in indices(batch, table.shape[0], 2):
         before = gather.stats().calls
@@ -248,13 +227,13 @@ def pinned_part(run: Run, gib: int) -> None:
 def large_part(run: Run, gib: int) -> None:
     """What `empty_table` and `.to("unified")` give, and pinned memory between."""
     large = run.table("table", gib)
+    large.stock.reserve(4 * run.unit)
     run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
     run.rest(large)
     if run.has_time(10 * GIB):
         run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
-    run.sweep(large, BATCHES[:1], ROWS[-1:])
     run.sweep(large, BATCHES[3:], ROWS)
 
 
