@@ -17,7 +17,8 @@ import ssdtrain
 from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.choose import Goal, choose, options
+from ssdtrain.plan.choose import choose, options
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile, to_json

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ssdtrain.plan.choose import Goal, choose
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.policies import references
 from ssdtrain.plan.profile import COPY_SLOWDOWN, Item, Links, Phase, Profile
 from ssdtrain.plan.timeline import Timeline
