@@ -13,6 +13,10 @@
  * cudaFree, and CUDA gives no address out twice in between, so nobody can meet an
  * entry that is being made or removed.
  *
+ * cudaMallocAsync is counted and not registered, unless SSDTRAIN_HOOK_ASYNC=1: an
+ * allocator on top of it calls for every tensor, and a registration takes
+ * milliseconds. A training step became 41 times slower (recipes/bench/gds.py).
+ *
  * Not seen: allocations that do not come through these calls. Expandable segments
  * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by;
  * `ssdtrain.storage.shim.coverage` counts them.
@@ -55,6 +59,7 @@ struct ssdtrain_hook_counters {
     uint64_t deregistered;       /* cuFileBufDeregister was called */
     uint64_t refused;            /* cuFileBufRegister failed */
     uint64_t without_cufile;     /* no cuFile to register with */
+    uint64_t unregistered_async; /* large enough, but of cudaMallocAsync */
     uint64_t live;               /* allocations in the table */
     uint64_t live_bytes;
     uint64_t live_registered;
@@ -72,6 +77,7 @@ static char tombstone;
 
 static struct {
     bool enabled;
+    bool register_async;
     size_t min_bytes;
     FILE *record;
 } config = {.enabled = true, .min_bytes = 1024 * 1024};
@@ -222,9 +228,11 @@ static void configure(void)
 {
     const char *enabled = getenv("SSDTRAIN_HOOK");
     const char *min_bytes = getenv("SSDTRAIN_HOOK_MIN_BYTES");
+    const char *async = getenv("SSDTRAIN_HOOK_ASYNC");
     const char *record = getenv("SSDTRAIN_HOOK_RECORD");
     if (enabled != NULL && strcmp(enabled, "0") == 0)
         config.enabled = false;
+    config.register_async = async != NULL && strcmp(async, "1") == 0;
     if (min_bytes != NULL)
         config.min_bytes = (size_t)strtoull(min_bytes, NULL, 10);
     if (config.enabled && record != NULL)
@@ -259,9 +267,11 @@ static void record(const char *call, const void *address, size_t size, int resul
     }
 }
 
-static void allocated(const char *call, void *address, size_t size, int result)
+static void allocated(const char *call, void *address, size_t size, int result,
+                      bool may_register)
 {
-    bool wanted = result == CUDA_SUCCESS && address != NULL && size >= config.min_bytes;
+    bool known = result == CUDA_SUCCESS && address != NULL && size >= config.min_bytes;
+    bool wanted = known && may_register;
     bool have_cufile = false;
     cufile_result registration = {0, 0};
     inside = true;
@@ -275,14 +285,15 @@ static void allocated(const char *call, void *address, size_t size, int result)
     bool registered = have_cufile && registration.error == 0;
     pthread_mutex_lock(&lock);
     counters.failed_calls += result != CUDA_SUCCESS;
-    counters.below_threshold += result == CUDA_SUCCESS && !wanted;
+    counters.below_threshold += result == CUDA_SUCCESS && !known;
+    counters.unregistered_async += known && !may_register;
     counters.without_cufile += wanted && !have_cufile;
     counters.registered += registered;
     if (have_cufile && !registered) {
         counters.refused++;
         counters.last_cufile_error = registration.error;
     }
-    bool lost = wanted && !table_add(address, size, registered) && registered;
+    bool lost = known && !table_add(address, size, registered) && registered;
     counters.deregistered += lost;
     record(call, address, size, result, registration.error);
     pthread_mutex_unlock(&lock);
@@ -334,7 +345,7 @@ EXPORT int cudaMalloc(void **address, size_t size)
     int result = real(address, size);
     int saved = errno;
     if (ours)
-        allocated("cudaMalloc", result == 0 ? *address : NULL, size, result);
+        allocated("cudaMalloc", result == 0 ? *address : NULL, size, result, true);
     errno = saved;
     return result;
 }
@@ -346,7 +357,8 @@ EXPORT int cudaMallocAsync(void **address, size_t size, void *stream)
     int result = real(address, size, stream);
     int saved = errno;
     if (ours)
-        allocated("cudaMallocAsync", result == 0 ? *address : NULL, size, result);
+        allocated("cudaMallocAsync", result == 0 ? *address : NULL, size, result,
+                  config.register_async);
     errno = saved;
     return result;
 }

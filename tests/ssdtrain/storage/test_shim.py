@@ -98,7 +98,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Native:
 
 
 def test_basic(native: Native) -> None:
-    counters = native.run("basic")
+    counters = native.run("basic", SSDTRAIN_HOOK_ASYNC="1")
     # 4 own calls that succeed or fail, and one of cuFile's for each registration.
     assert counters["malloc_calls"] == 4 + 3
     assert counters["malloc_async_calls"] == 1
@@ -113,10 +113,26 @@ def test_basic(native: Native) -> None:
     assert counters["live"] == counters["live_registered"] == 1
     assert counters["cufile_registered"] == 1
     assert counters["live_bytes"] == 4 * 1024 * 1024
+    assert counters["unregistered_async"] == 0
 
 
-def test_threads(native: Native) -> None:
-    counters = native.run("threads", SSDTRAIN_HOOK_MIN_BYTES="2048")
+def test_async_is_known_and_not_registered(native: Native) -> None:
+    """A registration for every tensor would make a step 41 times slower."""
+    counters = native.run("basic")
+    assert counters["malloc_async_calls"] == counters["free_async_calls"] == 1
+    assert counters["unregistered_async"] == counters["below_threshold"] == 1
+    assert counters["registered"] == 1
+    assert counters["deregistered"] == 0
+    assert counters["reentrant"] == 2 * 2
+    assert counters["live"] == counters["live_registered"] == 1
+
+
+@pytest.mark.parametrize("register_async", ["0", "1"])
+def test_threads(native: Native, register_async: str) -> None:
+    counters = native.run(
+        "threads", SSDTRAIN_HOOK_MIN_BYTES="2048", SSDTRAIN_HOOK_ASYNC=register_async
+    )
+    assert (counters["unregistered_async"] > 100) == (register_async == "0")
     assert counters["live"] == counters["live_bytes"] == 0
     assert counters["cufile_registered"] == 0
     assert counters["registered"] == counters["deregistered"] > 500
@@ -156,7 +172,8 @@ def test_without_cufile_allocations_are_counted(
     plain: Native, environment: dict[str, str]
 ) -> None:
     counters = plain.run("basic", **environment)
-    assert counters["without_cufile"] == 3
+    assert counters["without_cufile"] == 2
+    assert counters["unregistered_async"] == 1
     assert counters["registered"] == counters["refused"] == 0
     assert counters["live"] == 1
     assert counters["reentrant"] == 0
@@ -173,12 +190,13 @@ def test_a_recording_replays_to_the_same_counters(
     plain: Native, tmp_path: Path
 ) -> None:
     recording = tmp_path / "calls"
-    live = plain.run("basic", SSDTRAIN_HOOK_RECORD=str(recording))
+    both = {"SSDTRAIN_HOOK_ASYNC": "1"}
+    live = plain.run("basic", SSDTRAIN_HOOK_RECORD=str(recording), **both)
     text = recording.read_text()
     assert len(text.splitlines()) == 5 + 4  # cudaFree(NULL) and nested calls are not
     # The driver prints its counters while one allocation lives: leave out its free.
     recording.write_text("\n".join(text.splitlines()[:-1]) + "\n")
-    again = plain.run("replay", str(recording))
+    again = plain.run("replay", str(recording), **both)
     same = {"registered", "refused", "deregistered", "live", "live_bytes"}
     assert {k: again[k] for k in same} == {k: live[k] for k in same}
 
@@ -189,10 +207,16 @@ def test_recorded_on_a_gpu(native: Native, recording: Path, tmp_path: Path) -> N
     *calls, ending = recording.read_text().splitlines()
     expected = json.loads(ending.removeprefix("# "))
     (tmp_path / "calls").write_text("\n".join(calls) + "\n")
-    counters = native.run(
-        "replay", str(tmp_path / "calls"), SSDTRAIN_HOOK_MIN_BYTES="0"
-    )
+    settings = {"SSDTRAIN_HOOK_MIN_BYTES": "0"}
+    arguments = ("replay", str(tmp_path / "calls"))
+    counters = native.run(*arguments, SSDTRAIN_HOOK_ASYNC="1", **settings)
     for name in ("registered", "refused", "deregistered", "live", "live_bytes"):
+        assert counters[name] == expected[name], name
+    asked = sum(call.startswith("cudaMallocAsync ") for call in calls)
+    counters = native.run(*arguments, **settings)
+    assert counters["unregistered_async"] == asked
+    assert counters["registered"] == expected["registered"] - asked
+    for name in ("live", "live_bytes"):
         assert counters[name] == expected[name], name
 
 

@@ -18,10 +18,12 @@
 #define MIB (1024 * 1024)
 
 static const char *const names[] = {
-    "malloc_calls", "malloc_async_calls", "free_calls",     "free_async_calls",
-    "failed_calls", "below_threshold",    "reentrant",      "registered",
-    "deregistered", "refused",            "without_cufile", "live",
-    "live_bytes",   "live_registered",    "last_cufile_error",
+    "malloc_calls",       "malloc_async_calls", "free_calls",
+    "free_async_calls",   "failed_calls",       "below_threshold",
+    "reentrant",          "registered",         "deregistered",
+    "refused",            "without_cufile",     "unregistered_async",
+    "live",               "live_bytes",         "live_registered",
+    "last_cufile_error",
 };
 #define NUM_COUNTERS (sizeof names / sizeof *names)
 
@@ -59,6 +61,7 @@ static void basic(void)
     must(cudaFree(NULL) == 0, "cudaFree(NULL)");
     if (ssdtrain_hook_size_of != NULL && getenv("SSDTRAIN_HOOK") == NULL) {
         must(ssdtrain_hook_size_of(big) == 4 * MIB, "size of a live allocation");
+        must(ssdtrain_hook_size_of(async) == 2 * MIB, "size, registered or not");
         must(ssdtrain_hook_size_of(small) == 0, "below the threshold");
         must(ssdtrain_hook_size_of(&big) == 0, "a foreign address");
     }
@@ -124,7 +127,7 @@ static void forked(void)
             if (cudaMalloc(&own, 4 * MIB) != 0 || cudaFree(own) != 0)
                 _exit(3);
             ssdtrain_hook_read(values);
-            _exit(values[7] == 0 && values[11] == 0 ? 0 : 4);
+            _exit(values[7] == 0 && values[12] == 0 ? 0 : 4);
         }
         int status = 0;
         must(waitpid(child, &status, 0) == child, "waitpid");
