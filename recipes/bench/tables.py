@@ -17,6 +17,7 @@ from megatron_table import megatron
 from models_table import models, rivals
 from planner_table import planner, rok
 from rgnn_table import rgnn
+from safety_table import sanitize, searches, verify
 from survival_table import survival
 from table_text import Data, markdown, where
 
@@ -145,19 +146,19 @@ def malloc_hook(data: Data) -> str:
     """What the hook saw of PyTorch's allocators, and what it cost."""
     rows = [
         [
-            cell["allocator"],
+            cell["allocator"] + _registering(cell["counters"]),
             str(cell["segments"] or "-"),
             _unseen(cell["coverage"]),
             str(cell["counters"]["registered"]),
             str(cell["calls_in_timed_steps"]),
-            f"{cell['step_ratio']:.4f}x",
+            f"{cell['step_ratio']:.4f}x" if "step_ratio" in cell else "not timed",
             f"{cell['ratio_without_hook']:.4f}x"
             if "ratio_without_hook" in cell
             else "-",
             "yes" if cell["losses_equal"] else "NO",
         ]
         for cell in data["cells"]
-        if "error" not in cell and "step_ratio" in cell
+        if "error" not in cell and "counters" in cell
     ]
     failed = [
         f"- {cell['allocator']}: {cell['error'].splitlines()[0]}"
@@ -171,10 +172,21 @@ def malloc_hook(data: Data) -> str:
         "**The malloc hook** under PyTorch's allocators, in training processes that "
         "take turns; *without / without* is what two processes that lack the hook "
         "differ by. Expandable segments come from `cuMemCreate`, which no preloaded "
-        "library sees: they are counted."
+        "library sees: they are counted. What `cudaMallocAsync` gives is registered only "
+        "with `SSDTRAIN_HOOK_ASYNC=1`"
     )
+    counted = any(
+        c.get("counters", {}).get("unregistered_async") for c in data["cells"]
+    )
+    text += "." if counted else "; without it, that allocator was not timed."
     parts = (text, table, "\n".join(failed), where(data))
     return "\n\n".join(part for part in parts if part)
+
+
+def _registering(counters: Data) -> str:
+    """What an allocator's calls were timed with, if it is not the default."""
+    asked = counters["malloc_async_calls"]
+    return ", registered" if asked and counters["registered"] == asked else ""
 
 
 def _unseen(coverage: Data | None) -> str:
@@ -237,7 +249,10 @@ TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("gds", gds),
     of_file("malloc_hook", malloc_hook),
     of_file("soak_cpu", soak),
+    of_file("verify", verify),
     survival,
+    searches,
+    of_file("sanitize", sanitize),
     gather,
     gnn,
     rgnn,

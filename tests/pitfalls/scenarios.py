@@ -282,7 +282,7 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row(saved_twice_around_a_change, "one record per storage; EXPERIMENTS"),
+    Row(saved_twice_around_a_change, "one record per storage"),
     Row(halves_of_one_storage, "key without the base; LSTM, GRU"),
     Row(tensor_and_its_transpose, "ms-swift#10157"),
     Row(view_at_an_offset, "axolotl#3833"),
