@@ -172,8 +172,8 @@ def malloc_hook(data: Data) -> str:
         "**The malloc hook** under PyTorch's allocators, in training processes that "
         "take turns; *without / without* is what two processes that lack the hook "
         "differ by. Expandable segments come from `cuMemCreate`, which no preloaded "
-        "library sees: they are counted. What `cudaMallocAsync` gives is registered only "
-        "with `SSDTRAIN_HOOK_ASYNC=1`"
+        "library sees: they are counted. What `cudaMallocAsync` gives is registered "
+        "only with `SSDTRAIN_HOOK_ASYNC=1`"
     )
     counted = any(
         c.get("counters", {}).get("unregistered_async") for c in data["cells"]
