@@ -9,6 +9,7 @@ from table_text import Data, markdown, where
 TARGET = 1.03
 """Of `verify="checksum"`: step time over `verify="off"`."""
 
+NOTHING = "this proves nothing"
 HOWS = ("off", "checksum", "shadow")
 
 
@@ -48,7 +49,7 @@ def sanitize(data: Data) -> str:
         [
             name,
             str(cell.get("expects", "-")),
-            str(cell.get("verdict", cell.get("error", "-"))),
+            _found(cell),
             str(cell.get("races_reported", "-")),
             str(cell.get("seconds", "-")),
         ]
@@ -62,6 +63,13 @@ def sanitize(data: Data) -> str:
     )
     head = ["process", "expected", "found", "races reported", "s"]
     return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+
+
+def _found(cell: Data) -> str:
+    """The verdict; what was not as expected with the process's own words, if short."""
+    verdict = str(cell.get("verdict", cell.get("error", "-")))
+    said = [line for line in cell.get("tail", "").splitlines() if NOTHING in line]
+    return f"{verdict}: {said[-1]}" if said else verdict
 
 
 def searches(results: Path) -> str:

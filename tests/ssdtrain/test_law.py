@@ -212,4 +212,5 @@ def test_bitwise_law_under_verify(verify: str, checkpointing: str, device: str) 
     assert equal_bytes(ours.losses, theirs.losses)
     assert equal_bytes(ours.gradients, theirs.gradients)
     assert equal_bytes(ours.parameters, theirs.parameters)
+    assert len(ours.reports) == NUM_STEPS
     assert all(report.num_verified > report.num_records for report in ours.reports)
