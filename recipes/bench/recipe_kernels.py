@@ -112,9 +112,11 @@ def norm(source: Tensor, has_bias: bool) -> dict[str, Any]:
     shift = bias if has_bias else None
     _, mean, deviation = torch.native_layer_norm(source, width, weight, shift, 1e-5)
 
+    statistics = triton_kernels.Statistics(mean, deviation)
+
     def candidate(fused: bool) -> Make:
         return lambda: triton_kernels.normalize(
-            source, mean, deviation, weight, shift, fused=fused
+            source, statistics, weight, shift, fused=fused
         )
 
     return against(
@@ -133,7 +135,11 @@ def rms_norm(source: Tensor) -> dict[str, Any]:
         lambda: F.rms_norm(source, width, weight, 1e-5),
         {
             "fused": lambda: triton_kernels.normalize(
-                source, None, deviation, weight, None, fused=False
+                source,
+                triton_kernels.Statistics(None, deviation),
+                weight,
+                None,
+                fused=False,
             )
         },
         source,

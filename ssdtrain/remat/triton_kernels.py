@@ -4,71 +4,58 @@ They repeat the arithmetic of torch's CUDA kernels operation by operation, in fl
 and round once. Whether that gave the same bytes is for admission to say.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROW_TILE, COLUMN_TILE = 8, 1024
+ROW_TILE, COLUMN_TILE = tl.constexpr(8), tl.constexpr(1024)
 FLAT_TILE = 4096
 WARPS = 8
-DROPOUT_BLOCK = 256
+DROPOUT_BLOCK = tl.constexpr(256)
 """Threads of a block of torch's kernel."""
 
 
 @triton.jit
-def _normalize(
-    source,
-    mean,
-    deviation,
-    weight,
-    bias,
-    target,
-    num_rows,
-    num_columns,
-    HAS_MEAN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    FUSED: tl.constexpr,
-    EVEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # type: ignore[no-untyped-def]
-    """A tile of (num_rows, num_columns); the tiles of a row follow one another."""
-    num_tiles = tl.cdiv(num_columns, COLUMNS)
-    tile = tl.program_id(0)
-    row = (tile // num_tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (tile % num_tiles) * COLUMNS + tl.arange(0, COLUMNS)
-    place = row[:, None] * num_columns + column[None, :]
+def _load(pointers, mask, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """In float32."""
     if EVEN:
-        x = tl.load(source + place)
-        w = tl.load(weight + column)
-        d = tl.load(deviation + row)
+        return tl.load(pointers).to(tl.float32)
     else:
-        inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
-        x = tl.load(source + place, mask=inside, other=0.0)
-        w = tl.load(weight + column, mask=column < num_columns, other=0.0)
-        d = tl.load(deviation + row, mask=row < num_rows, other=0.0)
-    y = x.to(tl.float32)
-    if HAS_MEAN:
-        if EVEN:
-            m = tl.load(mean + row)
-        else:
-            m = tl.load(mean + row, mask=row < num_rows, other=0.0)
-        y = y - m[:, None]
-    y = d[:, None] * y
-    scale = tl.broadcast_to(w.to(tl.float32)[None, :], (ROWS, COLUMNS))
-    if HAS_BIAS:
-        if EVEN:
-            b = tl.load(bias + column)
-        else:
-            b = tl.load(bias + column, mask=column < num_columns, other=0.0)
-        shift = tl.broadcast_to(b.to(tl.float32)[None, :], (ROWS, COLUMNS))
+        return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _normalize(inputs, target, shape, FUSED: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of `shape` (rows, columns); the tiles of a row follow one another.
+
+    EVEN: tiles fill the shape. FUSED: the last product and sum are rounded once.
+    """
+    source, mean, deviation, weight, bias = inputs
+    num_rows, num_columns = shape
+    num_tiles = tl.cdiv(num_columns, COLUMN_TILE)
+    tile = tl.program_id(0)
+    row = (tile // num_tiles).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
+    column = (tile % num_tiles) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
+    place = row[:, None] * num_columns + column[None, :]
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    y = _load(source + place, inside, EVEN)
+    if mean is not None:
+        y = y - _load(mean + row, row < num_rows, EVEN)[:, None]
+    y = _load(deviation + row, row < num_rows, EVEN)[:, None] * y
+    scale = _load(weight + column, column < num_columns, EVEN)[None, :]
+    if bias is None:
+        y = scale * y
+    else:
+        shift = _load(bias + column, column < num_columns, EVEN)[None, :]
         if FUSED:
-            y = tl.fma(scale, y, shift)
+            y = tl.fma(
+                tl.broadcast_to(scale, y.shape), y, tl.broadcast_to(shift, y.shape)
+            )
         else:
             y = scale * y + shift
-    else:
-        y = scale * y
     y = y.to(target.dtype.element_ty)
     if EVEN:
         tl.store(target + place, y)
@@ -76,10 +63,18 @@ def _normalize(
         tl.store(target + place, y, mask=inside)
 
 
+class Statistics(NamedTuple):
+    """What a normalization saved, float32, one number a row."""
+
+    mean: Tensor | None
+    """None: RMS norm."""
+    deviation: Tensor
+    """The reciprocal one."""
+
+
 def normalize(
     source: Tensor,
-    mean: Tensor | None,
-    deviation: Tensor,
+    statistics: Statistics,
     weight: Tensor,
     bias: Tensor | None,
     *,
@@ -89,8 +84,7 @@ def normalize(
 
     Args:
         source: contiguous; its last dimensions are those of `weight`.
-        mean: float32, one number a row; None for none.
-        deviation: the reciprocal one; as `mean`.
+        statistics: contiguous.
         weight: contiguous.
         bias: as `weight`; None for none.
         fused: whether the last product and sum are rounded once.
@@ -101,23 +95,13 @@ def normalize(
     target = torch.empty_like(source)
     num_columns = weight.numel()
     num_rows = source.numel() // num_columns
-    even = num_rows % ROW_TILE == 0 and num_columns % COLUMN_TILE == 0
-    num_tiles = triton.cdiv(num_rows, ROW_TILE) * triton.cdiv(num_columns, COLUMN_TILE)
-    _normalize[(num_tiles,)](
-        source,
-        deviation if mean is None else mean,
-        deviation,
-        weight,
-        weight if bias is None else bias,
+    rows, columns = ROW_TILE.value, COLUMN_TILE.value
+    _normalize[(triton.cdiv(num_rows, rows) * triton.cdiv(num_columns, columns),)](
+        (source, *statistics, weight, bias),
         target,
-        num_rows,
-        num_columns,
-        HAS_MEAN=mean is not None,
-        HAS_BIAS=bias is not None,
+        (num_rows, num_columns),
         FUSED=fused,
-        EVEN=even,
-        ROWS=ROW_TILE,
-        COLUMNS=COLUMN_TILE,
+        EVEN=num_rows % rows == 0 and num_columns % columns == 0,
         num_warps=WARPS,
         enable_fp_fusion=False,
     )
@@ -189,30 +173,23 @@ def widen(source: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["key", "first", "num_threads"])
-def _draw(  # type: ignore[no-untyped-def]
-    target,
-    size,
-    key,
-    first,
-    num_threads,
-    KEPT: tl.constexpr,
-    QUADS: tl.constexpr,
-    VECTORS: tl.constexpr,
-):
-    """Four numbers a draw, QUADS draws a vector, VECTORS vectors a program.
+def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four numbers a draw. LAW: share that is kept, draws a vector.
 
-    VECTORS divides num_threads: all vectors of a program are in one round of threads.
+    DROPOUT_BLOCK vectors a program: they are all in one round of threads.
     """
+    KEPT: tl.constexpr = LAW[0]
+    QUADS: tl.constexpr = LAW[1]
     program = tl.program_id(0).to(tl.int64)
-    vector = program * VECTORS
-    quad = tl.arange(0, VECTORS * QUADS)
+    vector = program * DROPOUT_BLOCK
+    quad = tl.arange(0, DROPOUT_BLOCK * QUADS)
     draw = first + vector // num_threads * QUADS + quad % QUADS
     thread = ((vector % num_threads).to(tl.int32) + quad // QUADS).to(tl.uint32)
     low, high = draw.to(tl.uint32), (draw >> 32).to(tl.uint32)
     a, b, c, d = tl.philox(key, low, high, thread, tl.zeros_like(thread))
     even = tl.interleave(_uniform(a) < KEPT, _uniform(c) < KEPT)
     odd = tl.interleave(_uniform(b) < KEPT, _uniform(d) < KEPT)
-    numbers: tl.constexpr = 4 * QUADS * VECTORS
+    numbers: tl.constexpr = 4 * QUADS * DROPOUT_BLOCK
     place = program * numbers + tl.arange(0, numbers)
     kept = tl.interleave(even, odd).to(tl.int8)
     tl.store(target + place, kept, mask=place < size)
@@ -244,15 +221,13 @@ def draw_mask(
     target = torch.empty(shape, dtype=torch.bool, device=device)
     key, offset = state.view(torch.int64).tolist()
     size = target.numel()
-    _draw[(triton.cdiv(size, DROPOUT_BLOCK * vector),)](
+    _draw[(triton.cdiv(size, DROPOUT_BLOCK.value * vector),)](
         target.view(torch.int8),
         size,
         key,
         offset // 4,
         num_dropout_threads(size, device),
-        KEPT=float(torch.tensor(1.0 - rate, dtype=torch.float32)),
-        QUADS=vector // 4,
-        VECTORS=DROPOUT_BLOCK,
+        LAW=(float(torch.tensor(1.0 - rate, dtype=torch.float32)), vector // 4),
         num_warps=4,
         enable_fp_fusion=False,
     )
@@ -262,7 +237,7 @@ def draw_mask(
 def num_dropout_threads(size: int, device: torch.device) -> int:
     """Threads of torch's fused dropout over so many elements."""
     properties = torch.cuda.get_device_properties(device)
-    most = properties.multi_processor_count * (
-        properties.max_threads_per_multi_processor // DROPOUT_BLOCK
-    )
-    return DROPOUT_BLOCK * min(most, triton.cdiv(size, DROPOUT_BLOCK))
+    block = DROPOUT_BLOCK.value
+    resident = properties.max_threads_per_multi_processor // block
+    most = properties.multi_processor_count * resident
+    return int(block * min(most, triton.cdiv(size, block)))
