@@ -157,6 +157,8 @@ def mask(source: Tensor) -> dict[str, Any]:
     """The mask of a dropout."""
     if source.device.type != "cuda":
         return {"rows": {}}
+    # A small seed, as models use: it fits into 32 bits.
+    torch.cuda.manual_seed(1)
     state = torch.cuda.get_rng_state(source.device)
 
     def plain() -> Tensor:
@@ -165,7 +167,10 @@ def mask(source: Tensor) -> dict[str, Any]:
 
     def drawn(vector: int) -> Tensor:
         return triton_kernels.draw_mask(
-            tuple(source.shape), state, rate=RATE, vector=vector, device=source.device
+            tuple(source.shape),
+            state,
+            triton_kernels.Drop(RATE, vector),
+            source.device,
         )
 
     return against(

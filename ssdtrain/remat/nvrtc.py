@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,7 +94,8 @@ def load(source: Path, name: str, device: torch.device, shared_bytes: int) -> Ke
     """
     if device.type != "cuda" or torch.version.cuda is None:
         raise KernelUnavailableError(f"expected a CUDA device, got {device}")
-    limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    properties: Any = torch.cuda.get_device_properties(device)
+    limit = properties.shared_memory_per_block_optin
     if shared_bytes > limit:
         raise KernelUnavailableError(
             f"{name} needs {shared_bytes} bytes of shared memory, {device} has {limit}"

@@ -18,7 +18,7 @@ DROPOUT_BLOCK = tl.constexpr(256)
 """Threads of a block of torch's kernel."""
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _load(pointers, mask, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """In float32."""
     if EVEN:
@@ -27,7 +27,7 @@ def _load(pointers, mask, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
         return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _normalize(inputs, target, shape, FUSED: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of `shape` (rows, columns); the tiles of a row follow one another.
 
@@ -108,7 +108,7 @@ def normalize(
     return target
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _gelu(source, target, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = place < size
@@ -132,7 +132,7 @@ def gelu(source: Tensor) -> Tensor:
     return target
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _look_up(table, source, target, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = place < size
@@ -156,7 +156,7 @@ def look_up(source: Tensor, table: Tensor) -> Tensor:
     return target
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _widen(source, target, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = place < size
@@ -172,7 +172,7 @@ def widen(source: Tensor) -> Tensor:
     return target
 
 
-@triton.jit(do_not_specialize=["key", "first", "num_threads"])
+@triton.jit(do_not_specialize=["key", "first", "num_threads"])  # type: ignore[untyped-decorator]
 def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ignore[no-untyped-def]
     """Four numbers a draw. LAW: share that is kept, draws a vector.
 
@@ -180,6 +180,7 @@ def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ig
     """
     KEPT: tl.constexpr = LAW[0]
     QUADS: tl.constexpr = LAW[1]
+    key = key.to(tl.int64)
     program = tl.program_id(0).to(tl.int64)
     vector = program * DROPOUT_BLOCK
     quad = tl.arange(0, DROPOUT_BLOCK * QUADS)
@@ -201,33 +202,37 @@ def _uniform(bits):  # type: ignore[no-untyped-def]
     return tl.fma(bits.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
 
 
+class Drop(NamedTuple):
+    """What a dropout drops, and how torch's kernel draws it."""
+
+    rate: float
+    """Of the elements that are dropped."""
+    vector: int
+    """Elements that a thread of torch's kernel takes at once, 4 or 8."""
+
+
 def draw_mask(
-    shape: tuple[int, ...],
-    state: Tensor,
-    *,
-    rate: float,
-    vector: int,
-    device: torch.device,
+    shape: tuple[int, ...], state: Tensor, drop: Drop, device: torch.device
 ) -> Tensor:
     """The mask (bool) that torch's fused dropout draws.
 
     Args:
-        shape: of a contiguous tensor; its elements are a multiple of `vector`.
+        shape: of a contiguous tensor; its elements are a multiple of `drop.vector`.
         state: 16 bytes on the host, of the generator before it drew: key, offset.
-        rate: of the elements that are dropped.
-        vector: elements that a thread of torch's kernel takes at once, 4 or 8.
+        drop: what is dropped.
         device: where.
     """
     target = torch.empty(shape, dtype=torch.bool, device=device)
     key, offset = state.view(torch.int64).tolist()
     size = target.numel()
-    _draw[(triton.cdiv(size, DROPOUT_BLOCK.value * vector),)](
+    kept = torch.tensor(1.0 - drop.rate, dtype=torch.float32).item()
+    _draw[(triton.cdiv(size, DROPOUT_BLOCK.value * drop.vector),)](
         target.view(torch.int8),
         size,
         key,
         offset // 4,
         num_dropout_threads(size, device),
-        LAW=(float(torch.tensor(1.0 - rate, dtype=torch.float32)), vector // 4),
+        LAW=(kept, drop.vector // 4),
         num_warps=4,
         enable_fp_fusion=False,
     )
