@@ -18,7 +18,7 @@ from harness import RESULTS, Cells
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssdtrain.remat import nvrtc, tables, triton_kernels
+from ssdtrain.remat import tables, triton_kernels
 from ssdtrain.remat.admission import same_bytes
 
 NUM_ROUNDS, NUM_CALLS = 5, 5
@@ -63,34 +63,14 @@ def against(plain: Make, candidates: dict[str, Make], source: Tensor) -> dict[st
     return {"bytes": size, "rows": rows}
 
 
-def by_table(function: Callable[..., Tensor], source: Tensor) -> dict[str, Make]:
-    """Both ways to look a function up."""
-    entries = tables.tabulate(function, source.dtype, source.device)
-    found: dict[str, Make] = {
-        "table in L1": lambda: triton_kernels.look_up(source, entries)
-    }
-    try:
-        shared = tables.SharedTable(source.device)
-    except nvrtc.KernelUnavailableError as error:
-        reason = repr(error)
-
-        def fail() -> Tensor:
-            raise RuntimeError(reason)
-
-        found["table"] = fail
-    else:
-        found["table"] = lambda: shared.look_up(source, entries)
-    return found
-
-
-def activation(
-    function: Callable[..., Tensor], source: Tensor, arithmetic: bool
-) -> dict[str, Any]:
+def activation(function: Callable[..., Tensor], source: Tensor) -> dict[str, Any]:
     """An elementwise function of 16-bit numbers."""
-    candidates = by_table(function, source)
-    if arithmetic:
-        candidates["arithmetic"] = lambda: triton_kernels.gelu(source)
-    return against(lambda: function(source), candidates, source)
+    entries = tables.tabulate(function, source.dtype, source.device)
+    return against(
+        lambda: function(source),
+        {"table": lambda: triton_kernels.look_up(source, entries)},
+        source,
+    )
 
 
 def every_pattern(
@@ -100,7 +80,7 @@ def every_pattern(
 
     def cell(device: torch.device) -> dict[str, Any]:
         numbers = tables.every_number(dtype, device).repeat(3)
-        return activation(function, numbers[1:-2], function is F.gelu)
+        return activation(function, numbers[1:-2])
 
     return cell
 
@@ -210,7 +190,7 @@ def cases(
     for width in widths:
         name = f"gelu bf16 {rows}x{4 * width}"
         found[name] = lambda device, w=width: activation(
-            F.gelu, random(rows, 4 * w, dtype=bf16)(device), True
+            F.gelu, random(rows, 4 * w, dtype=bf16)(device)
         )
     add(f"dropout mask bf16 {rows}x{first}", random(rows, first, dtype=bf16), mask)
     add(f"dropout mask fp32 {rows}x{first}", random(rows, first, dtype=fp32), mask)
@@ -222,7 +202,7 @@ def cases(
     add(
         f"silu bf16 {rows}x{first}",
         random(rows, first, dtype=bf16),
-        lambda x: activation(F.silu, x, False),
+        lambda x: activation(F.silu, x),
     )
     add(
         f"layer norm, no bias, bf16 {rows}x{first}",

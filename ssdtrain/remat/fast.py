@@ -3,7 +3,7 @@
 [Note: faster kernels]
 torch's kernels do more than a rebuild needs: layer norm computes statistics that its
 node saved, a dropout reads an input and writes an output that nobody looks at, and
-GELU evaluates an error function that has 65,536 different results in 16 bits. A
+GELU evaluates an error function that has at most 65,536 results in 16 bits. A
 recipe of such a kernel offers others that do less. They go through admission like
 every recipe, so they are used only where they gave the same bytes on this device;
 else torch's own kernel rebuilds, which is counted.
@@ -24,12 +24,11 @@ from ssdtrain.remat.expression import Expression, Held, Layout, Operand, State
 from ssdtrain.remat.layout import to_dtype
 from ssdtrain.remat.norms import normalize, normalize_rms
 from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.tables import SharedTable, tabulate
+from ssdtrain.remat.tables import tabulate
 
 # Below it, launching from Python takes longer than a faster kernel can save.
 MIN_BYTES = 16 * 2**20
 HALF = (torch.bfloat16, torch.float16)
-TABULATED = (F.gelu, F.silu, torch.tanh, torch.sigmoid)
 Offer = Callable[[Expression, Producer | None], Iterator[Expression | None]]
 
 
@@ -42,13 +41,12 @@ class Kernels:
         self._min_bytes = min_bytes
         self._device_types = device_types
         self._tables: dict[Hashable, Tensor] = {}
-        self._shared: dict[torch.device, SharedTable] = {}
         self._offers: dict[Callable[..., Tensor], Offer] = {
             normalize: self._normalized,
             normalize_rms: self._normalized,
             draw_mask: self._drawn,
             to_dtype: self._widened,
-            **dict.fromkeys(TABULATED, self._looked_up),
+            F.gelu: self._looked_up,
         }
 
     def offer(
@@ -79,18 +77,12 @@ class Kernels:
     def look_up(
         self, source: Tensor, *, function: Callable[..., Tensor], **constants: Any
     ) -> Tensor:
-        """`function(source, **constants)` by table.
-
-        Raises:
-            KernelUnavailableError: this device cannot.
-        """
+        """`function(source, **constants)` by table: it stays in the L1 cache."""
         dtype, device = source.dtype, source.device
         key = function, tuple(sorted(constants.items())), dtype, device
-        if device not in self._shared:
-            self._shared[device] = SharedTable(device)
         if key not in self._tables:
             self._tables[key] = tabulate(partial(function, **constants), dtype, device)
-        return self._shared[device].look_up(source, self._tables[key])
+        return look_up_bits(source, self._tables[key])
 
     def _normalized(
         self, plain: Expression, node: Producer | None
@@ -143,6 +135,13 @@ def _is_dense(
 
 
 # Triton comes with CUDA builds of torch alone: imported where it is needed.
+
+
+def look_up_bits(source: Tensor, table: Tensor) -> Tensor:
+    """table[bits of source]; `table` is of `tabulate`, for the dtype of `source`."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    return kernels.look_up(source, table)
 
 
 def normalize_saved(

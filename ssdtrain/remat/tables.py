@@ -1,16 +1,10 @@
 """Functions of 16-bit numbers by table: all 65,536 results, made by torch itself."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ssdtrain.remat import nvrtc
-
-SOURCE = Path(__file__).with_name("table.cu")
-NUM_THREADS = 1024
-VECTOR = 8
 NUM_ENTRIES = 2**16
 
 
@@ -36,40 +30,3 @@ def tabulate(
             f"{results.dtype} {tuple(results.shape)}"
         )
     return results.contiguous().view(torch.int16)
-
-
-class SharedTable:
-    """The kernel that keeps a table in shared memory, on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Compile it.
-
-        Raises:
-            KernelUnavailableError: see `nvrtc.load`.
-        """
-        self._kernel = nvrtc.load(SOURCE, "look_up", device, 2 * NUM_ENTRIES)
-        properties = torch.cuda.get_device_properties(device)
-        self._num_blocks = properties.multi_processor_count
-
-    def look_up(self, source: Tensor, table: Tensor) -> Tensor:
-        """table[bits of source].
-
-        Args:
-            source: contiguous, 16-bit.
-            table: of `tabulate`, for the dtype of `source`.
-
-        Returns:
-            As `source`.
-        """
-        target = torch.empty_like(source)
-        size = source.numel()
-        aligned = (source.data_ptr() | target.data_ptr()) % 16 == 0
-        num_vectors = size // VECTOR if aligned else 0
-        self._kernel.launch(
-            self._num_blocks,
-            NUM_THREADS,
-            (table, source, target),
-            num_vectors,
-            size - VECTOR * num_vectors,
-        )
-        return target

@@ -4,6 +4,7 @@ They repeat the arithmetic of torch's CUDA kernels operation by operation, in fl
 and round once. Whether that gave the same bytes is for admission to say.
 """
 
+import struct
 from typing import NamedTuple
 
 import torch
@@ -109,30 +110,6 @@ def normalize(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gelu(source, target, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = place < size
-    x = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
-    y = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-    tl.store(target + place, y.to(target.dtype.element_ty), mask=inside)
-
-
-def gelu(source: Tensor) -> Tensor:
-    """The exact form, of a contiguous tensor."""
-    target = torch.empty_like(source)
-    grid = (triton.cdiv(source.numel(), FLAT_TILE),)
-    _gelu[grid](
-        source,
-        target,
-        source.numel(),
-        TILE=FLAT_TILE,
-        num_warps=WARPS,
-        enable_fp_fusion=False,
-    )
-    return target
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _look_up(table, source, target, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = place < size
@@ -174,11 +151,11 @@ def widen(source: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["key", "first", "num_threads"])  # type: ignore[untyped-decorator]
 def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Four numbers a draw. LAW: share that is kept, draws a vector.
+    """Four numbers a draw. LAW: the least bits that are dropped, draws a vector.
 
     DROPOUT_BLOCK vectors a program: they are all in one round of threads.
     """
-    KEPT: tl.constexpr = LAW[0]
+    DROPPED: tl.constexpr = LAW[0]
     QUADS: tl.constexpr = LAW[1]
     key = key.to(tl.int64)
     program = tl.program_id(0).to(tl.int64)
@@ -188,18 +165,31 @@ def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ig
     thread = ((vector % num_threads).to(tl.int32) + quad // QUADS).to(tl.uint32)
     low, high = draw.to(tl.uint32), (draw >> 32).to(tl.uint32)
     a, b, c, d = tl.philox(key, low, high, thread, tl.zeros_like(thread))
-    even = tl.interleave(_uniform(a) < KEPT, _uniform(c) < KEPT)
-    odd = tl.interleave(_uniform(b) < KEPT, _uniform(d) < KEPT)
+    even = tl.interleave(a < DROPPED, c < DROPPED)
+    odd = tl.interleave(b < DROPPED, d < DROPPED)
     numbers: tl.constexpr = 4 * QUADS * DROPOUT_BLOCK
     place = program * numbers + tl.arange(0, numbers)
     kept = tl.interleave(even, odd).to(tl.int8)
     tl.store(target + place, kept, mask=place < size)
 
 
-@triton.jit
-def _uniform(bits):  # type: ignore[no-untyped-def]
-    """curand's: above 0, up to 1."""
-    return tl.fma(bits.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10)
+def first_dropped(rate: float) -> int:
+    """The least 32 bits that torch's kernel drops: the numbers it makes of bits,
+    above 0 and up to 1, grow with them."""
+    kept = _float32(1.0 - rate)
+    low, high = 0, 2**32
+    while low < high:
+        bits = (low + high) // 2
+        if _float32(_float32(bits) * 2.0**-32 + 2.0**-33) < kept:
+            low = bits + 1
+        else:
+            high = bits
+    return low
+
+
+def _float32(number: float) -> float:
+    """Rounded; float64 holds the result."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 class Drop(NamedTuple):
@@ -225,14 +215,13 @@ def draw_mask(
     target = torch.empty(shape, dtype=torch.bool, device=device)
     key, offset = state.view(torch.int64).tolist()
     size = target.numel()
-    kept = torch.tensor(1.0 - drop.rate, dtype=torch.float32).item()
     _draw[(triton.cdiv(size, DROPOUT_BLOCK.value * drop.vector),)](
         target.view(torch.int8),
         size,
         key,
         offset // 4,
         num_dropout_threads(size, device),
-        LAW=(kept, drop.vector // 4),
+        LAW=(first_dropped(drop.rate), drop.vector // 4),
         num_warps=4,
         enable_fp_fusion=False,
     )
