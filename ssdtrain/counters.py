@@ -42,6 +42,7 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
+    RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
