@@ -3,15 +3,19 @@
 Every cell is a process of its own, beside the others; what it returned and said is
 written down when it ends, or when the time is over:
 
-- `law`: the law's CUDA cells under TORCH_CUDA_SANITIZER=1 (host target first).
+- `law ...`: cells of the law under TORCH_CUDA_SANITIZER=1, few of each kind.
+- `control`: the law's run with non-reentrant checkpoint, no session, under torch's
+  sanitizer as it is: it fails by itself (tests/ssdtrain/races/csan.py says why).
+  `control to the end`: the same without leaving recomputation early, as `law` does.
 - `sound`, `missing event`: a training step under the sanitizer, as it is and with the
   wait for a load planted out. The first must be clean and the second reported.
-- `perturbed`, `perturbed missing event`: random sleeps before every copy and poisoned
-  blocks; gradients against plain autograd. Equal, and different.
+- `perturbed`, `perturbed missing event`: copies that begin 20 ms late and more, and
+  poisoned blocks; gradients against plain autograd. Equal, and different.
 - `memcheck`, `initcheck`: compute-sanitizer over two steps with checksums, every tensor
-  an allocation of its own so that its ends are known; or that the tool is missing.
+  an allocation of its own so that its ends are known; `small`, `small alone`: the same
+  steps without it. `gather memcheck`: pydirect's kernels. Or that the tool is missing.
 
-    python recipes/bench/sanitize.py --budget-s 60
+    python recipes/bench/sanitize.py --budget-s 55
 """
 
 import argparse
@@ -31,8 +35,18 @@ from harness import RESULTS, Cells
 ROOT = Path(__file__).resolve().parents[2]
 RACES = str(ROOT / "tests" / "ssdtrain" / "races")
 LAW = "tests/ssdtrain/test_law.py"
-LAW_PARTS = ("host and none", "verify", "tiered", "host")
+LAW_PARTS = {
+    "host": ["[host-none-1-fp32-cuda]", "[host-none-4-bf16 autocast-cuda]"],
+    "ssd": ["[ssd-none-1-fp32-cuda]", "[ssd-none-4-fp16 scaler-cuda]"],
+    "tiered": ["[tiered-none-1-pure bf16-cuda]", "[tiered-none-4-fp32-cuda]"],
+    "reentrant": ["[ssd-reentrant-1-fp32-cuda]", "[host-reentrant-1-pure bf16-cuda]"],
+    "non-reentrant": ["[tiered-non-reentrant-1-bf16 autocast-cuda]"],
+    "recipes, checksum": ["_under_verify[none-checksum-cuda]"],
+    "recipes, shadow": ["_under_verify[none-shadow-cuda]"],
+    "recipes, checkpoint": ["_under_verify[non-reentrant-checksum-cuda]"],
+}
 CHECKS = ("memcheck", "initcheck")
+SMALL = (*CHECKS, "small")
 TOOL_PLACES = (
     "usr/local/cuda*/bin/compute-sanitizer",
     "usr/local/cuda*/compute-sanitizer/compute-sanitizer",
@@ -40,11 +54,57 @@ TOOL_PLACES = (
     "opt/nvidia/**/bin/compute-sanitizer",
 )
 CLEAN, A_REPORT, DIFFERENT = "code 0, no report", "a report", "code 3"
+TORCH_FAILS = "torch's sanitizer fails by itself"
+TORCH_SAYS = "cuda trace hook execution failed"
+LATE_S = 0.02
 TAIL = 1500
 CLOSE_S = 10
 
 
+def gather_child() -> None:
+    """pydirect's kernels on a small table; exit 0 if equal to indexing, 3 if not."""
+    import torch
+
+    from pydirect import gather, memory
+
+    unequal = 0
+    for row_bytes in (4, 100, 1030, 4096):
+        table = memory.empty_pinned((500, row_bytes), torch.uint8).random_(0, 255)
+        for dtype in (torch.int32, torch.int64):
+            index = torch.randint(0, 500, (3001,), dtype=dtype)
+            for path in ("direct", "sorted"):
+                out = gather.index_select(table, index.cuda(), path=path)
+                gather.check()
+                unequal += not torch.equal(out.cpu(), table[index.long()])
+    print(f"{unequal} of 16 gathers differ")
+    sys.exit(3 if unequal else 0)
+
+
+def control_child(early_stop: bool) -> None:
+    """The law's run with non-reentrant checkpoint, without any session."""
+    sys.path.insert(0, str(ROOT / "tests" / "ssdtrain"))
+    import test_law
+    import torch
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cell = test_law.Cell("non-reentrant", 1, "bf16 autocast", device)
+    with set_checkpoint_early_stop(early_stop):
+        test_law.train(cell, None)
+    print("trained without a session")
+
+
 def child(kind: str) -> None:
+    """What a cell runs."""
+    if kind == "gather":
+        gather_child()
+    elif kind.startswith("control"):
+        control_child(early_stop=kind == "control")
+    else:
+        steps_child(kind)
+
+
+def steps_child(kind: str) -> None:
     """Steps on the GPU with and without a session; exit 0 if equal, 3 if not."""
     sys.path.insert(0, RACES)
     import csan  # noqa: F401  (changes the sanitizer)
@@ -55,9 +115,9 @@ def child(kind: str) -> None:
     import ssdtrain
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    checked = kind in CHECKS
+    small = kind in SMALL
     torch.manual_seed(0)
-    width, rows = (1024, 2048) if device == "cuda" and not checked else (64, 32)
+    width, rows = (1024, 2048) if device == "cuda" and not small else (64, 32)
     layers = [(nn.Linear(width, width), nn.GELU()) for _ in range(8)]
     net = nn.Sequential(*[m for pair in layers for m in pair]).to(device)
 
@@ -68,10 +128,11 @@ def child(kind: str) -> None:
         net(x).square().sum().backward()
         return [x.grad, *(p.grad.clone() for p in net.parameters())]
 
-    expected, unequal = step(), 0
+    # On the host: a copy without its event may write over anything on the device.
+    expected, unequal, idle = [t.cpu() for t in step()], 0, []
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as directory:
         if "perturbed" in kind:
-            stack.enter_context(perturbed(seed=0))
+            stack.enter_context(perturbed(seed=0, always_on_gpu_s=LATE_S))
             stack.enter_context(poisoned())
         if "missing" in kind:
             stack.enter_context(missing_event())
@@ -79,20 +140,24 @@ def child(kind: str) -> None:
             settings: dict[str, Any] = {"target": target, "plan": "offload-all"}
             if target == "ssd":
                 settings |= {"directory": directory, "gpu_direct": "off"}
-            if checked:
+            if small:
                 settings["verify"] = "checksum"
             settings |= {"min_bytes": 0, "window_bytes": 2 * rows * width * 4}
             with ssdtrain.offload(net, **settings) as session:
-                for _ in range(2 if checked else 5):
-                    found = step()
+                for _ in range(2 if small else 3):
+                    found = [t.cpu() for t in step()]
                     unequal += sum(
                         not torch.equal(a, b)
                         for a, b in zip(found, expected, strict=True)
                     )
-                reloaded = sum(r.bytes_reloaded for r in session.steps)
-            if not reloaded:
-                sys.exit("nothing was reloaded: this proves nothing")
+                steps = list(session.steps)
+            moved = sum(step.bytes_reloaded for step in steps)
+            if not moved:
+                idle.append(target)
+            print(device, target, f"{moved} bytes reloaded;", *steps[-1:], flush=True)
     print(f"{unequal} tensors differ")
+    if idle:
+        sys.exit(f"nothing was reloaded from {idle}: this proves nothing")
     sys.exit(3 if unequal else 0)
 
 
@@ -149,6 +214,10 @@ def verdict(expects: str, code: int | None, said: str, reports: int) -> str:
     """`as expected`, or what else it was."""
     if "Device not supported" in said:
         return "compute-sanitizer does not support this device"
+    if expects == TORCH_FAILS:
+        return (
+            "as expected" if code and TORCH_SAYS in said else "NOT as expected: it ran"
+        )
     if expects == A_REPORT:
         # The process may have ended on its own error or be cut off: it was caught.
         found = reports > 0
@@ -182,6 +251,10 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
     alone = {**plain, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     me = [sys.executable, str(Path(__file__).resolve()), "--child"]
     jobs = [
+        ("control", [*me, "control"], TORCH_FAILS, watched),
+        ("control to the end", [*me, "control to the end"], CLEAN, watched),
+        ("small", [*me, "small"], CLEAN, plain),
+        ("small alone", [*me, "small"], CLEAN, alone),
         ("sound", [*me, "sound"], CLEAN, watched),
         ("missing event", [*me, "missing"], A_REPORT, watched),
         ("perturbed", [*me, "perturbed"], CLEAN, plain),
@@ -191,10 +264,12 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
         for check in CHECKS:
             command = [tool, "--tool", check, "--error-exitcode", "9", *me, check]
             jobs.append((check, command, CLEAN, alone))
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "csan", "-m", "gpu", LAW]
-    for part in LAW_PARTS:
-        wanted = [*pytest, "-x", "-k", f"cuda and {part}"]
-        jobs.append((f"law {part}", wanted, CLEAN, watched))
+        command = [tool, "--error-exitcode", "9", *me, "gather"]
+        jobs.append(("gather memcheck", command, CLEAN, alone))
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "csan", "-m", "gpu"]
+    for part, cells in LAW_PARTS.items():
+        tests = [f"{LAW}::test_bitwise_law{cell}" for cell in cells]
+        jobs.append((f"law {part}", [*pytest, *tests], CLEAN, watched))
     return jobs
 
 
@@ -202,7 +277,7 @@ def main() -> None:
     """Start all cells that are missing; write each down when it ends."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--budget-s", type=float, default=60)
+    parser.add_argument("--budget-s", type=float, default=55)
     parser.add_argument("--only", nargs="+", help="names of cells")
     parser.add_argument("--out", type=Path, default=RESULTS / "sanitize.json")
     options = parser.parse_args()
@@ -211,12 +286,14 @@ def main() -> None:
         return
     deadline = time.monotonic() + options.budget_s
     # What is stopped at the deadline is written down behind it.
-    cells = Cells(options.out, options.budget_s + CLOSE_S, {"law": LAW})
+    cells = Cells(
+        options.out, options.budget_s + CLOSE_S, {"law": LAW, "parts": LAW_PARTS}
+    )
     tool = find_tool()
     if tool is None:
         places = ["PATH", *(f"/{pattern}" for pattern in TOOL_PLACES)]
         missing = {"verdict": "compute-sanitizer is not installed", "looked": places}
-        for check in CHECKS:
+        for check in (*CHECKS, "gather memcheck"):
             cells.run(check, lambda: dict(missing))
     running = [
         Job(*job)

@@ -18,8 +18,10 @@ from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, CudaDevice
 
 POISON = 0xCC
-# Longest sleep of a GPU stream in cycles: about a millisecond.
-MAX_CYCLES = 2_000_000
+# Clock cycles of a GPU in a second, roughly: no sleep has to be exact.
+CYCLES_PER_S = 2_000_000_000
+# Longest random sleep of a GPU stream.
+LONGEST_ON_GPU_S = 0.001
 
 
 class Delays:
@@ -53,8 +55,16 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def perturbed(seed: int, longest_s: float = 0.003) -> Iterator[Delays]:
-    """Delays in every copy, every event, every read and write of a storage."""
+def perturbed(
+    seed: int, longest_s: float = 0.003, always_on_gpu_s: float = 0.0
+) -> Iterator[Delays]:
+    """Delays in every copy, every event, every read and write of a storage.
+
+    Args:
+        always_on_gpu_s: the copy streams of a GPU sleep so long before every copy, on
+            top of the random delay. Tens of milliseconds: compute that does not wait
+            for a copy is certainly ahead of it.
+    """
     delays = Delays(seed, longest_s)
     reach = CpuEvent.reach
     write, read = PosixStorage.write, PosixStorage.read
@@ -69,7 +79,8 @@ def perturbed(seed: int, longest_s: float = 0.003) -> Iterator[Delays]:
     def late_copy_on_gpu(call: Any, row: str) -> Any:
         def copy(self: Any, *args: Any) -> Any:
             with torch.cuda.stream(getattr(self, row)):
-                torch.cuda._sleep(1 + int(delays.draw() * MAX_CYCLES))
+                seconds = always_on_gpu_s + delays.draw() * LONGEST_ON_GPU_S
+                torch.cuda._sleep(1 + int(seconds * CYCLES_PER_S))
             return call(self, *args)
 
         return copy
