@@ -42,12 +42,13 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
+    RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"
     PLAN_MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
-    PLANNED_ALONE = "planned alone: not all ranks of a layer had a profile"
+    PLANNED_ALONE = "planned alone: the ranks of a layer had no profile in common"
     NO_GDS = "staged: no direct path from the GPU to the SSD"
 
 

@@ -18,7 +18,7 @@ from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
 from ssdtrain.counters import Trace
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
-from ssdtrain.plan.agree import Alone, Peers, slowest
+from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import OffloadAll, Placement
@@ -129,7 +129,7 @@ class Planner:
         cache.course.observer = self._recording
 
     def _conclude(self) -> None:
-        profile = self._agreed(self._observed())
+        profile = self.peers.agreed(self._observed(), self._step)
         if profile is None:
             self._attempts += 1
             if self._attempts < MAX_ATTEMPTS:
@@ -150,12 +150,6 @@ class Planner:
             self._drift.planned(self.plan.prediction.step_ms)
         self._starts.clear()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
-
-    def _agreed(self, own: Profile | None) -> Profile | None:
-        """See [Note: agreement]; one's own where the ranks cannot agree."""
-        found = self.peers.profiles(own, self._step)
-        merged = None if found is None else slowest(found)
-        return own if merged is None else merged
 
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording

@@ -9,7 +9,7 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 import logging
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -156,8 +156,8 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
-        expression = self._find(base)
-        if expression is None or not self._is_admitted(expression, base, lane):
+        expression = self._chosen(self._find(base), base, lane)
+        if expression is None:
             return None
         lane.num_recipes += 1
         if not self._budget.allows((lane.name, lane.num_recipes)):
@@ -183,19 +183,40 @@ class Rebuilder:
             self.refuse()
             return None
 
+    def _chosen(
+        self, plain: Expression | None, base: Tensor, lane: Lane
+    ) -> Expression | None:
+        """The first admitted way to make this tensor. See [Note: faster kernels]."""
+        if plain is None:
+            return None
+        for expression in plain.faster:
+            if self._verdict(expression, base, None) is Verdict.ADMITTED:
+                return expression
+        if not self._is_admitted(plain, base, lane):
+            return None
+        if plain.faster:
+            self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
+        return plain
+
     def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
         place = None
         if expression.has_transients:
             place = lane.name, lane.num_unguarded
             lane.num_unguarded += 1
+        verdict = self._verdict(expression, base, place)
+        if verdict is Verdict.REFUSED:
+            self.refuse()
+        return verdict is Verdict.ADMITTED
+
+    def _verdict(
+        self, expression: Expression, base: Tensor, place: Hashable
+    ) -> Verdict:
         layout = Layout.of(base).shape_class
         signature = expression.signature, layout, base.device, place
         verdict = self._admission.verdict(signature)
         if verdict is Verdict.UNKNOWN:
             verdict = self._admission.decide(signature, self._check(expression, base))
-        if verdict is Verdict.REFUSED:
-            self.refuse()
-        return verdict is Verdict.ADMITTED
+        return verdict
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
         try:

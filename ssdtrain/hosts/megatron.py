@@ -323,10 +323,10 @@ def configs_of(modules: list[nn.Module]) -> Iterator[Any]:
                 yield config
 
 
-def peers(on_missing: Callable[[], None]) -> Peers:
+def peers(alone: Callable[[], None]) -> Peers:
     """The tensor-parallel ranks, which wait for each other in every layer.
 
-    on_missing: told of every plan that this rank made alone.
+    alone: told of every plan that this rank made alone.
     """
     state = import_module(STATE)
     if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
@@ -336,7 +336,7 @@ def peers(on_missing: Callable[[], None]) -> Peers:
     if len(ranks) == 1:
         return Alone()
     store = distributed.distributed_c10d._get_default_store()
-    return StorePeers(store, ranks, distributed.get_rank(), on_missing)
+    return StorePeers(store, ranks, distributed.get_rank(), alone)
 
 
 def attach(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ssdtrain.plan.agree import slowest
 from ssdtrain.plan.profile import Profile, from_json, to_json
 
 FIRST_WAIT_S = 20.0
@@ -31,21 +32,21 @@ class StorePeers:
         store: Any,
         ranks: Sequence[int],
         rank: int,
-        on_missing: Callable[[], None],
+        alone: Callable[[], None],
     ) -> None:
-        """on_missing: told of every plan that this rank made alone."""
+        """alone: told of every plan that this rank made by itself."""
         self._store = store
         # The same number on all of these ranks: they attach in the same order.
         session = store.add(f"ssdtrain/{ranks[0]}/sessions/{rank}", 1)
         self._names = [f"ssdtrain/{ranks[0]}/{session}/{other}" for other in ranks]
         self._own = self._names[list(ranks).index(rank)]
-        self._on_missing = on_missing
+        self._alone = alone
         self._published: str | None = None
         self._wait_s = FIRST_WAIT_S
 
-    def profiles(self, own: Profile | None, step: int) -> Sequence[Profile] | None:
-        """Everybody's profile of this step, in the order of ranks; None where somebody
-        has none (an observation failed, or is not under way)."""
+    def agreed(self, own: Profile | None, step: int) -> Profile | None:
+        """The slowest of everybody's; one's own where somebody has none (an observation
+        failed, or is not under way) or saved other tensors."""
         if self._published is not None:
             self._store.delete_key(self._published)
         self._published = f"{self._own}/{step}"
@@ -60,10 +61,11 @@ class StorePeers:
         except RuntimeError:  # the time is over, or the store's owner is gone
             found = [None]
         complete = [profile for profile in found if profile is not None]
-        if len(complete) < len(found):
-            self._on_missing()
-            return None
-        return complete
+        merged = slowest(complete) if len(complete) == len(found) else None
+        if merged is None:
+            self._alone()
+            return own
+        return merged
 
 
 def packed(profile: Profile | None) -> bytes:

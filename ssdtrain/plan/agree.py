@@ -24,17 +24,17 @@ PROBE_BYTES = 64 * 1024 * 1024
 class Peers(Protocol):
     """The ranks that must follow one plan."""
 
-    def profiles(self, own: Profile | None, step: int) -> Sequence[Profile] | None:
-        """Everybody's profile of this step, in the order of ranks; None: not all of
-        them are to be had, and this rank plans by itself. `own` None: it has none."""
+    def agreed(self, own: Profile | None, step: int) -> Profile | None:
+        """The profile of this step that all of them plan from; `own` where they do not
+        agree. `own` None: this rank has none, and tells the others so."""
 
 
 class Alone:
     """Nobody to agree with."""
 
-    def profiles(self, own: Profile | None, step: int) -> Sequence[Profile] | None:
+    def agreed(self, own: Profile | None, step: int) -> Profile | None:
         """One's own."""
-        return None if own is None else [own]
+        return own
 
 
 def slowest(profiles: Sequence[Profile]) -> Profile | None:
@@ -97,6 +97,7 @@ def _links(links: Sequence[Links]) -> Links:
         ssd_write=_common(writes),
         ssd_read=_common(reads),
         copy_slowdown=max(link.copy_slowdown for link in links),
+        duplex_slowdown=max(link.duplex_slowdown for link in links),
     )
 
 

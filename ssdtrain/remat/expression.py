@@ -33,11 +33,16 @@ class Layout(NamedTuple):
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in the order of their indices, without gaps."""
+        return self.stride == _contiguous(self.shape)
+
+    @property
     def shape_class(self) -> Hashable:
         """Layouts of one class run the same kernels (vector width, loop, reduction)."""
         size = self.num_bytes
         last = self.shape[-1:], self.stride[-1:]
-        dense = self.stride == _contiguous(self.shape)
+        dense = self.is_contiguous
         return self.dtype, len(self.shape), last, dense, size.bit_length(), size % 64
 
 
@@ -91,6 +96,8 @@ class Expression:
     function: Callable[..., Tensor]
     operands: tuple["Operand", ...]
     constants: tuple[tuple[str, Hashable], ...]
+    faster: tuple["Expression", ...] = ()
+    """Others of the same tensor, best first. See [Note: faster kernels]."""
 
     @property
     def depth(self) -> int:

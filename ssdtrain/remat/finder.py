@@ -16,6 +16,7 @@ from ssdtrain.remat.constants import (
 from ssdtrain.remat.dropout import DROPOUT, Draws
 from ssdtrain.remat.elementwise import ELEMENTWISE
 from ssdtrain.remat.expression import Expression
+from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.layout import LAYOUT
 from ssdtrain.remat.norms import NORMS
 from ssdtrain.remat.producer import Keeper, Producer, Sources
@@ -36,10 +37,13 @@ def built_in() -> Registry:
 class Finder:
     """Recipes of one session."""
 
-    def __init__(self, registry: Registry | None = None) -> None:
+    def __init__(
+        self, registry: Registry | None = None, kernels: Kernels | None = None
+    ) -> None:
         self._registry = registry or built_in().merged(DEFAULT)
         self._constants = ModuleConstants()
         self._draws = Draws()
+        self._kernels = kernels or Kernels()
 
     def attach(self, root: nn.Module, replace: Set) -> None:
         """Learn the model's constants, and listen to its dropouts."""
@@ -54,7 +58,8 @@ class Finder:
     def find(self, tensor: Tensor, keeper: Keeper) -> Expression | None:
         """How to make this base tensor again; None without a recipe."""
         if tensor.grad_fn is None:
-            return self._draws.expression(tensor)
+            drawn = self._draws.expression(tensor)
+            return self._kernels.offer(drawn, tensor, None)
         if tensor._version != 0:
             # The node made version 0; something has changed it since.
             return None
@@ -62,7 +67,8 @@ class Finder:
         if recipe is None:
             return None
         sources = Sources(keeper, self._constants, self._registry.find)
-        return recipe(Producer(tensor.grad_fn, tensor.output_nr, sources, tensor, 0))
+        node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor, 0)
+        return self._kernels.offer(recipe(node), tensor, node)
 
     def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
         """Its forward, listened to.

@@ -64,8 +64,9 @@ def test_ranks_that_saved_other_tensors_do_not_merge() -> None:
     kind, items = next(iter(one.kinds.items()))
     other = replace(one, kinds={kind: (replace(items[0], num_bytes=1), *items[1:])})
     assert slowest([one, other]) is None
-    assert Alone().profiles(one, 3) == [one]
-    assert Alone().profiles(None, 3) is None
+    assert meet([one, other]) == [one, other, [0, 1]]
+    assert Alone().agreed(one, 3) == one
+    assert Alone().agreed(None, 3) is None
 
 
 def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
@@ -76,7 +77,7 @@ def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
 
     def rank(number: int) -> None:
         own = StorePeers(store, [4, 5], 4 + number, lambda: alone.append(number))
-        found[number] = own.profiles(published[number], step)
+        found[number] = own.agreed(published[number], step)
 
     threads = [threading.Thread(target=rank, args=(n,)) for n in range(len(published))]
     for thread in threads:
@@ -89,12 +90,12 @@ def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
 def test_profiles_pass_through_the_store() -> None:
     one, other = SAVED, slower(SAVED, 0.8, 7.0)
     first, second, alone = meet([one, other])
-    assert first == second == [one, other]
+    assert first == second == slowest([one, other])
     assert alone == []
 
 
 def test_a_rank_without_a_profile_keeps_nobody_waiting() -> None:
-    assert meet([SAVED, None]) == [None, None, [0]]
+    assert meet([SAVED, None]) == [SAVED, None, [0]]
 
 
 def test_a_rank_that_never_comes_is_waited_for_once(
@@ -108,9 +109,9 @@ def test_a_rank_that_never_comes_is_waited_for_once(
 
     own = StorePeers(store, [0, 1], 0, missing)
     own._wait_s = 0.05
-    assert own.profiles(SAVED, 2) is None
+    assert own.agreed(SAVED, 2) is SAVED
     assert own._wait_s == 0.01
-    assert own.profiles(SAVED, 40) is None
+    assert own.agreed(SAVED, 40) is SAVED
     assert alone == [2]
     with pytest.raises(RuntimeError):  # the first plan's was taken back
         store.wait([f"{own._own}/2"], timedelta(seconds=0.01))

@@ -1,0 +1,187 @@
+"""Faster kernels for the recipes that large models need most.
+
+[Note: faster kernels]
+torch's kernels do more than a rebuild needs: layer norm computes statistics that its
+node saved, a dropout reads an input and writes an output that nobody looks at, and
+GELU evaluates an error function that has at most 65,536 results in 16 bits. A
+recipe of such a kernel offers others that do less. They go through admission like
+every recipe, so they are used only where they gave the same bytes on this device;
+else torch's own kernel rebuilds, which is counted.
+(tests/ssdtrain/remat/test_fast.py)
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ssdtrain.remat.dropout import draw_mask
+from ssdtrain.remat.expression import Expression, Held, Layout, Operand, State
+from ssdtrain.remat.layout import to_dtype
+from ssdtrain.remat.norms import normalize, normalize_rms
+from ssdtrain.remat.producer import Producer
+from ssdtrain.remat.tables import tabulate
+
+# Below it, launching from Python takes longer than a faster kernel can save.
+MIN_BYTES = 16 * 2**20
+HALF = (torch.bfloat16, torch.float16)
+Offer = Callable[[Expression, Producer | None], Iterator[Expression | None]]
+
+
+class Kernels:
+    """Faster kernels of one session; tables are made when first needed."""
+
+    def __init__(
+        self, min_bytes: int = MIN_BYTES, device_types: tuple[str, ...] = ("cuda",)
+    ) -> None:
+        self._min_bytes = min_bytes
+        self._device_types = device_types
+        self._tables: dict[Hashable, Tensor] = {}
+        self._offers: dict[Callable[..., Tensor], Offer] = {
+            normalize: self._normalized,
+            normalize_rms: self._normalized,
+            draw_mask: self._drawn,
+            to_dtype: self._widened,
+            F.gelu: self._looked_up,
+        }
+
+    def offer(
+        self, found: Expression | None, tensor: Tensor, node: Producer | None
+    ) -> Expression | None:
+        """The expression, with faster ones of the same tensor.
+
+        Args:
+            found: what a recipe gave; None stays None.
+            tensor: what it makes.
+            node: the producer of `tensor`, where there is one.
+        """
+        if found is None or tensor.device.type not in self._device_types:
+            return found
+        make = self._offers.get(found.function)
+        if make is None or tensor.nbytes < self._min_bytes:
+            return found
+        return replace(found, faster=tuple(e for e in make(found, node) if e))
+
+    def _looked_up(
+        self, plain: Expression, node: Producer | None
+    ) -> Iterator[Expression | None]:
+        (source,) = plain.operands
+        if _is_dense(source, HALF):
+            constants = (*plain.constants, ("function", plain.function))
+            yield replace(plain, function=self.look_up, constants=constants)
+
+    def look_up(
+        self, source: Tensor, *, function: Callable[..., Tensor], **constants: Any
+    ) -> Tensor:
+        """`function(source, **constants)` by table: it stays in the L1 cache."""
+        dtype, device = source.dtype, source.device
+        key = function, tuple(sorted(constants.items())), dtype, device
+        if key not in self._tables:
+            self._tables[key] = tabulate(partial(function, **constants), dtype, device)
+        return look_up_bits(source, self._tables[key])
+
+    def _normalized(
+        self, plain: Expression, node: Producer | None
+    ) -> Iterator[Expression | None]:
+        """From the statistics that the node saved: no epsilon, no reduction."""
+        if node is None:
+            return
+        source, *affine = plain.operands
+        with_mean = plain.function is normalize
+        names = ("result1", "result2") if with_mean else ("result1",)
+        statistics = [node.saved(name) for name in names]
+        float32 = (torch.float32,)
+        dense = all(_is_dense(operand) for operand in (source, *affine))
+        if not dense or not all(_is_dense(each, float32) for each in statistics):
+            return
+        # What nvcc makes of `a * b + c`; the other where it was told not to.
+        for fused in (True, False) if len(affine) == 2 else (False,):
+            yield node.rebuilt_by(
+                normalize_saved if with_mean else normalize_rms_saved,
+                *(source, *statistics, *affine),
+                fused=fused,
+            )
+
+    def _drawn(
+        self, plain: Expression, node: Producer | None
+    ) -> Iterator[Expression | None]:
+        layout = dict(plain.constants)["layout"]
+        if not isinstance(layout, Layout) or not layout.is_contiguous:
+            return
+        # Elements of the widest vector that torch reads; it was 4 before torch 2.7.
+        for vector in (8, 4) if layout.dtype in HALF else (4,):
+            constants = (*plain.constants, ("vector", vector))
+            yield replace(plain, function=draw_mask_alone, constants=constants)
+
+    def _widened(
+        self, plain: Expression, node: Producer | None
+    ) -> Iterator[Expression | None]:
+        (source,) = plain.operands
+        float32 = ("dtype", torch.float32)
+        if _is_dense(source, HALF) and plain.constants == (float32,):
+            yield replace(plain, function=widen, constants=())
+
+
+def _is_dense(
+    operand: Operand | None, dtypes: tuple[torch.dtype, ...] | None = None
+) -> bool:
+    if not isinstance(operand, Held) or not operand.layout.is_contiguous:
+        return False
+    return dtypes is None or operand.layout.dtype in dtypes
+
+
+# Triton comes with CUDA builds of torch alone: imported where it is needed.
+
+
+def look_up_bits(source: Tensor, table: Tensor) -> Tensor:
+    """table[bits of source]; `table` is of `tabulate`, for the dtype of `source`."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    return kernels.look_up(source, table)
+
+
+def normalize_saved(
+    source: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    fused: bool,
+) -> Tensor:
+    """Layer norm from its statistics."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    statistics = kernels.Statistics(mean, deviation)
+    return kernels.normalize(source, statistics, weight, bias, fused=fused)
+
+
+def normalize_rms_saved(
+    source: Tensor, deviation: Tensor, weight: Tensor, *, fused: bool
+) -> Tensor:
+    """RMS norm from its statistics."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    statistics = kernels.Statistics(None, deviation)
+    return kernels.normalize(source, statistics, weight, None, fused=fused)
+
+
+def draw_mask_alone(
+    state: State, *, device: torch.device, layout: Layout, rate: float, vector: int
+) -> Tensor:
+    """A mask without the tensors that torch's kernel reads and writes beside it."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    drop = kernels.Drop(rate, vector)
+    return kernels.draw_mask(layout.shape, state.state, drop, device)
+
+
+def widen(source: Tensor) -> Tensor:
+    """16 bits to float32."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    return kernels.widen(source)
