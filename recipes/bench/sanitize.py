@@ -13,7 +13,8 @@ written down when it ends, or when the time is over:
   poisoned blocks; gradients against plain autograd. Equal, and different.
 - `memcheck`, `initcheck`: compute-sanitizer over two steps with checksums, every tensor
   an allocation of its own so that its ends are known; `small`, `small alone`: the same
-  steps without it. `gather memcheck`: pydirect's kernels. Or that the tool is missing.
+  steps without it. `gather memcheck`, `rebuild memcheck`: the kernels of pydirect and
+  of recipes. Or that the tool is missing.
 
     python recipes/bench/sanitize.py --budget-s 55
 """
@@ -46,6 +47,7 @@ LAW_PARTS = {
     "recipes, checkpoint": ["_under_verify[non-reentrant-checksum-cuda]"],
 }
 CHECKS = ("memcheck", "initcheck")
+KERNELS = ("gather", "rebuild")
 SMALL = (*CHECKS, "small")
 TOOL_PLACES = (
     "usr/local/cuda*/bin/compute-sanitizer",
@@ -80,6 +82,26 @@ def gather_child() -> None:
     sys.exit(3 if unequal else 0)
 
 
+def rebuild_child() -> None:
+    """The kernels of recipes on odd shapes; exit 0 if equal to torch's, 3 if not."""
+    import recipe_kernels as bench
+    import torch
+    from torch.nn import functional as F
+
+    source = torch.randn(301, 1030, device="cuda", dtype=torch.bfloat16)
+    rows = {
+        "norm": bench.norm(source, True)["rows"]["fused"],
+        "norm, no bias": bench.norm(source.float(), False)["rows"]["unfused"],
+        "rms norm": bench.rms_norm(source)["rows"]["fused"],
+        "gelu": bench.activation(F.gelu, source)["rows"]["table"],
+        "widen": bench.widening(source)["rows"]["widen"],
+        "mask": bench.mask(source)["rows"]["vectors of 8"],
+    }
+    unequal = [name for name, row in rows.items() if not row.get("equal")]
+    print(f"{len(unequal)} of {len(rows)} kernels differ: {unequal}")
+    sys.exit(3 if unequal else 0)
+
+
 def control_child(early_stop: bool) -> None:
     """The law's run with non-reentrant checkpoint, without any session."""
     sys.path.insert(0, str(ROOT / "tests" / "ssdtrain"))
@@ -98,6 +120,8 @@ def child(kind: str) -> None:
     """What a cell runs."""
     if kind == "gather":
         gather_child()
+    elif kind == "rebuild":
+        rebuild_child()
     elif kind.startswith("control"):
         control_child(early_stop=kind == "control")
     else:
@@ -278,8 +302,9 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
         for check in CHECKS:
             command = [tool, "--tool", check, "--error-exitcode", "9", *me, check]
             jobs.append((check, command, CLEAN, alone))
-        command = [tool, "--error-exitcode", "9", *me, "gather"]
-        jobs.append(("gather memcheck", command, CLEAN, alone))
+        for kernels in KERNELS:
+            command = [tool, "--error-exitcode", "9", *me, kernels]
+            jobs.append((f"{kernels} memcheck", command, CLEAN, alone))
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "csan", "-m", "gpu"]
     for part, cells in LAW_PARTS.items():
         tests = [f"{LAW}::test_bitwise_law{cell}" for cell in cells]
@@ -307,7 +332,7 @@ def main() -> None:
     if tool is None:
         places = ["PATH", *(f"/{pattern}" for pattern in TOOL_PLACES)]
         missing = {"verdict": "compute-sanitizer is not installed", "looked": places}
-        for check in (*CHECKS, "gather memcheck"):
+        for check in (*CHECKS, *(f"{kernels} memcheck" for kernels in KERNELS)):
             cells.run(check, lambda: dict(missing))
     running = [
         Job(*job)
