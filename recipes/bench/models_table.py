@@ -122,7 +122,27 @@ def rivals(results_dir: Path) -> str:
         "differently and are faster by themselves, so compare them with `compiled`."
     )
     text += f" Did not run: {', '.join(failed)}." if failed else ""
-    return f"{text}\n\n{markdown(['', *rows], body)}\n\n{where(data)}"
+    parts = [text, markdown(["", *rows], body), deep_compile(results_dir), where(data)]
+    return "\n\n".join(filter(None, parts))
+
+
+def deep_compile(results_dir: Path) -> str:
+    """DeepSpeed's compiler pass, in a sentence; empty when it was not measured."""
+    data = read(results_dir / "deep_compile.json")
+    if data is None:
+        return ""
+    settings = data["settings"]
+    columns = [
+        f"{name} {cell['forward_backward_ms']:.0f} ms, {cell['peak_gb']:.2f} GB"
+        if "peak_gb" in cell
+        else f"{name} did not run ({cell['error'][:80]})"
+        for name, cell in data["cells"].items()
+    ]
+    return (
+        f"DeepCompile on the blocks of {settings['size']}, one rank under ZeRO-3, "
+        "forward and backward of the engine, told to use "
+        f"{settings['memory_gb']:.0f} GB: {'; '.join(columns)}."
+    )
 
 
 def chart(data: dict[str, Any], path: Path) -> None:
