@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from ssdtrain.arguments import size_argument
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
 from ssdtrain.machine.doctor import Examination, Request, examine
@@ -24,7 +25,6 @@ A measurement writes at most --max-write-bytes to each directory, takes about
 finding is a problem.
 """
 WIDE_COLUMNS = 200
-UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,20 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for each directory, and for each GPU (default: 20)",
     )
-
-
-def size_argument(text: str) -> int:
-    """`4096`, `512M` or `2G` (binary units) as bytes."""
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    try:
-        value = int(float(number) * UNITS[unit]) if unit else int(number)
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f"expects bytes such as 4096, 512M or 2G, got {text!r}"
-        ) from None
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expects more than 0 bytes, got {text!r}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from ssdtrain.arguments import size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
@@ -44,7 +45,6 @@ EXAMPLES = """examples:
 FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
 to training as `plan=plan.json`.
 """
-UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,20 +92,6 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-gb-per-s", type=float, default=Speeds().memory_gb_per_s
     )
-
-
-def size_argument(text: str) -> int:
-    """`4096`, `512M` or `2G` (binary units) as bytes."""
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
-    try:
-        value = int(float(number) * UNITS[unit]) if unit else int(number)
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f"expects bytes such as 4096, 512M or 2G, got {text!r}"
-        ) from None
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expects more than 0 bytes, got {text!r}")
-    return value
 
 
 def links_of(args: argparse.Namespace) -> Links:

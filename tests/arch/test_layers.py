@@ -20,6 +20,7 @@ FLOORS = {
     "errors": 0,
     "config": 0,
     "counters": 0,
+    "arguments": 0,
     "curves": 0,
     "storage": 1,
     "transfer": 2,
@@ -34,7 +35,7 @@ FLOORS = {
 }
 # Beside `plan`: pure floors that import the ground floor alone.
 GROUND_ONLY = {"plan", "machine", "project"}
-GROUND = {"errors", "config", "counters", "curves"}
+GROUND = {"errors", "config", "counters", "curves", "arguments"}
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssdtrain.arguments import size_argument
 from ssdtrain.machine import command
 from ssdtrain.machine.doctor import judge_links
 from ssdtrain.machine.fit import fit_curve
@@ -68,13 +69,13 @@ def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     [("4096", 4096), ("2K", 2048), ("1.5m", 3 << 19), ("1G", 1 << 30)],
 )
 def test_sizes(text: str, expected: int) -> None:
-    assert command.size_argument(text) == expected
+    assert size_argument(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "G", "1X", "-5", "0M"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expects"):
-        command.size_argument(text)
+        size_argument(text)
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
