@@ -39,8 +39,9 @@ class LoaderConfig:
     num_buffers: int = 2
     """Batches on the device at once; 1 turns overlap with training off."""
 
-    max_sms: int | None = None
-    """Streaming multiprocessors that gathering may use; None: the gather decides."""
+    max_sms: int | None = 4
+    """Streaming multiprocessors that gathering may use; None: the gather decides. Four
+    nearly fill the link (docs/pydirect-gather.md), and training keeps the others."""
 
     shuffle: bool = True
     seed: int = 0

@@ -23,7 +23,7 @@ from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
 from pydirect.memory import empty_pinned, reach
 
-_VERSION = 4
+_VERSION = 5
 _SMALLEST_BYTES = 64 << 20
 _LINE_BYTES = 128
 _LONG_BYTES = 4096
@@ -34,7 +34,8 @@ _COPIES = 2
 _BURSTS = 6
 _CALLS = 3
 _NUM_LONG = _OUT_BYTES // _LONG_BYTES
-_PAGE_CANDIDATES = tuple(1 << log2 for log2 in range(12, 23))
+# A gather that takes so much longer than its bytes on the link has another limit.
+_ABOVE_LINK = 1.2
 
 
 def size_class(table_bytes: int) -> int:
@@ -46,8 +47,10 @@ def load(engine: Engine, table: torch.Tensor) -> Rates | None:
     """The rates for ``table`` from the cache directory; None: not there."""
     try:
         text = _cache_file(engine.device, table).read_text()
-        return Rates(**json.loads(text))
-    except (OSError, TypeError, ValueError):
+        values = json.loads(text)
+        values["page_ns"] = tuple(map(tuple, values["page_ns"]))
+        return Rates(**values)
+    except (OSError, KeyError, TypeError, ValueError):
         # Missing, from another version, or damaged: measure again.
         return None
 
@@ -94,14 +97,10 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
     sort_ns = max(0.0, near_ms * 1e6 - _OUT_BYTES / link_gbps) / _NUM_LINES
     repeats_ms = ms(lines[: _NUM_LINES // 4], _NUM_LINES, Path.SORTED, 0.25)
     repeats_ns = (repeats_ms - sorted_ms) * 1e6 - _OUT_BYTES / 4 / link_gbps
-    page_bytes, page_ns = fit_pages(
-        {
-            n: ms(lines, n, Path.SORTED) - sorted_ms
-            for n in (_NUM_LINES // 16, _NUM_LINES // 4, _NUM_LINES)
-        },
-        table_bytes=lines.nbytes,
-        sort_ns=sort_ns,
-    )
+    ordered_ms = {
+        n: ms(lines, n, Path.SORTED) - sorted_ms
+        for n in (_NUM_LINES // 16, _NUM_LINES // 4, _NUM_LINES)
+    }
     return Rates(
         link_gbps=link_gbps,
         direct_ms=direct_ms,
@@ -109,8 +108,12 @@ def measure(engine: Engine, table: torch.Tensor) -> Rates:
         random_ns=max(0.0, random_ns),
         sort_ns=sort_ns,
         radix_ns=max(0.0, repeats_ns) / _NUM_LINES,
-        page_ns=page_ns,
-        page_bytes=page_bytes,
+        page_ns=page_costs(
+            ordered_ms,
+            table_bytes=lines.nbytes,
+            sort_ns=sort_ns,
+            link_gbps=link_gbps,
+        ),
         **_cpu_rates(engine, flat),
     )
 
@@ -127,7 +130,9 @@ def _cpu_rates(engine: Engine, flat: torch.Tensor) -> dict[str, float]:
     sync_ms, part_ms, all_ms = (ms(lines, n) for n in (64, part, _NUM_LINES))
     line_ns = max(0.0, all_ms - part_ms) * 1e6 / rest
     cpu_ms = max(sync_ms, part_ms - part * line_ns / 1e6)
-    long_ns = (ms(long_rows, _NUM_LONG) - cpu_ms) * 1e6 / _NUM_LONG
+    # So few rows do not cost the `cpu_ms` that many short ones do: were it taken off,
+    # a byte would seem half as long as it takes in gathers of gigabytes.
+    long_ns = (ms(long_rows, _NUM_LONG) - sync_ms) * 1e6 / _NUM_LONG
     cpu_byte_ns = max(0.0, long_ns - line_ns) / (_LONG_BYTES - _LINE_BYTES)
     dma_gbps = _dma_gbps(engine.device, flat)
     run_ns = (_run_ms(engine, lines[:_NUM_LINES]) - sync_ms) * 1e6 / _NUM_LINES
@@ -142,35 +147,28 @@ def _cpu_rates(engine: Engine, flat: torch.Tensor) -> dict[str, float]:
     }
 
 
-def fit_pages(
-    sorted_ms: dict[int, float], *, table_bytes: int, sort_ns: float
-) -> tuple[int, float]:
-    """The page size and the cost of a page that explain sorted gathers of lines best.
+def page_costs(
+    ordered_ms: dict[int, float], *, table_bytes: int, sort_ns: float, link_gbps: float
+) -> tuple[tuple[int, float], ...]:
+    """Nanoseconds for each touched page, by number of rows.
+
+    Where the link was the limit, a gather tells nothing of translations: such numbers
+    are left out, except for the least, whose cost is then the most it can be.
 
     Args:
-        sorted_ms: milliseconds by number of rows, launch costs taken off.
+        ordered_ms: milliseconds of sorted gathers of lines by their number of rows,
+            launch costs taken off.
         table_bytes: size of the table the rows were drawn from.
         sort_ns: cost of ordering, an index.
-
-    Returns:
-        Bytes a translation covers, and nanoseconds for it.
+        link_gbps: zero-copy reads of long rows, GB/s.
     """
-    works = {
-        n: Workload(num_indices=n, row_bytes=_LINE_BYTES, table_bytes=table_bytes)
-        for n in sorted_ms
-    }
-
-    def fit(page_bytes: int) -> tuple[float, float]:
-        costs = [
-            max(0.0, took * 1e6 - n * sort_ns) / touched_pages(n, works[n], page_bytes)
-            for n, took in sorted_ms.items()
-        ]
-        page_ns = statistics.mean(costs)
-        spread = statistics.pstdev(costs) / page_ns if page_ns else 0.0
-        return spread, page_ns
-
-    best = min(_PAGE_CANDIDATES, key=lambda page_bytes: fit(page_bytes)[0])
-    return best, fit(best)[1]
+    found: list[tuple[int, float]] = []
+    for n, took in sorted(ordered_ms.items()):
+        work = Workload(num_indices=n, row_bytes=_LINE_BYTES, table_bytes=table_bytes)
+        spent_ns = max(0.0, took * 1e6 - n * sort_ns)
+        if not found or spent_ns > _ABOVE_LINK * n * _LINE_BYTES / link_gbps:
+            found.append((n, spent_ns / touched_pages(n, work)))
+    return tuple(found)
 
 
 def _rows(flat: torch.Tensor, row_bytes: int) -> torch.Tensor:

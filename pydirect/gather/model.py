@@ -6,14 +6,23 @@ address, and translations have a rate of their own, whatever the size of the row
 address order one translation serves all the rows of its page. So a zero-copy gather
 takes the longer of the two, bytes over link rate or translations over translation rate,
 and sorting pays where it saves more translations than it costs.
+
+[Note: Cost of a page] The GPU fetches the translations of small pages sixteen at a time
+(a line of 128 bytes, 64 KiB of the table). What a line costs depends on the batch: few
+rows leave the lines of the last gather in the GPU's L2 cache, the output of many pushes
+them out (of a 16 GiB table: 33 MB of lines beside 6 MB of output, or beside 128). So
+the cost is kept by number of rows, and beyond the last number it stays what it was.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
 from pydirect.gather.request import Path
 
 _SECTOR_BYTES = 32
+PAGE_BYTES = 1 << 16
+_NEAR_TIE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +78,9 @@ class Rates:
     radix_ns: float
     """Ordering in full so that repeats are read once, and copying them, an index."""
 
-    page_ns: float
-    """A page in address order."""
-
-    page_bytes: int
-    """What one translation covers in address order."""
+    page_ns: tuple[tuple[int, float], ...]
+    """Rows of a gather in address order, ascending, and what each of the 64 KiB pages
+    that they touch costs then; see [Note: Cost of a page]."""
 
     sync_ms: float
     """Bringing an index to the CPU, and one copy."""
@@ -82,10 +89,10 @@ class Rates:
     """What a CPU gather that takes all threads costs beside its rows and bytes."""
 
     cpu_row_ns: float
-    """CPU gather, a row, all threads."""
+    """CPU gather and its copy, a row, all threads."""
 
     cpu_byte_ns: float
-    """CPU gather, a byte, all threads."""
+    """CPU gather and its copy, a byte, all threads."""
 
     dma_call_us: float
     """One more copy call."""
@@ -107,7 +114,7 @@ def predict_ms(rates: Rates, work: Workload, path: Path) -> float:
 def _direct_ms(rates: Rates, work: Workload) -> float:
     link_ns = work.num_indices * work.moved_bytes_a_row / rates.link_gbps
     # Rows longer than a page are translated once a page.
-    pages = max(1.0, work.row_bytes / rates.page_bytes)
+    pages = max(1.0, work.row_bytes / PAGE_BYTES)
     translation_ns = work.num_indices / work.run_rows * rates.random_ns * pages
     return rates.direct_ms + max(link_ns, translation_ns) / 1e6
 
@@ -115,25 +122,35 @@ def _direct_ms(rates: Rates, work: Workload) -> float:
 def _sorted_ms(rates: Rates, work: Workload) -> float:
     rows = work.num_indices * work.distinct_share
     link_ns = rows * work.moved_bytes_a_row / rates.link_gbps
-    translation_ns = touched_pages(rows, work, rates.page_bytes) * rates.page_ns
+    translation_ns = touched_pages(rows, work) * page_ns(rates, rows)
     repeats = work.distinct_share < 1.0
     order_ns = work.num_indices * (rates.radix_ns if repeats else rates.sort_ns)
     return rates.sorted_ms + (order_ns + max(link_ns, translation_ns)) / 1e6
 
 
-def touched_pages(rows: float, work: Workload, page_bytes: int) -> float:
+def touched_pages(rows: float, work: Workload) -> float:
     """Pages that hold at least one of ``rows`` rows drawn at random."""
-    pages = max(1.0, work.table_bytes / page_bytes)
+    pages = max(1.0, work.table_bytes / PAGE_BYTES)
     touched = pages * -math.expm1(-rows / pages)
-    return touched + rows * work.row_bytes / page_bytes
+    return touched + rows * work.row_bytes / PAGE_BYTES
+
+
+def page_ns(rates: Rates, rows: float) -> float:
+    """Nanoseconds a page in a gather of ``rows`` rows, between the measured numbers on
+    a logarithmic scale."""
+    known = rates.page_ns
+    if rows <= known[0][0]:
+        return known[0][1]
+    for (few, least), (many, most) in itertools.pairwise(known):
+        if rows <= many:
+            share = math.log(rows / few) / math.log(many / few)
+            return least + share * (most - least)
+    return known[-1][1]
 
 
 def _cpu_ms(rates: Rates, work: Workload) -> float:
-    gather_ns = work.num_indices * (
-        rates.cpu_row_ns + work.row_bytes * rates.cpu_byte_ns
-    )
-    copy_ns = work.useful_bytes / rates.dma_gbps
-    return rates.cpu_ms + max(gather_ns, copy_ns) / 1e6
+    row_ns = rates.cpu_row_ns + work.row_bytes * rates.cpu_byte_ns
+    return rates.cpu_ms + work.num_indices * row_ns / 1e6
 
 
 def _dma_ms(rates: Rates, work: Workload) -> float:
@@ -144,5 +161,8 @@ def _dma_ms(rates: Rates, work: Workload) -> float:
 
 
 def choose_path(rates: Rates, work: Workload) -> Path:
-    """The path with the least predicted time."""
-    return min(Path, key=lambda path: predict_ms(rates, work, path))
+    """The path with the least predicted time. DIRECT in a near tie: it needs one launch
+    and no memory, where SORTED makes the CPU launch five kernels."""
+    times = {path: predict_ms(rates, work, path) for path in Path}
+    best = min(Path, key=times.__getitem__)
+    return best if times[best] < _NEAR_TIE * times[Path.DIRECT] else Path.DIRECT

@@ -20,7 +20,7 @@ _BITS_AN_INDEX = 16
 # A gather that is over sooner than a survey has nothing to learn from it.
 _WORTH_BYTES = 2 << 20
 
-_Key = tuple[int, int, int]
+_Key = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,10 @@ class Survey:
         row_bytes = table.nbytes // max(1, table.shape[0])
         if index.numel() * row_bytes < _WORTH_BYTES:
             return UNKNOWN
-        # Larger batches repeat more: sizes within a factor of two share a survey.
-        key = (table.data_ptr(), row_bytes, index.numel().bit_length())
+        # Larger batches repeat more: sizes within a factor of two share a survey. The
+        # first rows of a table are another table: there, a batch repeats more too.
+        batch = index.numel().bit_length()
+        key = (table.data_ptr(), table.nbytes, row_bytes, batch)
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)

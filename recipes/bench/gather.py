@@ -7,7 +7,7 @@
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
 an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
 and with 4, as shares of the DMA peak of the same run, timed by `gather_rounds`; 512
-rows are checked in each.
+rows are checked in each. Ours with all cores and with 4 take turns in their own cells.
 Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
 Most telling cells first. A rerun goes on; `gather_table.py` prints the file.
 """
@@ -31,7 +31,13 @@ from gather_harness import (
     indices,
     synchronize,
 )
-from gather_methods import Method, StockCpu, shifted_methods, sweep_methods
+from gather_methods import (
+    Method,
+    StockCpu,
+    cores_methods,
+    shifted_methods,
+    sweep_methods,
+)
 from gather_rounds import CORES, Rounds
 from gather_shared import repeats_and_runs, sm_budget
 from harness import Cells
@@ -70,7 +76,7 @@ class Sweep:
         table = self.rows(row_bytes, table_gib)
         every = self.memory != "pinned"
         few_cores = every and table_gib >= FEW_CORES_GIB
-        chosen = chosen_path(table, batch, (4, CORES) if few_cores else (CORES,))
+        chosen = chosen_path(table, batch, (CORES,))
         methods = sweep_methods(table, self.stock, cpu=every, few_cores=few_cores)
         facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
         facts["distinct_share"] = round(distinct_share(batch, table.shape[0]), 4)
@@ -83,6 +89,13 @@ class Sweep:
         methods = shifted_methods(table, self.stock)
         facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
         return facts | self.measure(table, batch, methods)
+
+    def cores(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """Ours with all cores and with 4, turn by turn."""
+        table = self.rows(row_bytes, table_gib)
+        facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
+        chosen_path(table, batch, (4, CORES))
+        return facts | Rounds(table, batch, cores_methods(table)).alternate()
 
     def measure(
         self, table: torch.Tensor, batch: int, methods: list[Method]
@@ -170,6 +183,15 @@ class Run:
                     functools.partial(on.shifted, row, num, TABLES_GIB[0]),
                 )
 
+    def cores(self, on: Sweep) -> None:
+        """Whether ours needs the CPU's cores."""
+        for batch, row in itertools.product(BATCHES[:3], ROWS):
+            num = batch // self.divide
+            if row * num <= LARGEST_OUT and self.has_time(row * num):
+                name = f"cores/{TABLES_GIB[0]}/{batch}/{row}"
+                work = functools.partial(on.cores, row, num, TABLES_GIB[0])
+                self.cells.run(name, work)
+
     def rest(self, on: Sweep) -> None:
         """Repeats, runs, and the SM budget beside matrix products."""
         table = on.rows(512, TABLES_GIB[0])
@@ -232,6 +254,7 @@ def large_part(run: Run, gib: int) -> None:
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
     run.rest(large)
+    run.cores(large)
     if run.has_time(10 * GIB):
         run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
     run.sweep(large, BATCHES[3:], ROWS)

@@ -9,6 +9,7 @@ import functools
 import os
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from gather_harness import DEVICE, check_rows, indices, once_ms, synchronize
@@ -20,6 +21,7 @@ TURNS = ((0.005, 7), (0.025, 3), (0.1, 2))
 BURST_S = 0.002
 MOST_CALLS = 8
 WARM_ROWS = 1000
+PAIRS_A_TURN = 2
 
 
 @dataclass(kw_only=True)
@@ -84,10 +86,12 @@ class Rounds:
             contender.turns = 0
         check_rows(self.table, index.to(DEVICE), self.out)
 
-    def _turn(self, turn: int, contender: Contender) -> None:
+    def _turn(
+        self, turn: int, contender: Contender, warm_rows: int = WARM_ROWS
+    ) -> None:
         work, sets = contender.method.work, self._sets(contender)
         # Threads of the CPU and caches of the interpreter wake up outside the time.
-        work(sets[0][:WARM_ROWS], self.out[:WARM_ROWS])
+        work(sets[0][:warm_rows], self.out[:warm_rows])
         synchronize()
 
         def burst() -> None:
@@ -95,6 +99,25 @@ class Rounds:
                 work(sets[(turn * contender.calls + k) % len(sets)], self.out)
 
         contender.ms.append(once_ms(burst) / contender.calls)
+
+    def alternate(self) -> dict[str, Any]:
+        """Two ways in pairs of turns, A B, B A, A B: medians, and the median of each
+        pair's ratio. For ways that must be equal: each turn comes behind its like, not
+        behind whichever way stands before it in the list, and an untimed call of its
+        own (not of `WARM_ROWS`, which may take another path) warms it."""
+        first, second = self.contenders
+        for each in self.contenders:
+            self._first(each)
+        ratios = []
+        for turn in range(first.turns * PAIRS_A_TURN):
+            pair = (first, second) if turn % 2 == 0 else (second, first)
+            for each in pair:
+                torch.set_num_threads(each.method.threads or CORES)
+                self._turn(turn, each, warm_rows=len(self.out))
+            ratios.append(second.ms[-1] / first.ms[-1])
+        torch.set_num_threads(CORES)
+        ms = {c.method.name: round(statistics.median(c.ms), 4) for c in (first, second)}
+        return {"ms": ms, "ratio": round(statistics.median(ratios), 4)}
 
     def _sets(self, contender: Contender) -> list[torch.Tensor]:
         return self.cpu_sets if contender.method.on_cpu else self.sets

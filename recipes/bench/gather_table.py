@@ -18,7 +18,7 @@ MILLION = 1_000_000
 LONG_ROW, FEWER = 16384, 200_000
 PATHS = ("direct", "sorted", "cpu")
 METHODS = (
-    "ours", *PATHS, "alias", "crude sorted", "stock cpu", "stock cpu 4", "ours 4",
+    "ours", *PATHS, "alias", "crude sorted", "stock cpu", "stock cpu 4",
 )  # fmt: skip
 LEAST_SHARE_AT_1M = {128: 0.60, 256: 0.80} | dict.fromkeys(
     (512, 1024, 2052, 4096, 16384), 0.93
@@ -27,6 +27,7 @@ LEAST_SHIFTED = 0.88
 # `dedup_below` of the engine: where more are distinct, all rows are read.
 READ_ONCE_BELOW = 0.8
 NEAR_BEST, NEAR_CPU, SAME = 1.05, 1.03, 1.03
+ANOTHER_PATH = 0.8
 
 Cell = dict[str, Any]
 
@@ -120,7 +121,9 @@ def batch_of(row_bytes: int) -> int:
 def share_text(cell: Cell) -> str:
     """Ours; what crossed the link too, where that is not the same."""
     share, distinct = cell["share"].get("ours"), cell.get("distinct_share", 1.0)
-    if share is None or cell["chosen"] != "sorted" or distinct >= READ_ONCE_BELOW:
+    if share is None or distinct >= READ_ONCE_BELOW:
+        return digits(share)
+    if cell["chosen"] != "sorted" and share <= 1:
         return digits(share)
     return f"{share:.3f} ({share * distinct:.3f})"
 
@@ -179,7 +182,7 @@ def verdicts(data: Cell) -> list[str]:
         shares_met(large),
         *chooser_met(every),
         cpu_ratio(large),
-        four_cores(large),
+        four_cores(data),
     ]
     return [line for line in (*found, shifts_met(data), budget(data)) if line]
 
@@ -206,11 +209,17 @@ def shares_met(cells: list[Cell]) -> str:
 
 
 def regret(cell: Cell) -> float | None:
-    """The chosen path's own time over the best path's; None if one is missing."""
+    """The chosen path's own time over the best path's; None if one is missing.
+
+    Where ours ran far faster than the recorded path, it took another: the survey that
+    the recording saw was not yet this table's."""
     ms = cell["ms"]
     if not all(name in ms for name in (cell["chosen"], *PATHS)):
         return None
-    return float(ms[cell["chosen"]] / min(ms[path] for path in PATHS))
+    took = ms[cell["chosen"]]
+    if ms.get("ours", took) < took * ANOTHER_PATH:
+        took = ms["ours"]
+    return float(took / min(ms[path] for path in PATHS))
 
 
 def chooser_met(cells: list[Cell]) -> list[str]:
@@ -252,19 +261,25 @@ def cpu_ratio(cells: list[Cell]) -> str:
     )
 
 
-def four_cores(cells: list[Cell]) -> str:
-    """Figure 4.6's point: ours does not need the CPU."""
-    changes = [
-        c["ms"]["ours 4"] / c["ms"]["ours"]
-        for c in cells
-        if "ours 4" in c["ms"] and "ours" in c["ms"]
-    ]
-    if not changes:
+def four_cores(data: Cell) -> str:
+    """Figure 4.6's point: ours does not need the CPU. Recordings from before the cells
+    of their own have the turns of the sweep."""
+    cells = data["cells"]
+    how = "in alternate turns"
+    ratios = [c["ratio"] for n, c in cells.items() if "cores/" in n and "ratio" in c]
+    if not ratios:
+        how = "every turn right behind a CPU gather with 4 cores"
+        times = [c.get("ms", {}) for c in cells.values()]
+        ratios = [
+            ms["ours 4"] / ms["ours"] for ms in times if {"ours", "ours 4"} <= {*ms}
+        ]
+    if not ratios:
         return ""
-    same = sum(change <= SAME for change in changes)
+    same = sum(ratio <= SAME for ratio in ratios)
     return (
-        f"With 4 cores instead of all, ours is at most 3 % slower in {same} of "
-        f"{len(changes)} cells (median {statistics.median(changes) - 1:+.1%})."
+        f"With 4 cores instead of all, {how}, ours is at most 3 % slower in {same} of "
+        f"{len(ratios)} cells (median {statistics.median(ratios) - 1:+.1%}, worst "
+        f"{max(ratios) - 1:+.1%})."
     )
 
 

@@ -229,7 +229,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1024)
     cores = os.cpu_count() or 1
     parser.add_argument("--samplers", type=int, default=max(1, min(6, cores - 3)))
-    parser.add_argument("--max-sms", type=int, default=None)
+    parser.add_argument("--max-sms", type=int, default=LoaderConfig().max_sms)
     parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
     parser.add_argument("--only", nargs="*", help="names of cases")
     parser.add_argument("--out", type=Path, default=RESULTS)

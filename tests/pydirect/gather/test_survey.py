@@ -58,6 +58,7 @@ def test_other_rows_and_other_batch_sizes_are_looked_at_apart(survey: Survey) ->
     assert survey.look(TABLE, hot[:4200]).distinct_share < 0.01
     assert survey.look(TABLE, hot.repeat(4)) == Look()
     assert survey.look(TABLE.view(2500, 1024), hot) == Look()
+    assert survey.look(TABLE[:4000], hot) == Look(), "a slice is another table"
     few = hot[: module._WORTH_BYTES // 512 - 1]
     for _ in range(3):
         assert survey.look(TABLE, few) == Look(), "too small to learn from"
