@@ -9,7 +9,7 @@ counts: the host on small graphs, the device on large ones.
 
 from dataclasses import dataclass
 
-from hector.emit.schedules import Sizes
+from hector.emit.schedules import Sizes, default_schedule, programs
 from hector.ir.kernels import (
     Fallback,
     Gemm,
@@ -17,7 +17,9 @@ from hector.ir.kernels import (
     Outer,
     ParameterOp,
     Plan,
+    SegmentMapping,
     Traversal,
+    TraversalSchedule,
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, TYPE_DOMAINS
@@ -42,6 +44,8 @@ class DeviceModel:
     """Host time of an operation on parameters that PyTorch runs."""
     kernel_seconds: float = 4e-6
     """Device time of a kernel that has nothing to do."""
+    program_seconds: float = 6e-10
+    """Time between the starts of two programs: what bounds millions of small ones."""
     sector_bytes: int = 32
     """The least that a gathered row costs."""
 
@@ -80,9 +84,14 @@ class CostModel:
     """Work and time of kernels on one graph, features of `value_bytes` bytes."""
 
     def __init__(
-        self, arrays: Sizes, device: DeviceModel, value_bytes: int = 4
+        self,
+        arrays: Sizes,
+        device: DeviceModel,
+        value_bytes: int = 4,
+        mapping: SegmentMapping | None = None,
     ) -> None:
         self.arrays, self.device, self.value_bytes = arrays, device, value_bytes
+        self.mapping = mapping
 
     def plan_seconds(self, plan: Plan) -> float:
         """Predicted time of one run of a plan."""
@@ -101,7 +110,13 @@ class CostModel:
         """Time that the device takes for a kernel."""
         if isinstance(k, ParameterOp | Fallback) and k.out.op is Op.RESHAPE:
             return 0.0
-        return self.device.kernel_seconds + self.work(k).seconds(self.device)
+        busy = self.work(k).seconds(self.device)
+        if isinstance(k, Traversal):
+            chosen = default_schedule(k, self.arrays, self.mapping)
+            if isinstance(chosen, TraversalSchedule):
+                count = programs(k, chosen, self.arrays)
+                busy = max(busy, count * self.device.program_seconds)
+        return self.device.kernel_seconds + busy
 
     def work(self, k: Kernel) -> Work:
         """Bytes and operations of one launch; nothing for what PyTorch runs."""
