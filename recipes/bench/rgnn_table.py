@@ -243,6 +243,16 @@ def widths(results: Results) -> str:
     return table(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
 
 
+def mapping(results: Results) -> str:
+    """One program a group against programs that share small groups."""
+    rows = []
+    for name, cell in cells(results, ("float32",)):
+        one, ours = (results.ms(c, **cell) for c in ("hector-program", "hector"))
+        if one and ours:
+            rows.append([name, number(one, 3), number(ours, 3), number(one / ours)])
+    return table(["cell", "a program a group ms", "shared ms", "ratio"], rows)
+
+
 def breakdown(results: Results) -> str:
     """Figure 3.3: microseconds an epoch by part."""
     rows = []
@@ -292,6 +302,7 @@ SECTIONS = {
     "Speed-up over the best other": summary,
     "Ablation (Table 3.5)": ablation,
     "Cost model": choice,
+    "Small groups share programs": mapping,
     "Memory against compaction ratio (Figure 3.10)": memory,
     "Widths (Figure 3.12)": widths,
     "Breakdown in microseconds (Figure 3.3)": breakdown,
@@ -317,6 +328,7 @@ IN_README = {
     "Speed-up over the best other": summary,
     "Ablation (Table 3.5)": ablation,
     "Cost model": choice,
+    "Small groups share programs": mapping,
     "Memory against compaction ratio (Figure 3.10)": memory,
 }
 
