@@ -46,7 +46,7 @@ class Results:
         return record.get("ms") if record else None
 
     def contenders(self, **cell: Any) -> list[Record]:
-        """All but ours that were measured in a cell, on the machine of ours."""
+        """All but ours in a cell, on the machine of ours; out of memory on any."""
         ours = self.find("hector", **cell)
         wanted = {"width": 64, "what": "time", **cell}
         return [
@@ -54,8 +54,11 @@ class Results:
             for r in self.by_key.values()
             if all(r["key"][k] == v for k, v in wanted.items())
             and not r["key"]["contender"].startswith("hector")
-            and (ours is None or self.machine(r) == self.machine(ours))
+            and (ours is None or r["status"] == "oom" or self.same(r, ours))
         ]
+
+    def same(self, one: Record, other: Record) -> bool:
+        return self.machine(one) == self.machine(other)
 
     def machine(self, record: Record) -> str:
         run = self.runs[record["run"]]
@@ -247,9 +250,10 @@ def mapping(results: Results) -> str:
     """One program a group against programs that share small groups."""
     rows = []
     for name, cell in cells(results, ("float32",)):
-        one, ours = (results.ms(c, **cell) for c in ("hector-program", "hector"))
-        if one and ours:
-            rows.append([name, number(one, 3), number(ours, 3), number(one / ours)])
+        one, ours = (results.find(c, **cell) for c in ("hector-program", "hector"))
+        if one and ours and "ms" in one and "ms" in ours and results.same(one, ours):
+            ratio = number(one["ms"] / ours["ms"])
+            rows.append([name, number(one["ms"], 3), number(ours["ms"], 3), ratio])
     return table(["cell", "a program a group ms", "shared ms", "ratio"], rows)
 
 
