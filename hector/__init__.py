@@ -30,6 +30,7 @@ from hector.functions import (
     typed_linear,
 )
 from hector.graph import HeteroGraph
+from hector.ir.kernels import SegmentMapping
 from hector.passes.pipeline import Optimizations
 from hector.runtime import Backend, Options
 
@@ -39,6 +40,7 @@ __all__ = [
     "HeteroGraph",
     "Optimizations",
     "Options",
+    "SegmentMapping",
     "UnsupportedPythonError",
     "columns",
     "compile",

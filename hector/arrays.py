@@ -50,6 +50,7 @@ class GraphArrays:
         self._indices: dict[tuple[Domain, Index], Tensor] = {}
         self._segments: dict[tuple[Domain, Index], Segments] = {}
         self._tiles: dict[tuple[Domain, Index, int], Tiles] = {}
+        self._num_heavy: dict[tuple[Domain, Index, int], int] = {}
         self._remaps: dict[tuple[Domain, Index], Tensor] = {}
         self._numbers: dict[tuple[str, torch.dtype], Tensor] = {}
 
@@ -161,6 +162,14 @@ class GraphArrays:
             order = torch.argsort(sizes, descending=True, stable=True)
             self._remaps[key] = order.to(self.dtype)
         return self._remaps[key]
+
+    def num_heavy(self, domain: Domain, index: Index, rows: int) -> int:
+        """Groups of more than `rows` rows: the first ones of `heavy_first`."""
+        key = (domain, index, rows)
+        if key not in self._num_heavy:
+            sizes = self.segments(domain, index).ptr.diff()
+            self._num_heavy[key] = int((sizes > rows).sum())
+        return self._num_heavy[key]
 
     def tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
         """Row blocks of at most `block` rows, none crossing a type."""

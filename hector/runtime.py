@@ -19,7 +19,7 @@ from hector.cost import CostModel, DeviceModel
 from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
-from hector.ir.kernels import Plan, Schedule
+from hector.ir.kernels import Plan, Schedule, SegmentMapping
 from hector.ir.node import Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
@@ -53,6 +53,8 @@ class Options:
     backend: Backend = Backend.AUTO
     tune: bool = False
     """Time candidate schedules on the first call and keep the best on disk."""
+    mapping: SegmentMapping | None = None
+    """Who walks the groups of a traversal; None: by their number and mean size."""
     device_model: DeviceModel = field(default_factory=DeviceModel)
     memory_limit_bytes: int | None = None
     """What a step may allocate beside its inputs; the choice of optimizations respects
@@ -105,7 +107,7 @@ class _Runner:
 
             types = ValueTypes(feature, fixed)
             chosen: Sequence[Schedule | None] = schedules_for(
-                plan, arrays, types, options.tune
+                plan, arrays, types, options.tune, options.mapping
             )
             self._device = DevicePlan(plan, arrays, types, chosen)
             self.source = self._device.source
@@ -327,7 +329,8 @@ class Compiled:
         self, arrays: GraphArrays, training: bool, feature: torch.dtype = torch.float32
     ) -> dict[Optimizations, float]:
         """The cost model's view of every setting."""
-        model = CostModel(arrays, self.options.device_model, feature.itemsize)
+        o = self.options
+        model = CostModel(arrays, o.device_model, feature.itemsize, o.mapping)
         costs = {}
         for settings in ALL_SETTINGS:
             plans = self._plans(settings, training)

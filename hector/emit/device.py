@@ -133,6 +133,12 @@ class DevicePlan:
             return self.arrays.tiles(*rest).num_tiles
         if kind == "types":
             return len(self.arrays.type_offsets(*rest)) - 1
+        if kind == "heavy":
+            return self.arrays.num_heavy(*rest)
+        if kind == "light":
+            domain, block, *heavy = rest
+            light = self.arrays.rows(domain) - self.arrays.num_heavy(*heavy)
+            return -(-light // int(block))
         domain, block = rest
         return -(-self.arrays.rows(domain) // int(block))
 
@@ -141,6 +147,8 @@ class DevicePlan:
         match arg.kind:
             case ArgKind.COUNT if isinstance(what, Domain):
                 return a.rows(what)
+            case ArgKind.COUNT:
+                return a.num_heavy(*what)  # type: ignore[misc]
             case ArgKind.INDEX:
                 return a.index(*what)  # type: ignore[misc]
             case ArgKind.SEGMENT_PTR:

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ from hector.emit.gemm import (
     emit_reduce,
 )
 from hector.emit.source import HEADER
-from hector.emit.traversal import emit_traversal
+from hector.emit.traversal import Groups, emit_traversal
 from hector.ir.kernels import (
     Gemm,
     GemmSchedule,
@@ -32,6 +32,7 @@ from hector.ir.kernels import (
     Outer,
     OuterSchedule,
     Schedule,
+    SegmentMapping,
     Traversal,
     TraversalSchedule,
 )
@@ -83,6 +84,8 @@ def emit(
             emit_reduce(tiles, kernel.out, kernel.out.type.width, f"{name}_sum"),
         ]
     if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
+        if schedule.mapping is SegmentMapping.SPLIT:
+            return emit_split(kernel, name, schedule)
         parts = [emit_traversal(kernel, name, schedule)]
         group = kernel.loop.group
         if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
@@ -93,6 +96,17 @@ def emit(
                     parts.append(emit_reduce(tiles, node, width, f"{name}_sum{i}"))
         return parts
     return []
+
+
+def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emitted]:
+    """The heavy groups, a program each; then the others, a lane each."""
+    program, lane = SegmentMapping.PROGRAM, SegmentMapping.LANE
+    heavy = replace(schedule, mapping=program, heavy_first=True)
+    light = replace(schedule, mapping=lane, heavy_first=True)
+    return [
+        emit_traversal(k, f"{name}_heavy", heavy, Groups.HEAVY),
+        emit_traversal(k, f"{name}_light", light, Groups.LIGHT),
+    ]
 
 
 def cache_directory() -> Path:

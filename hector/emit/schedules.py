@@ -23,6 +23,12 @@ from hector.ir.types import TARGET, TYPE_DOMAINS, Domain
 
 TARGET_PROGRAMS = 1024
 """Programs of a split sum: enough to fill a large GPU several times."""
+MANY_GROUPS = 1 << 17
+"""So many programs take longer to start (0.6 ns each on an H200) than to fill it."""
+SMALL_GROUP = 16
+"""Mean rows of groups that are too small for a program of their own."""
+LANE_TILE = 1024
+"""Elements of the tile that lanes hold: groups a program times the row's width."""
 MAX_TILE = 4096
 """Elements of the widest tile that a traversal keeps in registers."""
 
@@ -33,15 +39,17 @@ class Sizes(Protocol):
     def rows(self, domain: Domain) -> int: ...
 
 
-def default_schedule(kernel: Kernel, arrays: Sizes) -> Schedule | None:
-    """A good first choice from sizes alone."""
+def default_schedule(
+    kernel: Kernel, arrays: Sizes, mapping: SegmentMapping | None = None
+) -> Schedule | None:
+    """A good first choice from sizes alone; `mapping` fixes who walks groups."""
     if isinstance(kernel, Gemm):
         return _gemm(kernel)
     if isinstance(kernel, Outer):
         chunk = _chunk(arrays.rows(kernel.domain))
         return OuterSchedule(chunk_rows=chunk)
     if isinstance(kernel, Traversal):
-        return _traversal(kernel, arrays)
+        return _traversal(kernel, arrays, mapping)
     return None
 
 
@@ -68,7 +76,22 @@ def _fit(block: int, width: int) -> int:
     return max(1, min(block, MAX_TILE // width))
 
 
-def _traversal(k: Traversal, arrays: Sizes) -> TraversalSchedule:
+def programs(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
+    """Programs that a traversal starts, but for the heavy groups of SPLIT."""
+    rows = arrays.rows(k.loop.domain)
+    if k.loop.group is None:
+        return -(-rows // schedule.block)
+    target = TARGET[k.loop.domain, k.loop.group]
+    if target in TYPE_DOMAINS:
+        return -(-rows // schedule.chunk_rows)
+    groups = arrays.rows(target)
+    one = schedule.mapping is SegmentMapping.PROGRAM
+    return groups if one else -(-groups // schedule.block)
+
+
+def _traversal(
+    k: Traversal, arrays: Sizes, mapping: SegmentMapping | None
+) -> TraversalSchedule:
     width = _width(k)
     if k.loop.group is None:
         block = _fit(max(2048 // width, 1), width)
@@ -81,10 +104,22 @@ def _traversal(k: Traversal, arrays: Sizes) -> TraversalSchedule:
         return TraversalSchedule(block=block, chunk_rows=chunk, num_warps=4)
     groups = max(arrays.rows(target), 1)
     mean = max(rows // groups, 1)
+    if mapping is None and groups >= MANY_GROUPS and mean <= SMALL_GROUP:
+        mapping = SegmentMapping.SPLIT
+    if mapping not in (None, SegmentMapping.PROGRAM):
+        return _shared(width, mapping)
     block = min(max(pow2(mean), 4), 32)
     tile = block * width
     warps = 1 if tile <= 1024 else 2 if tile <= 2048 else 4
     return TraversalSchedule(block=_fit(block, width), num_warps=warps)
+
+
+def _shared(width: int, mapping: SegmentMapping) -> TraversalSchedule:
+    """Several groups a program."""
+    block = _fit(min(max(LANE_TILE // width, 1), 128), width)
+    return TraversalSchedule(
+        mapping=mapping, block=block, heavy_first=True, num_warps=4
+    )
 
 
 def candidates(kernel: Kernel, first: Schedule) -> Iterator[Schedule]:
@@ -128,7 +163,7 @@ def _traversal_candidates(
                 )
     for elements in (256, 512, 1024):
         yield TraversalSchedule(
-            mapping=SegmentMapping.LANE,
+            mapping=SegmentMapping.SPLIT,
             block=max(1, elements // width) if width > 4 else 128,
             heavy_first=True,
             num_warps=max(1, elements // 256) if width > 4 else 4,

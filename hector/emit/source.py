@@ -76,7 +76,11 @@ class Source:
     def text(self, doc: str) -> str:
         params = ", ".join(a.name for a in self.args.values())
         body = "\n".join(self.lines)
-        return f'@triton.jit\ndef {self.name}({params}):\n    """{doc}"""\n{body}\n'
+        # One binary for graphs of all sizes: none for counts that 16 divides.
+        counts = [a.name for a in self.args.values() if a.kind is ArgKind.COUNT]
+        plain = f"(do_not_specialize={counts!r})" if counts else ""
+        head = f"@triton.jit{plain}\ndef {self.name}({params}):"
+        return f'{head}\n    """{doc}"""\n{body}\n'
 
 
 HEADER = (

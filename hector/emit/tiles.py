@@ -95,6 +95,23 @@ class Tiles:
             parts.append(f"({self.head(shape[0])} < {shape[0]})")
         return " & ".join(parts)
 
+    def within_row(self, node: Node, text: str) -> str:
+        """An operation on one operand along a row, on the tile `text`."""
+        if node.op is Op.LEAKY_RELU:
+            slope = node.number("slope")
+            return f"tl.where({text} > 0, {text}, {text} * {slope!r})"
+        if node.op is Op.SUM_WIDTH:
+            width = node.inputs[0].shape[1]
+            if pow2(width) != width:
+                text = f"tl.where({self.column(width)} < {width}, {text}, 0.0)"
+            return f"tl.sum({text}, axis={self.rank - 1}, keep_dims=True)"
+        if node.op is Op.SUM_HEADS:
+            count = node.inputs[0].shape[0]
+            if pow2(count) != count:
+                text = f"tl.where({self.head(count)} < {count}, {text}, 0.0)"
+            return f"tl.sum({text}, axis=1, keep_dims=True)"
+        raise NotImplementedError(f"no traversal text for {node.op.value}")
+
     def spread(self, rows: str) -> str:
         return f"{rows}{self.axes(0)}"
 

@@ -3,12 +3,12 @@
 See [Note: phases] in `hector.emit.phases`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from hector.emit.gemm import Emitted
 from hector.emit.phases import has_heads, is_sum, phases_of
-from hector.emit.source import ArgKind, Source, pow2
+from hector.emit.source import ArgKind, Source
 from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles, is_narrow
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
@@ -43,22 +43,34 @@ class _Scope:
     cursors: dict[tuple[str, Index], _Cursor] = field(default_factory=dict)
 
 
-def emit_traversal(k: Traversal, name: str, schedule: TraversalSchedule) -> Emitted:
-    """The kernel text of a traversal instance."""
-    return _Traversal(k, name, schedule).build()
+class Groups(Enum):
+    """Which groups one launch takes; see `SegmentMapping.SPLIT`."""
+
+    ALL = "all"
+    HEAVY = "heavy"
+    LIGHT = "light"
+
+
+def emit_traversal(
+    k: Traversal, name: str, schedule: TraversalSchedule, groups: Groups = Groups.ALL
+) -> Emitted:
+    """The kernel text of a traversal instance, for one launch over `groups`."""
+    return _Traversal(k, name, schedule, groups).build()
 
 
 class _Traversal:
-    def __init__(self, k: Traversal, name: str, schedule: TraversalSchedule) -> None:
-        self.k, self.schedule = k, schedule
+    def __init__(
+        self, k: Traversal, name: str, schedule: TraversalSchedule, groups: Groups
+    ) -> None:
+        self.k, self.schedule, self.groups = k, schedule, groups
         self.src = Source(name)
         self.inside = set(k.members)
         self.group = k.loop.group
         target = TARGET[k.loop.domain, k.loop.group] if k.loop.group else None
         self.group_domain = target or k.loop.domain
         self.into_types = self.group_domain in TYPE_DOMAINS
-        self.lanes = self.group is not None and not self.into_types
-        self.lanes = self.lanes and schedule.mapping is SegmentMapping.LANE
+        walked = self.group is not None and not self.into_types
+        self.lanes = walked and schedule.mapping is SegmentMapping.LANE
         self.tiles = Tiles(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
         self.kept: set[Node] = set()
@@ -88,18 +100,26 @@ class _Traversal:
 
     def _outer_header(self) -> tuple[object, ...]:
         src, loop, block = self.src, self.k.loop, self.schedule.block
+        grid: tuple[object, ...]
         if self.into_types:
             return self._tile_header()
         if self.group is None or self.lanes:
             count = src.arg(ArgKind.COUNT, self.group_domain, "count")
-            src.emit(f"seg = tl.program_id(0) * {block} + tl.arange(0, {block})")
+            seg = f"tl.program_id(0) * {block} + tl.arange(0, {block})"
+            if self.groups is Groups.LIGHT:
+                seg += f" + {src.arg(ArgKind.COUNT, self._heavy, 'heavy')}"
+            src.emit(f"seg = {seg}")
             src.emit(f"seg_ok = seg < {count}")
             self.seg_mask: str | None = "seg_ok"
             grid = (("rows", self.group_domain, block), 1, 1)
+            if self.groups is Groups.LIGHT:
+                grid = (("light", self.group_domain, block, *self._heavy), 1, 1)
         else:
             src.emit("first = tl.program_id(0)")
             self.seg_mask = None
             grid = (("rows", self.group_domain, 1), 1, 1)
+            if self.groups is Groups.HEAVY:
+                grid = (("heavy", *self._heavy), 1, 1)
         if self.group is not None:
             self._group_header(loop.domain)
         self.segment = _Cursor(self.group_domain, "seg", 0)
@@ -267,31 +287,13 @@ class _Traversal:
         elif node.op in BINARY_TEXT:
             text = BINARY_TEXT[node.op].format(*texts)
         else:
-            text = _WITHIN_ROW[node.op](self, node, texts)
+            text = self.tiles.within_row(node, texts[0])
         return self._variable(text, level)
 
     def _variable(self, text: str, level: int, stem: str = "v") -> _Value:
         name = self.src.fresh(stem)
         self._line(level, f"{name} = {text}")
         return _Value(name, level)
-
-    def leaky(self, node: Node, texts: list[str]) -> str:
-        slope = node.number("slope")
-        return f"tl.where({texts[0]} > 0, {texts[0]}, {texts[0]} * {slope!r})"
-
-    def sum_width(self, node: Node, texts: list[str]) -> str:
-        width = node.inputs[0].shape[1]
-        text = texts[0]
-        if pow2(width) != width:
-            text = f"tl.where({self.tiles.column(width)} < {width}, {text}, 0.0)"
-        return f"tl.sum({text}, axis={self.tiles.rank - 1}, keep_dims=True)"
-
-    def sum_heads(self, node: Node, texts: list[str]) -> str:
-        count = node.inputs[0].shape[0]
-        text = texts[0]
-        if pow2(count) != count:
-            text = f"tl.where({self.tiles.head(count)} < {count}, {text}, 0.0)"
-        return f"tl.sum({text}, axis=1, keep_dims=True)"
 
     # Rows.
 
@@ -379,6 +381,11 @@ class _Traversal:
         return "ok" if level else self.seg_mask
 
     @property
+    def _heavy(self) -> tuple[object, ...]:
+        """What the number of heavy groups is asked for by."""
+        return (self.k.loop.domain, self.group, self.schedule.heavy_rows)
+
+    @property
     def _many(self) -> bool:
         """Whether a program takes several groups (or ungrouped rows)."""
         return self.group is None or self.lanes
@@ -390,10 +397,3 @@ class _Traversal:
         for line in self.scopes[level].lines:
             self.src.emit(line)
         self.scopes[level].lines.clear()
-
-
-_WITHIN_ROW: dict[Op, Callable[[_Traversal, Node, list[str]], str]] = {
-    Op.LEAKY_RELU: _Traversal.leaky,
-    Op.SUM_WIDTH: _Traversal.sum_width,
-    Op.SUM_HEADS: _Traversal.sum_heads,
-}

@@ -28,9 +28,16 @@ _KINDS = {c.__name__: c for c in (GemmSchedule, OuterSchedule, TraversalSchedule
 
 
 def schedules_for(
-    plan: Plan, arrays: GraphArrays, types: ValueTypes, tune: bool
+    plan: Plan,
+    arrays: GraphArrays,
+    types: ValueTypes,
+    tune: bool,
+    mapping: SegmentMapping | None = None,
 ) -> list[Schedule | None]:
-    """One schedule a kernel: tuned now or before, else the default."""
+    """One schedule a kernel: tuned now or before, else the default; a `mapping` that
+    was asked for stands and nothing is looked up."""
+    if mapping is not None:
+        return [default_schedule(k, arrays, mapping) for k in plan.kernels]
     chosen: list[Schedule | None] = []
     for kernel in plan.kernels:
         first = default_schedule(kernel, arrays)

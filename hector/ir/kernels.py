@@ -184,6 +184,10 @@ class SegmentMapping(Enum):
     """One program a group, its lanes over the rows: for large groups."""
     LANE = "lane"
     """One lane a group, so one program takes several: for small groups."""
+    SPLIT = "split"
+    """Two launches: PROGRAM for the groups of more than `heavy_rows` rows, LANE for all
+    others. Starting a program costs as much as summing a few rows, so millions of small
+    groups must share programs; but a lane walks its group alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +220,12 @@ class TraversalSchedule:
 
     mapping: SegmentMapping = SegmentMapping.PROGRAM
     block: int = 16
-    """PROGRAM: rows of a group taken at once. LANE and ungrouped: rows a program."""
+    """PROGRAM: rows of a group taken at once. LANE and ungrouped: rows a program.
+    SPLIT: both."""
     heavy_first: bool = False
-    """Row remapping: start with the largest groups."""
+    """Row remapping: start with the largest groups. SPLIT always does."""
+    heavy_rows: int = 64
+    """SPLIT: rows of the largest group that a lane walks."""
     chunk_rows: int = 1024
     """For sums into types: rows one program takes."""
     num_warps: int = 2

@@ -26,6 +26,7 @@ import torch
 from hector.runtime import executables
 from hector.statistics import statistics
 from hector.train import LayerKind
+from recipes.bench import rgnn_cache
 from recipes.bench.rgnn_cells import GRAPHS, Cell, Contender, Phase, Task, Work, plan
 from recipes.bench.rgnn_contenders import Graphs, build, difference, step_of
 from recipes.bench.rgnn_kernels import ceilings, kernel_times
@@ -66,6 +67,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--prepare-s", type=float, default=PREPARE_S, help="limit of preparing")
     add("--again", nargs="*", default=[], help="contenders whose fp32 cells are stale")
     add("--prepare", action="store_true", help="only make graphs and compile")
+    add("--cache-in", type=Path, help="kernels that --cache-out of an earlier run made")
+    add("--cache-out", type=Path, help="write the compiled kernels to this file")
+    add("--prepared-s", type=float, default=0.0, help="for internal use")
     add("--restarted", action="store_true", help="failures stay; for internal use")
     return parser.parse_args(argv)
 
@@ -107,6 +111,7 @@ def take(work: Work, graphs: Graphs, results: Results, limit_s: float) -> Any:
             best = None if work.contender.ours else results.best_other_ms(work)
             values = measure(step, layer.clear, device, best)
             if work.contender.ours and values["status"] == "ok":
+                values["mapping"] = _mapping(work.contender)
                 report = executables(graph)[-1].report
                 values["setting"] = str(report.optimizations)
                 values["generated_lines"] = report.generated_lines
@@ -123,6 +128,11 @@ def take(work: Work, graphs: Graphs, results: Results, limit_s: float) -> Any:
     finally:
         if work.contender.compiled:
             torch.compiler.reset()
+
+
+def _mapping(contender: Contender) -> str:
+    """Who walks groups: for the cost model's fit."""
+    return "program" if contender is Contender.HECTOR_PROGRAM else "auto"
 
 
 def _check(cell: Cell, graphs: Graphs, layer: Any) -> float | str:
@@ -147,14 +157,25 @@ def main(argv: list[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if args.prepare:
             return prepare(args, device)
+        kernels = args.store / "triton"
+        if args.cache_in or args.cache_out:
+            rgnn_cache.use(kernels)
+        if args.cache_in and not (args.restarted or args.prepare):
+            print(
+                "kernels from", args.cache_in, rgnn_cache.unpack(args.cache_in, kernels)
+            )
         if device.type == "cuda" and not args.restarted:
             prepare_all(args, words)
+            keep_kernels(args)
+            args.prepared_s = time.monotonic() - began
         args.budget_s -= time.monotonic() - began
         # What is loaded now stays: the collections between measurements skip it.
         gc.collect()
         gc.freeze()
         try:
-            return run_all(args, device, " ".join(words))
+            status = run_all(args, device, " ".join(words))
+            keep_kernels(args)
+            return status
         except LostDeviceError:
             words = _with(words, "--budget-s", str(args.budget_s))
             words = _with(words, "--store", str(args.store))
@@ -162,6 +183,13 @@ def main(argv: list[str] | None = None) -> int:
             return subprocess.run([*command, "--restarted"]).returncode
         finally:
             gc.unfreeze()
+
+
+def keep_kernels(args: argparse.Namespace) -> None:
+    """What was compiled so far, for the next run's --cache-in."""
+    if args.cache_out:
+        found = rgnn_cache.pack(args.store / "triton", args.cache_out)
+        print("kernels packed and left out:", *found, flush=True)
 
 
 def _memory_directory() -> str | None:
@@ -230,7 +258,8 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     results = Results(args.out, args.earlier, keep_failed=args.restarted)
     command = f"python -m recipes.bench.rgnn {words}"
     about = {**machine(device), "command": command, "scale": args.scale}
-    run = results.start_run({**about, **_ceilings(device)})
+    times = {"prepared_s": round(args.prepared_s, 1)}
+    run = results.start_run({**about, **_ceilings(device), **times})
     if not args.restarted:
         results.forget(args.again, about.get("uuid", ""))
     skipped = 0
@@ -242,7 +271,10 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
             skipped += 1
             continue
         values = results.same_setting(work)
+        started = time.monotonic()
         values = values or take(work, graphs, results, min(left - 2, args.limit_s))
+        # All of it: building, the first call, timing, the check.
+        values["took_s"] = round(time.monotonic() - started, 3)
         results.add(work, run, values)
         print(_line(work, values), flush=True)
         if _is_lost(values.get("reason", "")):

@@ -10,6 +10,7 @@ from hector.train import LayerKind
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
 PROFILED_GRAPHS = ("mutag",)
 KERNEL_GRAPHS = ("am",)
+MAPPING_GRAPHS = ("am", "mag", "wikikg2")
 
 
 class Task(str, Enum):
@@ -27,6 +28,8 @@ class Phase(str, Enum):
     """Ours, chosen by the cost model, against the eager baselines, in float32."""
     BFLOAT16 = "bfloat16"
     """The same in bfloat16, against the baselines that are fastest there."""
+    MAPPING = "mapping"
+    """Ours with one program a group, against programs that share small groups."""
     ABLATION = "ablation"
     """Ours with each fixed setting of the two optimizations (Table 3.5)."""
     KERNELS = "kernels"
@@ -49,6 +52,7 @@ class Contender(str, Enum):
     HECTOR_COMPACTION = "hector-compaction"
     HECTOR_REORDERING = "hector-reordering"
     HECTOR_BOTH = "hector-both"
+    HECTOR_PROGRAM = "hector-program"
     SORTED_LOOP = "sorted-loop"
     SORTED_GROUPED = "sorted-grouped"
     PYG = "pyg"
@@ -174,6 +178,14 @@ def _ablation(graph: str) -> list[_Row]:
     return [(cell, setting) for cell in cells for setting in SETTINGS]
 
 
+def _mapping(graph: str) -> list[_Row]:
+    if graph not in MAPPING_GRAPHS:
+        return []
+    ours = (Contender.HECTOR, Contender.HECTOR_PROGRAM)
+    cells = _cells(graph, list(LayerKind), ["float32"])
+    return [(cell, contender) for cell in cells for contender in ours]
+
+
 def _kernels(graph: str) -> list[_Row]:
     if graph not in KERNEL_GRAPHS:
         return []
@@ -214,6 +226,7 @@ def _profile(graph: str) -> list[_Row]:
 _PHASES = {
     Phase.MAIN: _main,
     Phase.BFLOAT16: _bfloat16,
+    Phase.MAPPING: _mapping,
     Phase.ABLATION: _ablation,
     Phase.KERNELS: _kernels,
     Phase.PROFILE: _profile,

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hector.datasets.generate import TABLE_3_3, generate, scaled
 from hector.graph import HeteroGraph
+from hector.ir.kernels import SegmentMapping
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.rgnn_cells import Cell, Contender, Task
@@ -126,6 +127,8 @@ def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
     """Fix the two optimizations; HECTOR leaves the choice to the cost model."""
     if contender in SETTING:
         layer.set_optimization(SETTING[contender])
+    if contender is Contender.HECTOR_PROGRAM:
+        layer.set_options(mapping=SegmentMapping.PROGRAM)
     return layer
 
 

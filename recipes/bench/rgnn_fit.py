@@ -21,7 +21,7 @@ import torch
 from hector.cost import CostModel, DeviceModel
 from hector.datasets.generate import TABLE_3_3, generate, scaled
 from hector.graph import HeteroGraph
-from hector.ir.kernels import Plan
+from hector.ir.kernels import Plan, SegmentMapping
 from hector.ir.types import Domain
 from hector.runtime import executables
 from hector.train import LayerKind, LayerSpec
@@ -74,10 +74,11 @@ class Sample:
     seconds: float
     plans: tuple[Plan, ...]
     counts: Counts
+    mapping: SegmentMapping | None = None
 
     def predicted(self, device: DeviceModel) -> float:
         size = 2 if self.key["dtype"] == "bfloat16" else 4
-        model = CostModel(self.counts, device, size)
+        model = CostModel(self.counts, device, size, self.mapping)
         return sum(model.plan_seconds(p) for p in self.plans)
 
 
@@ -121,7 +122,11 @@ def samples(data: dict[str, Any]) -> list[Sample]:
             built[which] = plans_of(small[name], key, r["setting"])
         counts = Counts(data["graphs"][name])
         seconds = r["ms"] / 1e3
-        found.append(Sample(key, r["setting"], seconds, built[which], counts))
+        # Records that do not say were taken before small groups shared programs.
+        one = r.get("mapping", "program") == "program"
+        mapping = SegmentMapping.PROGRAM if one else None
+        plans = built[which]
+        found.append(Sample(key, r["setting"], seconds, plans, counts, mapping))
     return found
 
 

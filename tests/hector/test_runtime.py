@@ -8,9 +8,17 @@ from torch import Tensor
 
 from hector import Backend, HeteroGraph, Optimizations
 from hector.arrays import GraphArrays
-from hector.cost import CostModel, DeviceModel, Work
+from hector.cost import EXPOSED, CostModel, DeviceModel, Work
 from hector.datasets.generate import GraphSpec, generate
-from hector.ir.kernels import Gemm, Traversal
+from hector.emit.schedules import default_schedule
+from hector.ir.kernels import (
+    Gemm,
+    Loop,
+    SegmentMapping,
+    Traversal,
+    TraversalSchedule,
+)
+from hector.ir.types import Domain, Index
 from hector.passes.pipeline import ALL_SETTINGS
 from hector.runtime import executables, uses_triton
 from recipes.bench.hector_models import MODELS, plans
@@ -161,9 +169,35 @@ def test_the_work_of_a_gemm_and_a_traversal() -> None:
     walk = next(k for k in plan.kernels if isinstance(k, Traversal))
     assert model.work(walk).streamed_bytes > 0
     assert model.kernel_seconds(walk) > device.kernel_seconds
-    # The host starts kernels while the device runs them: the larger one counts.
+    # The host starts kernels while the device runs them: the larger one counts, and a
+    # share of the other.
     host = sum(model.host_seconds(k) for k in plan.kernels)
-    assert model.plan_seconds(plan) == host
+    busy = sum(model.kernel_seconds(k) for k in plan.kernels)
+    assert busy < host
+    assert model.plan_seconds(plan) == host + EXPOSED * busy
+
+
+def test_small_groups_share_programs_and_that_is_reckoned_with() -> None:
+    """Millions of groups of three rows: program starts bound one program a group."""
+    (plan,) = (p for n, p in plans("rgat", 8, Optimizations()) if "infer" in n)
+    by_dst = Loop(domain=Domain.EDGE, group=Index.DST)
+    (walk,) = (k for k in plan.kernels if getattr(k, "loop", None) == by_dst)
+
+    class Many:
+        def rows(self, domain: Domain) -> int:
+            return 6_000_000 if domain is Domain.EDGE else 2_000_000
+
+    chosen = default_schedule(walk, Many())
+    assert isinstance(chosen, TraversalSchedule)
+    assert chosen.mapping is SegmentMapping.SPLIT
+    few = default_schedule(walk, GraphArrays(small()))
+    assert isinstance(few, TraversalSchedule)
+    assert few.mapping is SegmentMapping.PROGRAM
+    device = DeviceModel(program_seconds=1.0, kernel_seconds=0.0)
+    program = CostModel(Many(), device, mapping=SegmentMapping.PROGRAM)
+    assert program.kernel_seconds(walk) == 2e6
+    shared = CostModel(Many(), device).kernel_seconds(walk)
+    assert shared == -(-2_000_000 // chosen.block)
 
 
 @settings(max_examples=10, deadline=None)

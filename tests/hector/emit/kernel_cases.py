@@ -22,6 +22,7 @@ from hector.ir.kernels import (
     OuterSchedule,
     Plan,
     Schedule,
+    SegmentMapping,
     Traversal,
     TraversalSchedule,
 )
@@ -132,6 +133,36 @@ def test_every_schedule_computes_the_same() -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
             tried += 1
     assert tried > 15
+
+
+def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
+    """SPLIT with some heavy groups, with none, and with nothing but heavy ones."""
+    arrays = GraphArrays(random_graph((40, 150, 2, 2), DEVICE))
+    split = SegmentMapping.SPLIT
+    walks: dict[object, Kernel] = {}
+    for name in ("rgat", "hgt"):
+        for _, plan in plans(name, 8, BOTH):
+            for k in plan.kernels:
+                first = default_schedule(k, arrays, split)
+                if isinstance(first, TraversalSchedule) and first.mapping is split:
+                    walks[name, getattr(k, "loop", None)] = k
+    launches = set()
+    for k in walks.values():
+        first = TraversalSchedule(mapping=split, block=4)
+        want = run(k, arrays, replace(first, mapping=SegmentMapping.PROGRAM))
+        for rows in (0, 2, 64):
+            schedule = replace(first, heavy_rows=rows)
+            launches.add(_count_launches(k, arrays, schedule))
+            for a, b in zip(run(k, arrays, schedule), want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert len(walks) > 5
+    assert launches == {1, 2}
+
+
+def _count_launches(k: Kernel, arrays: GraphArrays, schedule: Schedule) -> int:
+    plan = Plan(kernels=(k,), outputs=k.outputs)
+    made = DevicePlan(plan, arrays, ValueTypes(torch.float32), [schedule])
+    return len(made.steps[0].work)
 
 
 def test_sums_of_many_tiles_into_types_and_into_one_row() -> None:
