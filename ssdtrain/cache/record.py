@@ -263,7 +263,7 @@ class Rebuilt:
 
 
 class Kept(NamedTuple):
-    """A saved tensor that is not tracked: small, or not plain bytes."""
+    """A saved tensor that is not tracked: small, a leaf, or not plain bytes."""
 
     tensor: Tensor
     """Detached: an output's own graph node must not own itself."""
@@ -275,7 +275,7 @@ class Kept(NamedTuple):
         Raises:
             InPlaceError: it was changed after it was saved.
         """
-        check_version(self.tensor, self.version, "a small tensor")
+        check_version(self.tensor, self.version, "a tensor that was kept")
         return self.tensor
 
 
@@ -362,3 +362,9 @@ class Handle:
         """See [Note: attention's dropout]."""
         self.seal: Any = None
         """What `verify` saw at pack; None: not to be checked."""
+
+
+def handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
+    """One more handle of a record, for this tensor inside it."""
+    record.num_handles += 1
+    return Handle(RecordView(record, view, Probe.of(tensor)))
