@@ -254,10 +254,22 @@ def _straight(bytes_per_second: float) -> Curve:
 
 
 def _rate(copies: list[Copy]) -> float | None:
-    seconds = sum(copy.ms for copy in copies) / 1e3
-    seconds -= COPY_STARTUP_S * len(copies)
-    num_bytes = sum(copy.num_bytes for copy in copies)
-    return num_bytes / max(seconds, 1e-9) if num_bytes else None
+    """Bytes per second at which the middle byte was copied.
+
+    A mean would count the copies beside the opposite direction, which cost
+    `duplex_slowdown` once more in the simulation.
+    """
+    rates = sorted(
+        (each.num_bytes / max(each.ms / 1e3 - COPY_STARTUP_S, 1e-9), each.num_bytes)
+        for each in copies
+        if each.num_bytes
+    )
+    left = sum(num_bytes for _, num_bytes in rates) / 2
+    for rate, num_bytes in rates:
+        left -= num_bytes
+        if left <= 0:
+            return rate
+    return None
 
 
 def fitted_drive(

@@ -120,6 +120,14 @@ def test_the_probe_gives_its_buffers_back(
     device.close()
 
 
+def test_copies_beside_others_are_not_the_rule() -> None:
+    alone = [Copy(True, 10**9, 20.0)] * 5
+    beside = [Copy(True, 10**9, 40.0)] * 4 + [Copy(True, 10**6, 10.0)] * 20
+    links = fitted_links([*beside, *alone], None, Contention())
+    assert links is not None
+    assert links.d2h.bytes_per_second == pytest.approx(50e9, rel=1e-3)
+
+
 def test_what_cannot_be_told_is_assumed() -> None:
     links = fitted_links(COPIES, None, Contention())
     assert links is not None and links.copy_slowdown == COPY_SLOWDOWN

@@ -95,9 +95,7 @@ def test_the_predicted_peak_is_the_metered_one(
     recompute: str, overhead: float, trained: Callable[..., Trained]
 ) -> None:
     keep = trained(2, plan="keep-all", recompute="off")[0][-1]
-    peaks, session = trained(
-        5, plan="auto", recompute=recompute, max_overhead=overhead
-    )
+    peaks, session = trained(5, plan="auto", recompute=recompute, max_overhead=overhead)
     assert session.plan is not None and session.plan.prediction is not None
     predicted = session.plan.prediction
     assert predicted.keep_peak_bytes == pytest.approx(keep, rel=TOLERANCE)
