@@ -18,7 +18,6 @@ from ssdtrain.cache.identity import (
     Stamp,
     View,
     identify,
-    is_leaf,
     is_plain,
     parameter_of,
     raw_bytes,
@@ -103,8 +102,7 @@ class TensorCache:
                 return self._pack_parameter(tensor, parameter)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-            small = tensor.untyped_storage().nbytes() < self.limits.least_bytes
-            if small or is_leaf(tensor):
+            if tensor.untyped_storage().nbytes() < self.limits.least_bytes:
                 return self._keep(tensor)
             if torch._C._current_graph_task_id() != -1:
                 return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)

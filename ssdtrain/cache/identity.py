@@ -103,15 +103,6 @@ def parameter_of(tensor: Tensor) -> nn.Parameter | None:
     return base if isinstance(base, nn.Parameter) else None
 
 
-def is_leaf(tensor: Tensor) -> bool:
-    """Whether this is a leaf that requires grad.
-
-    Its gradient's accumulator holds it until the end of backward: moving it away frees
-    nothing.
-    """
-    return tensor.is_leaf and tensor.requires_grad
-
-
 def stamp_of(tensor: Tensor) -> Stamp:
     """The stamp of the tensor's storage, put there on first sight."""
     storage: Any = tensor.untyped_storage()

@@ -263,7 +263,7 @@ class Rebuilt:
 
 
 class Kept(NamedTuple):
-    """A saved tensor that is not tracked: small, a leaf, or not plain bytes."""
+    """A saved tensor that is not tracked: small, or not plain bytes."""
 
     tensor: Tensor
     """Detached: an output's own graph node must not own itself."""
@@ -275,7 +275,7 @@ class Kept(NamedTuple):
         Raises:
             InPlaceError: it was changed after it was saved.
         """
-        check_version(self.tensor, self.version, "a tensor that was kept")
+        check_version(self.tensor, self.version, "a small tensor")
         return self.tensor
 
 

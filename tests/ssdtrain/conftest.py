@@ -64,8 +64,7 @@ def gradients() -> Callable[..., Gradients]:
         session = None if settings is None else ssdtrain.offload(model, **settings)
         reports: list[ssdtrain.StepReport] = []
         try:
-            # Views: a leaf itself would be kept.
-            model(*(x.view_as(x) for x in leaves)).backward()
+            model(*leaves).backward()
             if session is not None:
                 reports = list(session.steps)
         finally:
