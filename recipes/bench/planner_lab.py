@@ -96,6 +96,8 @@ class Lab:
             self.model, **{"target": "host", "plan": "auto", **settings}
         )
         self.losses: list[float] = []
+        self.host_ms = 0.0
+        """Of the last step: until forward and backward were enqueued."""
         self.cache = self.session._cache
         self.recipes = self.cache.recipes
 
@@ -108,9 +110,10 @@ class Lab:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
-        begin = self.clock.mark()
+        begin, began = self.clock.mark(), time.perf_counter()
         loss = self.model(self.x)
         loss.backward()
+        self.host_ms = (time.perf_counter() - began) * 1e3
         peak = torch.cuda.max_memory_allocated() - base if self.cuda else 0
         self.x.grad = None
         step(self.model)
@@ -148,9 +151,14 @@ class Lab:
         self.cache.course.plan = plan
         self.step()
         found = [self.step() for _ in range(num_timed)]
+        report = self.session.steps[-1]
         return {
             "step_ms": statistics.median(ms for ms, _ in found),
+            "least_ms": min(ms for ms, _ in found),
             "peak_bytes": max(peak for _, peak in found),
+            "stall_ms": report.stall_ms,
+            "recompute_ms": report.recompute_ms,
+            "host_ms": self.host_ms,
         }
 
     def under_settings(

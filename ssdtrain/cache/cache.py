@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ssdtrain.cache.course import Course, Entry, name_of
 from ssdtrain.cache.identity import (
     Key,
-    Probe,
     Stamp,
     View,
     identify,
@@ -38,6 +37,7 @@ from ssdtrain.cache.record import (
     RecordState,
     RecordView,
     Retired,
+    handle_of,
 )
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
@@ -102,7 +102,7 @@ class TensorCache:
                 return self._pack_parameter(tensor, parameter)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-            if tensor.untyped_storage().nbytes() < max(1, self.limits.min_bytes):
+            if tensor.untyped_storage().nbytes() < self.limits.least_bytes:
                 return self._keep(tensor)
             if torch._C._current_graph_task_id() != -1:
                 return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
@@ -147,15 +147,14 @@ class TensorCache:
 
     def _pack_record(self, tensor: Tensor) -> Handle:
         key, view = identify(tensor)
-        if key.stamp in self._resident or key.end_byte - key.start_byte < max(
-            1, self.limits.min_bytes
-        ):
+        num_bytes = key.end_byte - key.start_byte
+        if key.stamp in self._resident or num_bytes < self.limits.least_bytes:
             return self._keep(tensor)
         record = self._records.get(key)
         handle = (
             self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
             if record is None
-            else _handle_of(record, tensor, view)
+            else handle_of(record, tensor, view)
         )
         self.recipes.note(tensor, handle)
         return handle
@@ -170,7 +169,7 @@ class TensorCache:
             with self.course.serving(entry.number):
                 handle = self.recipes.offer(tensor, key, view)
         if handle is None:
-            handle = _handle_of(self._open_record(tensor, key, entry), tensor, view)
+            handle = handle_of(self._open_record(tensor, key, entry), tensor, view)
         elif isinstance(handle.source, RebuiltView):
             handle.source.rebuilt.item = entry.number
             self.course.rebuilds(handle.source.rebuilt)
@@ -209,8 +208,8 @@ class TensorCache:
         lane = record.lane
         if placement is Placement.KEEP_LAST:
             lane.kept_last_bytes += record.num_bytes
-            limit = self.window_bytes(lane) - lane.kept_last_bytes
-            self.ledger.live(-self._window.release_down_to(max(limit, 0)))
+            room = max(0, self.window_bytes(lane) - lane.kept_last_bytes)
+            self.ledger.live(-self._window.release_down_to(room))
             return False
         if placement is Placement.KEEP or record.data is None:
             return False
@@ -297,6 +296,7 @@ class TensorCache:
         record.state = RecordState.KEPT
         self._counters.add("bytes_forwarded", record.num_bytes)
         if parcel is not None:
+            self._window.linger(parcel)
             self.offloader.discard(parcel)
 
     def _start_load(self, record: Record) -> None:
@@ -365,11 +365,14 @@ class TensorCache:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)
             if retired.parcel is not None:
+                self._window.linger(retired.parcel)
                 self.offloader.discard(retired.parcel)
             if retired.live_bytes:
                 self.ledger.live(-retired.live_bytes)
             if self.lanes.left(retired.lane) and self.lanes.is_idle:
                 self.ledger.backward_ends()
+                self._window.let_go_in_order()
+        self._window.let_go()
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""
@@ -392,8 +395,3 @@ class TensorCache:
             self._window.release_down_to(0)
             self._closed = True
         self.offloader.close()
-
-
-def _handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
-    record.num_handles += 1
-    return Handle(RecordView(record, view, Probe.of(tensor)))

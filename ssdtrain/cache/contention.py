@@ -1,14 +1,18 @@
 """What copies cost compute, and one another: measured between two steps.
 
 [Note: contention]
-Matrix products are timed alone and beside copies in one direction, in turns, so that a
-change of the clock rate meets both; the fastest of each counts, because interference of
-copies is always there and that of anything else is not. Where products alone differ by
-more than what is sought, nothing is concluded. A few tens of milliseconds, once a plan.
+Runs of matrix products are timed alone and beside copies in one direction, in turns:
+each run beside copies is compared with the runs alone before and after it, so that a
+drift of the clock rate cancels, and the median of these ratios counts. The first
+products of a run are not timed: the device never waits for a launch meanwhile. A run
+whose copies ended before it did proves nothing and is left out. The spread of the
+ratios tells the error of the median; where that is not small against what is sought
+(a few tenths of a percent), nothing is concluded. At most 0.4 s, once a plan.
 """
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,13 +25,23 @@ from ssdtrain.transfer.pinned import Buffer, PinnedPool
 PROBE_BYTES = 16 * 1024 * 1024
 SIDE = 4096
 """Of the square matrices (fp16): 100 MB in all."""
-NUM_PRODUCTS = 8
-NUM_ROUNDS = 8
+RUN_MS = 10.0
+"""Of products: the jitter of one event is 0.1 % of it."""
+NUM_UNTIMED = 4
+"""Products that run while the timed ones are launched."""
+MOST_PRODUCTS = 256
+NUM_ROUNDS = 6
+LEAST_ROUNDS = 4
+COVER = 1.25
+"""Copies beside a run last this much longer than it, and `LEAD_MS`."""
+LEAD_MS = 3.0
+MOST_PROBE_MS = 160.0
+"""Of one direction; a slower device gets fewer rounds, or none."""
 NUM_DUPLEX = 8
 LEAST_MOVED_BYTES = 1 << 30
 """A step that moves less is not worth the probe, nor its memory."""
-MOST_NOISE = 0.01
-"""Spread of the products alone above which their slowdown says nothing."""
+MOST_ERROR = 0.0015
+"""Standard error above which a slowdown says nothing."""
 
 
 class Contention(NamedTuple):
@@ -75,6 +89,7 @@ class _Probe:
         self._there = torch.zeros(2, PROBE_BYTES, dtype=torch.uint8, device=where)
         self._factors = torch.ones(2, SIDE, SIDE, dtype=torch.float16, device=where)
         self._product = torch.empty(SIDE, SIDE, dtype=torch.float16, device=where)
+        self._num_products = 1
         for buffer in buffers:
             buffer.settle()
         self._out(1)  # the first copies touch the pages
@@ -84,7 +99,9 @@ class _Probe:
 
     def run(self) -> Contention:
         """Both fractions."""
-        self._products()
+        self._products()  # the first one chooses a kernel
+        wanted = RUN_MS / max(self._products(), 1e-3)
+        self._num_products = min(MOST_PRODUCTS, max(1, round(wanted)))
         slowdowns = [self._slowdown(issue) for issue in (self._out, self._into)]
         known = [found for found in slowdowns if found is not None]
         return Contention(
@@ -108,21 +125,31 @@ class _Probe:
 
     def _products(self) -> float:
         """ms of a run of products."""
+        for _ in range(NUM_UNTIMED):
+            self._multiply()
         start = self._clock.now()
-        for _ in range(NUM_PRODUCTS):
-            torch.mm(self._factors[0], self._factors[1], out=self._product)
+        for _ in range(self._num_products):
+            self._multiply()
         return self._clock.ms_between(start, self._clock.now())
 
+    def _multiply(self) -> None:
+        torch.mm(self._factors[0], self._factors[1], out=self._product)
+
     def _slowdown(self, issue: Callable[[int], None]) -> float | None:
-        copy_ms = self._copy_ms(issue)
-        alone, beside = [], []
+        began = time.monotonic()
+        copy_ms = max(self._copy_ms(issue), 1e-3)
+        alone_ms, ratios = self._products(), []
         for _ in range(NUM_ROUNDS):
-            alone.append(self._products())
-            # One more millisecond: the copies begin while products are launched.
-            issue(math.ceil((alone[-1] + 1.0) / copy_ms) + 1)
-            beside.append(self._products())
+            if (time.monotonic() - began) * 1e3 > MOST_PROBE_MS:
+                break
+            issue(math.ceil((COVER * alone_ms + LEAD_MS) / copy_ms))
+            beside_ms = self._products()
+            covered = not self._last.query()
             self._last.synchronize()
-        return slowdown_of(alone, beside)
+            before_ms, alone_ms = alone_ms, self._products()
+            if covered:
+                ratios.append(2.0 * beside_ms / (before_ms + alone_ms))
+        return slowdown_of(ratios)
 
     def _copy_ms(self, *issues: Callable[[int], None]) -> float:
         """Middle time of one copy of those that the calls issue at once."""
@@ -142,9 +169,17 @@ class _Probe:
         return max(0.0, both / alone - 1.0)
 
 
-def slowdown_of(alone: Sequence[float], beside: Sequence[float]) -> float | None:
-    """The fraction by which the second are slower; None if the first are too noisy."""
-    best = min(alone)
-    if best <= 0.0 or statistics.median(alone) / best - 1.0 > MOST_NOISE:
+def slowdown_of(ratios: Sequence[float]) -> float | None:
+    """The fraction by which products are slower beside copies.
+
+    Args:
+        ratios: of the time beside copies to that alone, one a round.
+
+    Returns:
+        None if there are too few, or if their spread leaves too large an error.
+    """
+    if len(ratios) < LEAST_ROUNDS:
         return None
-    return max(0.0, min(beside) / best - 1.0)
+    # A median's error is 1.25 times a mean's, of normal noise.
+    error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return max(0.0, statistics.median(ratios) - 1.0) if error <= MOST_ERROR else None

@@ -5,8 +5,8 @@ At each mark two moments are taken on the compute stream: when the cache begins 
 (waits, rebuilds and allocations for loads fall behind it) and when it has acted. What
 lies between the second and the next mark's first is the operator alone. The allocator's
 peak is reset at the second and read at the next mark, so that it is the operator's own;
-what the saved tensors held then is subtracted. No host wait: all is read once the step
-is over.
+what the saved tensors held then is subtracted, and what lingers ([Note: lingering]):
+no other plan has it. No host wait: all is read once the step is over.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -64,17 +64,25 @@ class Recording:
     """The observer of one step. See [Note: what is measured]."""
 
     def __init__(
-        self, device: Device, ledger: Ledger, module_now: Callable[[], str]
+        self,
+        device: Device,
+        ledger: Ledger,
+        module_now: Callable[[], str],
+        lingering_bytes: Callable[[], int],
     ) -> None:
         self._device = device
         self._ledger = ledger
         self._clock = ledger.clock
         self._module_now = module_now
+        self._lingering_bytes = lingering_bytes
         self._lanes: list[_Lane] = []
         self._rows: list[_Row] = []
         memory = device.memory()
-        self._base_bytes = 0 if memory is None else memory.allocated_bytes
+        self._base_bytes = 0
+        if memory is not None:
+            self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._start = self._clock.now()
+        self._end: Any = None
 
     def lane(self, number: int, kind: str) -> None:
         """A lane begins."""
@@ -102,8 +110,12 @@ class Recording:
             return
         row = self._rows[-1]
         row.end = self._clock.now()
-        row.live_bytes = self._ledger.live_bytes
+        row.live_bytes = self._ledger.live_bytes + self._lingering_bytes()
         self._device.reset_peak()
+
+    def stop(self) -> None:
+        """The step is over: what runs from now on is none of it."""
+        self._end = self._clock.now()
 
     def _read_peak(self) -> None:
         memory = self._device.memory()
@@ -121,16 +133,17 @@ class Recording:
     ) -> Profile | None:
         """The profile; None if the step cannot be planned. Waits for the device.
 
+        Call it after `stop`.
+
         Args:
             copying_ms: time of all copies, which slowed the step down meanwhile.
         """
-        end = self._clock.now()
         rows = [row for row in self._rows if row.end is not None]
         kinds = self._kinds(spans)
         if not rows or links is None or kinds is None:
             return None
         ms = self._clock.ms_between
-        nexts = [row.begin for row in rows[1:]] + [end]
+        nexts = [row.begin for row in rows[1:]] + [self._end]
         lengths = [ms(row.end, after) for row, after in zip(rows, nexts, strict=True)]
         tail_ms, lengths[-1] = lengths[-1], 0.0
         known = self._device.memory() is not None
@@ -241,10 +254,22 @@ def _straight(bytes_per_second: float) -> Curve:
 
 
 def _rate(copies: list[Copy]) -> float | None:
-    seconds = sum(copy.ms for copy in copies) / 1e3
-    seconds -= COPY_STARTUP_S * len(copies)
-    num_bytes = sum(copy.num_bytes for copy in copies)
-    return num_bytes / max(seconds, 1e-9) if num_bytes else None
+    """Bytes per second at which the middle byte was copied.
+
+    A mean would count the copies beside the opposite direction, which cost
+    `duplex_slowdown` once more in the simulation.
+    """
+    rates = sorted(
+        (each.num_bytes / max(each.ms / 1e3 - COPY_STARTUP_S, 1e-9), each.num_bytes)
+        for each in copies
+        if each.num_bytes
+    )
+    left = sum(num_bytes for _, num_bytes in rates) / 2
+    for rate, num_bytes in rates:
+        left -= num_bytes
+        if left <= 0:
+            return rate
+    return None
 
 
 def fitted_drive(

@@ -27,6 +27,11 @@ class PlannedMoves:
         self._ledger = ledger
         self._course = course
 
+    @property
+    def lingering_bytes(self) -> int:
+        """See [Note: lingering] in window.py."""
+        return self._window.lingering_bytes
+
     def send(self, record: Record, entry: Entry) -> bool:
         """Start to move a new record away, if its order says so and there is room."""
         if entry.due is None or entry.order is None or record.data is None:

@@ -125,7 +125,12 @@ class Planner:
         self._trace.enabled = True
         cache.device.watch_copies()
         self._names.start()
-        self._recording = Recording(cache.device, cache.ledger, lambda: self._names.now)
+        self._recording = Recording(
+            cache.device,
+            cache.ledger,
+            lambda: self._names.now,
+            lambda: cache.moves.lingering_bytes,
+        )
         cache.course.observer = self._recording
 
     def _conclude(self) -> None:
@@ -153,6 +158,8 @@ class Planner:
 
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording
+        if recording is not None:
+            recording.stop()  # the probes below are not part of the step
         cache.course.observer = Unobserved()
         self._names.stop()
         self._trace.enabled = self._wants_trace

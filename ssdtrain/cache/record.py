@@ -362,3 +362,9 @@ class Handle:
         """See [Note: attention's dropout]."""
         self.seal: Any = None
         """What `verify` saw at pack; None: not to be checked."""
+
+
+def handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
+    """One more handle of a record, for this tensor inside it."""
+    record.num_handles += 1
+    return Handle(RecordView(record, view, Probe.of(tensor)))

@@ -2,11 +2,18 @@
 
 See [Note: stream-ordered release] in transfer/device.py. The window must hold at least
 two of the largest tensors, or compute waits for every single copy.
+
+[Note: lingering]
+Backward may be faster than the copies: a record is forwarded, or dies, while its copy
+is on its way. Its memory is then held for the copy alone. It is let go of as soon as
+the host sees the copy done, and at the end of a backward in stream order: the next step
+starts with nothing of the one before.
+(tests/ssdtrain/cache/test_window.py)
 """
 
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +22,7 @@ from torch import Tensor
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Record, RecordState
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 
@@ -34,6 +41,11 @@ class CacheLimits:
     min_bytes: int
     window_bytes: int | None
     prefetch_bytes: int | None
+
+    @property
+    def least_bytes(self) -> int:
+        """What is smaller is kept; so is what is empty."""
+        return max(1, self.min_bytes)
 
     def window_of(self, largest_bytes: int) -> int:
         """The release window of a lane whose largest tensor has this many bytes."""
@@ -72,7 +84,10 @@ class ReleaseWindow:
     def __init__(self, offloader: Offloader) -> None:
         self._offloader = offloader
         self._device = offloader.device
-        self._leavers: deque[Leaver] = deque()
+        self._leavers: OrderedDict[int, Leaver] = OrderedDict()
+        """By the parcel's id (a leaver holds it), in the order of their copies."""
+        self._lingering: dict[int, None] = {}
+        """See [Note: lingering]; in the order of backward."""
         self.num_bytes = 0
 
     def add(
@@ -80,12 +95,14 @@ class ReleaseWindow:
     ) -> None:
         """Enter a record whose copy has been started."""
         order = self._device.order()
-        self._leavers.append(Leaver(weakref.ref(record), data, parcel, order, due))
+        leaver = Leaver(weakref.ref(record), data, parcel, order, due)
+        self._leavers[id(parcel)] = leaver
         self.num_bytes += data.numel()
 
     def oldest_has_left(self) -> bool:
         """Whether releasing the oldest would cost no wait at all."""
-        return not self._leavers or self._leavers[0].parcel.copied.query()
+        oldest = next(iter(self._leavers.values()), None)
+        return oldest is None or oldest.parcel.copied.query()
 
     def release_oldest(self) -> int:
         """Order compute behind the oldest copy and drop the memory.
@@ -93,7 +110,11 @@ class ReleaseWindow:
         Returns:
             Bytes of saved tensors that are no longer alive because of it.
         """
-        leaver = self._leavers.popleft()
+        return self._release(next(iter(self._leavers)))
+
+    def _release(self, number: int) -> int:
+        leaver = self._leavers.pop(number)
+        self._lingering.pop(number, None)
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
@@ -117,7 +138,7 @@ class ReleaseWindow:
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; bytes freed."""
         count = 0
-        for at, leaver in enumerate(self._leavers):
+        for at, leaver in enumerate(self._leavers.values()):
             if leaver.due is not None and leaver.due > mark:
                 break
             # Copies end in order: what stands before a due one has left as well.
@@ -130,6 +151,37 @@ class ReleaseWindow:
         while self._leavers and self.num_bytes > limit_bytes:
             freed += self.release_oldest()
         return freed
+
+    # -- lingering ----------------------------------------------------------------
+
+    @property
+    def lingering_bytes(self) -> int:
+        """Memory of dead records that still waits for copies."""
+        lingering = (self._leavers[number] for number in self._lingering)
+        return sum(each.num_bytes for each in lingering if each.record() is None)
+
+    def linger(self, parcel: Parcel) -> None:
+        """The record of this parcel was forwarded, or is dead."""
+        if id(parcel) in self._leavers:
+            self._lingering[id(parcel)] = None
+
+    def let_go(self) -> None:
+        """Drop what lingers and has left. Costs no wait."""
+        # Backward comes to the last copy first: the last to linger has left first.
+        for number in reversed(list(self._lingering)):
+            if not self._leavers[number].parcel.copied.query():
+                return
+            self._release(number)
+
+    def let_go_in_order(self) -> None:
+        """Drop all that lingers, behind its copies; backward has ended.
+
+        Not behind what a thread copies: the host would wait for it.
+        """
+        for number in reversed(list(self._lingering)):
+            copied = self._leavers[number].parcel.copied
+            if copied.query() or not isinstance(copied, CpuEvent):
+                self._release(number)
 
 
 class Pace:

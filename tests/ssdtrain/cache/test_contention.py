@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssdtrain.cache import contention as module
-from ssdtrain.cache.contention import Contention, measure, slowdown_of
+from ssdtrain.cache.contention import COVER, Contention, measure, slowdown_of
 from ssdtrain.cache.observer import fitted_links
 from ssdtrain.plan.profile import COPY_SLOWDOWN
 from ssdtrain.remat.clock import Clock
@@ -23,13 +23,78 @@ class Measured(CpuDevice):
         return MemoryLevel(0, 0, 0, 0)
 
 
-def test_the_fastest_runs_are_compared() -> None:
-    assert slowdown_of([1.0, 1.001, 1.5], [1.2, 1.02]) == pytest.approx(0.02)
-    assert slowdown_of([1.0, 1.0, 1.0], [0.9, 1.0]) == 0.0
+def test_the_median_of_paired_ratios_counts() -> None:
+    assert slowdown_of([1.004, 1.003, 1.005, 1.004]) == pytest.approx(0.004)
+    assert slowdown_of([0.999, 1.0, 0.998, 1.0]) == 0.0
 
 
-def test_noise_is_no_measurement() -> None:
-    assert slowdown_of([1.0, 1.2, 1.3], [1.25, 1.3]) is None
+@pytest.mark.parametrize(
+    "ratios",
+    [[1.02, 1.0, 1.03, 1.01], [1.004, 1.004, 1.004], [1.0, 1.0, 1.0, 1.0, 1.0, 1.01]],
+    ids=["noise", "too few", "an outlier"],
+)
+def test_noise_is_no_measurement(ratios: list[float]) -> None:
+    assert slowdown_of(ratios) is None
+
+
+class Paced:
+    """A clock of a device whose products take 0.5 ms, and drift by 1 % a run.
+
+    Beside copies they take `slowdown` more.
+    """
+
+    def __init__(self, slowdown: float) -> None:
+        self.ms = 0.0
+        self.speed = 0.5
+        self.slowdown = slowdown
+        self.copying = False
+
+    def now(self) -> float:
+        return self.ms
+
+    def ms_between(self, start: float, end: float) -> float:
+        self.speed *= 1.01
+        return end - start
+
+    def multiply(self) -> None:
+        self.ms += self.speed * (1.0 + self.slowdown * self.copying)
+
+
+class Copying:
+    """Copies that last until somebody waits for them."""
+
+    def __init__(self, clock: Paced) -> None:
+        self.clock = clock
+
+    def query(self) -> bool:
+        return not self.clock.copying
+
+    def synchronize(self) -> None:
+        self.clock.copying = False
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.004, 0.02])
+def test_a_drifting_clock_cancels(
+    slowdown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Paced(slowdown)
+    probe = object.__new__(module._Probe)
+    probe._clock = clock  # type: ignore[assignment]
+    probe._last = Copying(clock)
+    probe._num_products = 20
+    monkeypatch.setattr(probe, "_multiply", clock.multiply)
+    monkeypatch.setattr(probe, "_copy_ms", lambda issue: 0.3)
+    issued: list[int] = []
+
+    def issue(num: int) -> None:
+        issued.append(num)
+        clock.copying = True
+
+    assert probe._slowdown(issue) == pytest.approx(slowdown, abs=1e-4)
+    assert len(issued) == module.NUM_ROUNDS
+    assert all(0.3 * num > 10.0 * COVER for num in issued)
+    monkeypatch.setattr(Copying, "query", lambda self: True)
+    assert probe._slowdown(issue) is None  # the copies ended too early
 
 
 def test_a_device_without_an_allocator_is_not_probed() -> None:
@@ -53,6 +118,14 @@ def test_the_probe_gives_its_buffers_back(
     assert pool.used_bytes == 0
     assert (found.duplex_slowdown is None) == (cap_bytes == 1 << 20)
     device.close()
+
+
+def test_copies_beside_others_are_not_the_rule() -> None:
+    alone = [Copy(True, 10**9, 20.0)] * 5
+    beside = [Copy(True, 10**9, 40.0)] * 4 + [Copy(True, 10**6, 10.0)] * 20
+    links = fitted_links([*beside, *alone], None, Contention())
+    assert links is not None
+    assert links.d2h.bytes_per_second == pytest.approx(50e9, rel=1e-3)
 
 
 def test_what_cannot_be_told_is_assumed() -> None:

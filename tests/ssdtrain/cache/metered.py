@@ -1,0 +1,77 @@
+"""A CPU with an allocator to ask, as a GPU has: counts what operators allocate."""
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ssdtrain.transfer import offloader, pinned
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+
+
+class Meter(TorchDispatchMode):
+    """Bytes of all storages that operators of this thread made, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._host: list[tuple[int, int]] = []
+        self.peak_bytes = 0
+
+    @property
+    def now_bytes(self) -> int:
+        """What is alive."""
+        alive = {k: v for k, v in self._storages.items() if not v[0].expired()}
+        self._storages = alive
+        return sum(num_bytes for _, num_bytes in alive.values())
+
+    def reset_peak(self) -> None:
+        """The peak starts again from here."""
+        self.peak_bytes = self.now_bytes
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, unless it is the host's."""
+        storage = tensor.untyped_storage()
+        at = storage.data_ptr()
+        if any(start <= at < end for start, end in self._host):
+            return
+        number = storage._cdata
+        known = self._storages.get(number)
+        if known is None or known[0].expired():
+            self._storages[number] = StorageWeakRef(storage), storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and count its results."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result
+
+    def page_aligned(self, num_bytes: int) -> Tensor:
+        """Host memory, which is not the device's."""
+        memory = (ctypes.c_uint8 * (num_bytes + pinned.GRAIN_BYTES))()
+        skip = -ctypes.addressof(memory) % pinned.GRAIN_BYTES
+        start = ctypes.addressof(memory) + skip
+        self._host.append((start, start + num_bytes))
+        view = (ctypes.c_uint8 * num_bytes).from_buffer(memory, skip)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let every `CpuDevice` answer from this meter."""
+        for module in (pinned, offloader):
+            monkeypatch.setattr(module, "page_aligned", self.page_aligned)
+        monkeypatch.setattr(
+            CpuDevice,
+            "memory",
+            lambda device: MemoryLevel(self.now_bytes, 0, self.peak_bytes, 0),
+        )
+        monkeypatch.setattr(CpuDevice, "reset_peak", lambda device: self.reset_peak())

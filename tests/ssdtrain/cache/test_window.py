@@ -1,0 +1,155 @@
+"""What lingers in the release window: [Note: lingering]."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ssdtrain
+from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.window import ReleaseWindow
+from ssdtrain.counters import Fallback
+from ssdtrain.transfer.device import CpuDevice, CpuEvent
+
+NUM_BYTES = 64
+
+
+class Away:
+    """What the window needs of a record."""
+
+    def __init__(self) -> None:
+        self.state = RecordState.LEAVING
+        self.num_bytes = NUM_BYTES
+        self.data: Any = None
+        self.parcel: Any = None
+
+
+class Sent:
+    """What it needs of a parcel."""
+
+    def __init__(self) -> None:
+        self.copied = CpuEvent()
+
+
+class Offloads:
+    """What it needs of an offloader."""
+
+    def __init__(self) -> None:
+        self.device = CpuDevice()
+        self.fallbacks: list[Fallback] = []
+
+    def fall_back(self, reason: Fallback, why: str = "") -> None:
+        self.fallbacks.append(reason)
+
+    def discard(self, parcel: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def offloads() -> Iterator[Offloads]:
+    made = Offloads()
+    yield made
+    made.device.close()
+
+
+def filled(offloads: Offloads, num: int) -> tuple[Any, list[Any], list[Any]]:
+    """A window with so many leavers."""
+    window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
+    records, parcels = [Away() for _ in range(num)], [Sent() for _ in range(num)]
+    for record, parcel in zip(records, parcels, strict=True):
+        window.add(record, torch.zeros(NUM_BYTES, dtype=torch.uint8), parcel)
+    return window, records, parcels
+
+
+def test_a_dead_record_is_let_go_when_its_copy_has_ended(offloads: Offloads) -> None:
+    window, records, parcels = filled(offloads, 3)
+    del records[1:]
+    gc.collect()
+    window.linger(parcels[2])
+    window.linger(parcels[1])
+    assert window.lingering_bytes == 2 * NUM_BYTES
+    window.let_go()
+    assert window.num_bytes == 3 * NUM_BYTES, "let go before the copy had ended"
+    parcels[1].copied.reach()
+    window.let_go()
+    assert (window.num_bytes, window.lingering_bytes) == (2 * NUM_BYTES, NUM_BYTES)
+    parcels[2].copied.reach()
+    window.let_go()
+    assert (window.num_bytes, window.lingering_bytes) == (NUM_BYTES, 0)
+    parcels[0].copied.reach()
+    assert window.oldest_has_left()
+    assert window.release_oldest() == NUM_BYTES
+    assert window.num_bytes == 0
+
+
+def test_a_forwarded_record_is_not_counted_twice(offloads: Offloads) -> None:
+    window, records, parcels = filled(offloads, 1)
+    records[0].state = RecordState.KEPT
+    window.linger(parcels[0])
+    assert window.lingering_bytes == 0, "the record itself counts as alive"
+    parcels[0].copied.reach()
+    window.let_go()
+    assert window.num_bytes == 0
+    assert records[0].state is RecordState.KEPT
+
+
+def test_released_before_it_could_linger(offloads: Offloads) -> None:
+    window, _, parcels = filled(offloads, 1)
+    parcels[0].copied.reach()
+    window.release_oldest()
+    window.linger(parcels[0])
+    window.let_go()
+    assert window.num_bytes == window.lingering_bytes == 0
+
+
+def test_a_copy_that_failed_is_counted(offloads: Offloads) -> None:
+    window, records, parcels = filled(offloads, 1)
+    records.clear()
+    parcels[0].copied.error = OSError("no")
+    parcels[0].copied.reach()
+    window.linger(parcels[0])
+    window.let_go()
+    assert offloads.fallbacks == [Fallback.KEPT_WRITE_FAILED]
+    assert window.num_bytes == 0
+
+
+def test_the_end_of_backward_waits_in_order_and_not_on_the_host(
+    offloads: Offloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StreamEvent:
+        def query(self) -> bool:
+            return False
+
+    window, records, parcels = filled(offloads, 2)
+    records.clear()
+    parcels[0].copied = StreamEvent()
+    waited: list[Any] = []
+    monkeypatch.setattr(
+        offloads.device, "wait", lambda event, order: waited.append(event)
+    )
+    for parcel in parcels:
+        window.linger(parcel)
+    window.let_go_in_order()
+    assert waited == [parcels[0].copied]
+    assert window.num_bytes == NUM_BYTES, "a thread's copy would make the host wait"
+
+
+def test_nothing_is_left_after_a_step(everything: Any) -> None:
+    layers = [(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
+    net = torch.nn.Sequential(*[layer for pair in layers for layer in pair])
+    settings = {**everything, "window_bytes": 1 << 20}  # none leaves before backward
+    with ssdtrain.offload(net, **settings) as session:
+        cache = session._cache
+        for step in range(2):
+            loss = net(torch.randn(32, 64)).sum()
+            if step == 0:  # later the tail is known and kept
+                assert cache._window.num_bytes > 0
+            ended = threading.Event()
+            cache.device._store.submit(ended.set)  # type: ignore[attr-defined]
+            assert ended.wait(10.0)
+            loss.backward()
+            assert cache.is_idle
+            assert cache._window.num_bytes == 0
