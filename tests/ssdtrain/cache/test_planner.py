@@ -126,7 +126,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
     theirs, _, _ = train(None, num_steps=2)
     _, _, (_, profile) = train(SETTINGS, num_steps=3)
     timeline = Timeline(profile)
-    draw, num_exact = random.Random(0), 0
+    draw = random.Random(0)
     for number in range(25):
         placements = {
             kind: [draw.choice(options(timeline, item)) for item in items]
@@ -145,13 +145,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         predicted = simulate(timeline, orders)
         for report in reports:
             assert not report.fallbacks
-            beyond = report.saved_peak_bytes - predicted.peak_bytes
-            # A norm asks for three tensors. A first one that is kept lives until its
-            # node ends; predicted, it is the operator's from its own use on.
-            assert 0 <= beyond <= ROWS * WIDTH * 4
-            num_exact += beyond == 0
-            assert report.bytes_reloaded == predicted.links["h2d"].num_bytes
-    assert num_exact >= 40
+            assert report.saved_peak_bytes == predicted.peak_bytes
 
 
 def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
