@@ -120,18 +120,18 @@ def poisoned() -> Iterator[list[int]]:
 
     On a GPU the overwriting stands in compute order, as a new owner's would.
     """
-    release = ReleaseWindow.release_oldest
+    release = ReleaseWindow._release
     counts: list[int] = []
 
-    def release_oldest(self: ReleaseWindow) -> int:
-        data = self._leavers[0].data
-        freed = release(self)
-        if freed and num_holders(data) == 1:
+    def poisoning(self: ReleaseWindow, number: int) -> int:
+        data = self._leavers[number].data
+        freed = release(self, number)
+        if num_holders(data) == 1:
             data.fill_(POISON)
             counts.append(data.numel())
         return freed
 
-    with patched(ReleaseWindow, "release_oldest", release_oldest):
+    with patched(ReleaseWindow, "_release", poisoning):
         yield counts
 
 
