@@ -121,6 +121,8 @@ class ReleaseWindow:
             self._device.wait(leaver.parcel.copied, leaver.order)
         except Exception as error:
             self._keep(leaver, record, error)
+            # The event holds the error, and a buffer the event: not this frame as well.
+            error.__traceback__ = None
             return 0
         if record is None or record.state is not RecordState.LEAVING:
             return 0
