@@ -335,6 +335,7 @@ def peers(alone: Callable[[], None]) -> Peers:
     ranks = distributed.get_process_group_ranks(group)
     if len(ranks) == 1:
         return Alone()
+    # What init_process_group met in; torch has no public name for it (2.11 to 2.13).
     store = distributed.distributed_c10d._get_default_store()
     return StorePeers(store, ranks, distributed.get_rank(), alone)
 

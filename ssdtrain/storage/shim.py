@@ -153,7 +153,8 @@ def min_bytes() -> int:
 def library_path() -> Path:
     """Where `build` puts the library: a name for each version of the source."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    source = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes()
+    digest = hashlib.sha256(source).hexdigest()[:12]
     return cache / "ssdtrain" / f"malloc_hook-{os.uname().machine}-{digest}.so"
 
 

@@ -146,6 +146,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         for report in reports:
             assert not report.fallbacks
             assert report.saved_peak_bytes == predicted.peak_bytes
+            assert report.bytes_reloaded == predicted.links["h2d"].num_bytes
 
 
 def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
