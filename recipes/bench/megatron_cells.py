@@ -27,6 +27,13 @@ LAYOUTS = {
     "1f1b": Parallel(pipeline=2),
     "interleaved": Parallel(pipeline=2, virtual_pipeline=2),
 }
+LAYOUTS_OF_4 = {
+    "tp4": Parallel(tensor=4),
+    "tp2 1f1b": Parallel(tensor=2, pipeline=2),
+    "tp2 interleaved": Parallel(tensor=2, pipeline=2, virtual_pipeline=2),
+    "pp4": Parallel(pipeline=4),
+    "tp2 sequence dp2": Parallel(tensor=2, sequence=True),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Cell:
     @property
     def parallel(self) -> Parallel:
         """The layout's settings."""
-        return LAYOUTS[self.layout]
+        return {**LAYOUTS, **LAYOUTS_OF_4}[self.layout]
 
     def offloading(self) -> "Cell":
         """The same with Megatron's fine-grained activation offloading."""
@@ -75,18 +82,20 @@ class Cell:
         return dataclasses.replace(self, more=more)
 
 
-def law_cells() -> list[Cell]:
-    """GPT, BERT and T5 in every layout that exists for them."""
+def law_cells(num_ranks: int) -> list[Cell]:
+    """GPT, BERT and T5 in every layout that exists for them and so many ranks."""
     found = []
     size = Size(256, 4, 2, 128, 4, heads=4, vocabulary=512)
     if not GPU:
         size = Size(32, 4, 2, 16, 4, heads=4, vocabulary=64)
-    for layout in LAYOUTS:
+    for layout, split in (LAYOUTS if num_ranks == 2 else LAYOUTS_OF_4).items():
         for family in Family:
-            if family is Family.T5 and layout == "interleaved":
+            deep = split.pipeline > 2 or split.virtual_pipeline
+            # What megatron-core has no model for: ssdtrain.train.mcore.models.check.
+            if family is Family.T5 and deep or family is Family.BERT and split.sequence:
                 continue
             # torch's attention with a mask has no deterministic backward on a GPU.
-            own = family is Family.BERT and layout in ("tp2", "1f1b")
+            own = family is Family.BERT and layout in ("tp2", "1f1b", "tp4", "pp4")
             found.append(Cell(family, size, layout, not own, own))
     return found
 

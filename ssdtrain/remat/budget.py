@@ -12,8 +12,9 @@ is what would be measured.
 What backward asks for first is alive at the start of backward either way: stored, or
 rebuilt at once. As long as memory was lower than the step's peak until a rebuild, by
 at least its bytes, storing it leaves the peak where it is, and its time is free for
-another recipe. In a GPT that is the last block's GELU: the peak comes behind it, when
-the gradients of its input and output are alive together.
+another recipe. In a GPT that is the last block's GELU: the operator that asks for it
+makes a gradient of its size while it holds it, and memory is highest then. Nothing of
+ours runs at that moment, so the gradient's bytes are added when the rebuild ends.
 (tests/ssdtrain/remat/test_budget.py)
 """
 

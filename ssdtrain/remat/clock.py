@@ -38,25 +38,38 @@ class Clock:
         self._kept: list[_Rebuild] = []
 
     @contextmanager
-    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
-        """Around one rebuild."""
+    def measure(
+        self, recipe: str, place: Hashable, num_bytes: int, gradient_bytes: int = 0
+    ) -> Iterator[None]:
+        """Around one rebuild.
+
+        Args:
+            recipe: its name.
+            place: where in a step.
+            num_bytes: of the tensor.
+            gradient_bytes: of its gradient, which the operator that asked for the
+                tensor is about to make while it still holds it; 0: it makes none.
+        """
         self.sample()
         high_bytes, start = self._high_bytes, self.now()
         try:
             yield
         finally:
-            self.sample()
+            self.sample(gradient_bytes)
             self._rebuilds.append(
                 _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
             )
 
-    def sample(self) -> None:
+    def sample(self, soon_bytes: int = 0) -> None:
         """Look at the memory in use, while the budget is watching.
 
         Not the allocator's own peak: its reset belongs to the user.
+
+        Args:
+            soon_bytes: what will be allocated before any of it is freed.
         """
         if self._watching and self._cuda:
-            used = torch.cuda.memory_allocated(self._device)
+            used = torch.cuda.memory_allocated(self._device) + soon_bytes
             self._high_bytes = max(self._high_bytes, used)
 
     def now(self) -> Any:

@@ -144,7 +144,7 @@ def dropped(node: Producer) -> Expression | None:
     if not 0.0 < rate < 1.0:
         return None
     return node.rebuilt_by(
-        torch._masked_scale,
+        torch.ops.aten.native_dropout_backward,
         node.edge(0),
         node.saved("result1"),
         scale=1.0 / (1.0 - rate),

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,7 +79,7 @@ def test_an_unknown_version_is_refused() -> None:
 def test_sessions_come_and_go_in_any_order() -> None:
     module = schedules()
     before = dict(vars(module))
-    router = megatron.Router(module, SimpleNamespace())
+    router = megatron.Router(module, SimpleNamespace(), SimpleNamespace())
     one, two = (
         megatron.Schedule([nn.Linear(1, 1)], hints=Any, keep=print)  # type: ignore[arg-type]
         for _ in range(2)
@@ -132,7 +133,9 @@ def test_outputs_that_megatron_empties_stay_where_they_are() -> None:
 
     theirs = SimpleNamespace(checkpoint=checkpoint)
     router = megatron.Router(
-        schedules(), SimpleNamespace(CheckpointWithoutOutput=theirs)
+        schedules(),
+        SimpleNamespace(CheckpointWithoutOutput=theirs),
+        SimpleNamespace(),
     )
     model = Discarding(theirs)
     settings: dict[str, Any] = {"min_bytes": 0, "plan": "offload-all"}
@@ -148,6 +151,54 @@ def test_outputs_that_megatron_empties_stay_where_they_are() -> None:
         del loss, model.norm
         assert not cache._resident, "storages are not remembered beyond their life"
     assert torch.equal(model.weight.grad, 8 * model.weight.detach())
+
+
+@installed
+def test_only_the_compute_stream_is_waited_for_between_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """See [Note: waiting for a neighbour]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron's own, on import
+        from megatron.core.pipeline_parallel import p2p_communication as neighbours
+
+    waits: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: waits.append("stream"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("device"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(neighbours, "_batched_p2p_ops", lambda **_: [])
+    between = object.__new__(neighbours.P2PCommunicator)
+    between.pp_group, between.next_rank, between.prev_rank = None, 1, 1
+    between.config = SimpleNamespace(
+        batch_p2p_comm=True,
+        batch_p2p_sync=True,
+        use_ring_exchange_p2p=False,
+        variable_seq_lengths=False,
+        mtp_standalone=False,
+    )
+
+    def exchange() -> list[str]:
+        waits.clear()
+        between._communicate(
+            tensor_send_next=None,
+            tensor_send_prev=None,
+            recv_prev=False,
+            recv_next=False,
+            tensor_shape=None,
+        )
+        return list(waits)
+
+    router = megatron.Router(schedules(), SimpleNamespace(), neighbours)
+    schedule = megatron.Schedule([nn.Linear(1, 1)], hints=Any, keep=print)  # type: ignore[arg-type]
+    assert exchange() == ["device"]
+    router.add(schedule)
+    assert exchange() == ["stream"]
+    assert between.config.batch_p2p_sync
+    between.config.batch_p2p_sync = False
+    assert exchange() == []
+    between.config.batch_p2p_sync = True
+    router.remove(schedule)
+    assert exchange() == ["device"]
 
 
 def test_plain_modules_are_not_megatrons() -> None:

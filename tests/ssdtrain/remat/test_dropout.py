@@ -120,3 +120,15 @@ def test_a_copied_dropout_is_its_own(copying: Any) -> None:
         x = torch.ones(4, WIDTH, requires_grad=True)
         assert torch.equal(drop(x), x)
         assert not torch.equal(holder[1](x), x)
+
+
+def test_the_output_of_a_fused_dropout_is_rebuilt_from_its_mask() -> None:
+    """On a GPU every dropout is fused; on a CPU it has to be asked for."""
+
+    def fused(net: Net, a: Tensor) -> Tensor:
+        return net.last(torch.native_dropout(a.tanh(), 0.3, True)[0])
+
+    plain, _ = train(Net(fused), None)
+    ours, recipes = train(Net(fused), {"plan": "keep-all"})
+    assert all(map(torch.equal, plain, ours))
+    assert recipes["NativeDropoutBackward0"] == 2 * 4 * WIDTH * 4
