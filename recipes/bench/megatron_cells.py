@@ -92,7 +92,9 @@ def law_cells(num_ranks: int) -> list[Cell]:
         for family in Family:
             deep = split.pipeline > 2 or split.virtual_pipeline
             # What megatron-core has no model for: ssdtrain.train.mcore.models.check.
-            if family is Family.T5 and deep or family is Family.BERT and split.sequence:
+            if (family is Family.T5 and deep) or (
+                family is Family.BERT and split.sequence
+            ):
                 continue
             # torch's attention with a mask has no deterministic backward on a GPU.
             own = family is Family.BERT and layout in ("tp2", "1f1b", "tp4", "pp4")
