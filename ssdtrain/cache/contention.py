@@ -5,9 +5,17 @@ Runs of matrix products are timed alone and beside copies in one direction, in t
 each run beside copies is compared with the runs alone before and after it, so that a
 drift of the clock rate cancels, and the median of these ratios counts. The first
 products of a run are not timed: the device never waits for a launch meanwhile. A run
-whose copies ended before it did proves nothing and is left out. The spread of the
-ratios tells the error of the median; where that is not small against what is sought
-(a few tenths of a percent), nothing is concluded. At most 0.4 s, once a plan.
+whose copies ended before it did proves nothing and is left out. At most 0.4 s, once a
+plan.
+
+[Note: noise]
+At its power limit a device's runs differ by percents, while a few tenths of a percent
+are sought, and by luck four ratios may agree on a wrong one. So no limit decides
+whether a measurement is believed: it is weighed against what is known of such devices
+(`COPY_SLOWDOWN`, give or take `COPY_SLOWDOWN_ERROR`), each by the inverse of its
+variance. The variance of few ratios is itself uncertain; it is taken as that of
+Student's distribution. A quiet device is measured, a noisy one is assumed, and
+nothing jumps between.
 """
 
 import math
@@ -18,6 +26,7 @@ from typing import NamedTuple
 
 import torch
 
+from ssdtrain.plan.profile import COPY_SLOWDOWN, COPY_SLOWDOWN_ERROR
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Copy, Device
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
@@ -32,6 +41,7 @@ NUM_UNTIMED = 4
 MOST_PRODUCTS = 256
 NUM_ROUNDS = 6
 LEAST_ROUNDS = 4
+"""Fewer have no variance to speak of: Student's needs more than three."""
 COVER = 1.25
 """Copies beside a run last this much longer than it, and `LEAD_MS`."""
 LEAD_MS = 3.0
@@ -40,17 +50,36 @@ MOST_PROBE_MS = 160.0
 NUM_DUPLEX = 8
 LEAST_MOVED_BYTES = 1 << 30
 """A step that moves less is not worth the probe, nor its memory."""
-MOST_ERROR = 0.0015
-"""Standard error above which a slowdown says nothing."""
+MEDIAN_VARIANCE = math.pi / 2.0
+"""Of a median of normal noise, in that of a mean."""
+SHARED_RUNS = 4.0 / 3.0
+"""By which ratios are surer alone than together: neighbours share a run."""
+
+
+class Estimate(NamedTuple):
+    """A fraction, and its standard error."""
+
+    value: float
+    error: float
+
+
+ASSUMED = Estimate(COPY_SLOWDOWN, COPY_SLOWDOWN_ERROR)
 
 
 class Contention(NamedTuple):
-    """Fractions; None: could not be told."""
+    """Fractions."""
 
-    copy_slowdown: float | None = None
+    copy_slowdown: float = ASSUMED.value
     """By which copies in one direction slow compute down meanwhile."""
     duplex_slowdown: float | None = None
-    """By which copies in both directions slow one another down."""
+    """By which copies in both directions slow one another down; None: unknown."""
+    copy_slowdown_error: float = ASSUMED.error
+
+    @property
+    def how(self) -> str:
+        """Whether the measurement or the assumption counts for more."""
+        told = self.copy_slowdown_error**2 < ASSUMED.error**2 / 2.0
+        return "measured" if told else "assumed"
 
 
 def measure(
@@ -102,12 +131,8 @@ class _Probe:
         self._products()  # the first one chooses a kernel
         wanted = RUN_MS / max(self._products(), 1e-3)
         self._num_products = min(MOST_PRODUCTS, max(1, round(wanted)))
-        slowdowns = [self._slowdown(issue) for issue in (self._out, self._into)]
-        known = [found for found in slowdowns if found is not None]
-        return Contention(
-            statistics.fmean(known) if known else None,
-            self._duplex(),
-        )
+        found = believed([self._ratios(issue) for issue in (self._out, self._into)])
+        return Contention(found.value, self._duplex(), found.error)
 
     def _out(self, num: int) -> None:
         for _ in range(num):
@@ -135,7 +160,8 @@ class _Probe:
     def _multiply(self) -> None:
         torch.mm(self._factors[0], self._factors[1], out=self._product)
 
-    def _slowdown(self, issue: Callable[[int], None]) -> float | None:
+    def _ratios(self, issue: Callable[[int], None]) -> list[float]:
+        """Of the time beside copies to that alone, one a round."""
         began = time.monotonic()
         copy_ms = max(self._copy_ms(issue), 1e-3)
         alone_ms, ratios = self._products(), []
@@ -149,7 +175,7 @@ class _Probe:
             before_ms, alone_ms = alone_ms, self._products()
             if covered:
                 ratios.append(2.0 * beside_ms / (before_ms + alone_ms))
-        return slowdown_of(ratios)
+        return ratios
 
     def _copy_ms(self, *issues: Callable[[int], None]) -> float:
         """Middle time of one copy of those that the calls issue at once."""
@@ -169,17 +195,30 @@ class _Probe:
         return max(0.0, both / alone - 1.0)
 
 
-def slowdown_of(ratios: Sequence[float]) -> float | None:
-    """The fraction by which products are slower beside copies.
+def measured(ratios: Sequence[float]) -> Estimate | None:
+    """By how much products are slower beside copies, as these ratios say; signed.
+
+    None: they are too few.
+    """
+    num = len(ratios)
+    if num < LEAST_ROUNDS:
+        return None
+    variance = statistics.variance(ratios) / num * (num - 1) / (num - 3)
+    error = math.sqrt(variance * MEDIAN_VARIANCE * SHARED_RUNS)
+    return Estimate(statistics.median(ratios) - 1.0, error)
+
+
+def believed(directions: Sequence[Sequence[float]]) -> Estimate:
+    """The fraction to plan with: see [Note: noise].
 
     Args:
-        ratios: of the time beside copies to that alone, one a round.
-
-    Returns:
-        None if there are too few, or if their spread leaves too large an error.
+        directions: ratios of each; the mean of the directions is sought.
     """
-    if len(ratios) < LEAST_ROUNDS:
-        return None
-    # A median's error is 1.25 times a mean's, of normal noise.
-    error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return max(0.0, statistics.median(ratios) - 1.0) if error <= MOST_ERROR else None
+    found = [one for one in map(measured, directions) if one is not None]
+    if not found:
+        return ASSUMED
+    value = statistics.fmean(one.value for one in found)
+    variance = sum(one.error**2 for one in found) / len(found) ** 2
+    trust = ASSUMED.error**2 / (ASSUMED.error**2 + variance)
+    mean = ASSUMED.value + trust * (value - ASSUMED.value)
+    return Estimate(max(0.0, mean), ASSUMED.error * math.sqrt(1.0 - trust))

@@ -20,14 +20,7 @@ from ssdtrain.cache.course import Recipe, Saved
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.curves import Curve
-from ssdtrain.plan.profile import (
-    COPY_SLOWDOWN,
-    Item,
-    Links,
-    Mark,
-    Phase,
-    Profile,
-)
+from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
 from ssdtrain.remat.budget import Span
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.storage.choice import transfer_rate
@@ -215,7 +208,6 @@ def fitted_links(
 ) -> Links | None:
     """Curves of the copies of one step, and of the drive; None without any copy."""
     both = list(copies)
-    slowdown = contention.copy_slowdown
     out = _rate([copy for copy in both if copy.outwards])
     into = _rate([copy for copy in both if not copy.outwards])
     if out is None and into is None:
@@ -225,7 +217,8 @@ def fitted_links(
         h2d=_straight(into or out or 0.0),
         ssd_write=None if drive is None else drive.write,
         ssd_read=None if drive is None else drive.read,
-        copy_slowdown=COPY_SLOWDOWN if slowdown is None else slowdown,
+        copy_slowdown=contention.copy_slowdown,
+        copy_slowdown_error=contention.copy_slowdown_error,
         duplex_slowdown=contention.duplex_slowdown or 0.0,
     )
 

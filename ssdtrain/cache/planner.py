@@ -173,14 +173,13 @@ class Planner:
             return None
         spans = self._trace.spans()[self._num_spans :]
         contention = measure(cache.device, cache.offloader.pool, clock, copies)
-        told = contention.copy_slowdown is not None
         drive = fitted_drive(cache.offloader.storage, spans, NUM_PROBE_THREADS)
         return recording.profile(
             clock.last_spans(),
             fitted_links(copies, drive, contention),
             cache.offloader.pool.cap_bytes,
             copying_ms,
-            {**self._notes, "copy_slowdown": "measured" if told else "assumed"},
+            {**self._notes, "copy_slowdown": contention.how},
         )
 
     def _rest(self, stage: Stage) -> None:

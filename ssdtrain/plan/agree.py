@@ -19,6 +19,8 @@ from ssdtrain.plan.profile import Item, Links, Mark, Profile
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
+LEAST_ERROR = 1e-5
+"""Of a slowdown: no rank is the only one that counts."""
 
 
 class Peers(Protocol):
@@ -39,6 +41,9 @@ class Alone:
 
 def slowest(profiles: Sequence[Profile]) -> Profile | None:
     """One profile for all: the slowest of each time and link, the most bytes beside.
+
+    What copies cost compute is a property of the device, and the ranks' differ by noise
+    alone: their mean counts. The most of several noisy numbers is mostly noise.
 
     None if the ranks saved other tensors, or in another order.
     """
@@ -88,7 +93,18 @@ def _mark(marks: tuple[Mark, ...]) -> Mark:
     )
 
 
+def _copy_slowdown(links: Sequence[Links]) -> tuple[float, float]:
+    """The mean, by how sure each is of it, and its standard error."""
+    weights = [1.0 / max(link.copy_slowdown_error, LEAST_ERROR) ** 2 for link in links]
+    total = sum(weights)
+    pairs = zip(weights, links, strict=True)
+    mean = sum(weight * link.copy_slowdown for weight, link in pairs) / total
+    # Not over the root of their number: all of them lean on the same assumption.
+    return mean, min(link.copy_slowdown_error for link in links)
+
+
 def _links(links: Sequence[Links]) -> Links:
+    slowdown, error = _copy_slowdown(links)
     writes = [link.ssd_write for link in links]
     reads = [link.ssd_read for link in links]
     return Links(
@@ -96,7 +112,8 @@ def _links(links: Sequence[Links]) -> Links:
         h2d=_slower([link.h2d for link in links]),
         ssd_write=_common(writes),
         ssd_read=_common(reads),
-        copy_slowdown=max(link.copy_slowdown for link in links),
+        copy_slowdown=slowdown,
+        copy_slowdown_error=error,
         duplex_slowdown=max(link.duplex_slowdown for link in links),
     )
 

@@ -22,8 +22,10 @@ from ssdtrain.errors import ConfigError
 SCHEMA = "ssdtrain-profile"
 SCHEMA_VERSION = 1
 COPY_SLOWDOWN = 0.004
-"""What copies in one direction cost compute meanwhile, where it was not measured
-(H200, recipes/bench/results/placement.json: 0 to 0.5 % of a step)."""
+"""What copies in one direction cost compute meanwhile, as far as is known without a
+measurement (H200, recipes/bench/results/placement.json: 0 to 0.5 % of a step)."""
+COPY_SLOWDOWN_ERROR = 0.002
+"""How far from `COPY_SLOWDOWN` a device may well be: a standard deviation."""
 
 
 class Phase(str, Enum):
@@ -78,6 +80,8 @@ class Links:
     ssd_read: Curve | None = None
     copy_slowdown: float = 0.0
     """Fraction by which a copy in one direction slows compute down meanwhile."""
+    copy_slowdown_error: float = COPY_SLOWDOWN_ERROR
+    """Standard error of `copy_slowdown`."""
     duplex_slowdown: float = 0.0
     """Fraction by which copies in both directions slow one another down."""
 
@@ -195,6 +199,7 @@ def _links(values: Mapping[str, Any]) -> Links:
     }
     return Links(
         copy_slowdown=values["copy_slowdown"],
+        copy_slowdown_error=values.get("copy_slowdown_error", COPY_SLOWDOWN_ERROR),
         duplex_slowdown=values.get("duplex_slowdown", 0.0),  # older profiles
         **curves,  # type: ignore[arg-type]
     )

@@ -88,6 +88,8 @@ def explain(
         f"hid {hidden_ms:.1f} ms of copies, stalled {prediction.stall_ms:.1f} ms"
         f"{_where(profile, prediction)}; rebuilt for {prediction.recompute_ms:.1f} ms.",
     ]
+    if out.num_bytes or back.num_bytes:
+        lines.append(_slowdowns(profile))
     if measured is not None and measured.get("step_ms"):
         error = measured["step_ms"] / prediction.step_ms - 1
         lines.append(
@@ -96,6 +98,16 @@ def explain(
         )
     lines.append("Next: " + _advice(profile, prediction))
     return "\n".join(lines)
+
+
+def _slowdowns(profile: Profile) -> str:
+    links = profile.links
+    how = profile.notes.get("copy_slowdown", "given")
+    return (
+        f"While copies run, compute is slower by {100 * links.copy_slowdown:.2f} % a "
+        f"direction ({how}, +-{100 * links.copy_slowdown_error:.2f} %); both directions"
+        f" slow one another by {100 * links.duplex_slowdown:.1f} %."
+    )
 
 
 def _where(profile: Profile, prediction: Prediction) -> str:

@@ -1,12 +1,23 @@
 """The probe of what copies cost compute (cache/contention.py)."""
 
+import random
+import statistics
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ssdtrain.cache import contention as module
-from ssdtrain.cache.contention import COVER, Contention, measure, slowdown_of
+from ssdtrain.cache.contention import (
+    ASSUMED,
+    COVER,
+    Contention,
+    believed,
+    measure,
+    measured,
+)
 from ssdtrain.cache.observer import fitted_links
 from ssdtrain.plan.profile import COPY_SLOWDOWN
 from ssdtrain.remat.clock import Clock
@@ -24,17 +35,74 @@ class Measured(CpuDevice):
 
 
 def test_the_median_of_paired_ratios_counts() -> None:
-    assert slowdown_of([1.004, 1.003, 1.005, 1.004]) == pytest.approx(0.004)
-    assert slowdown_of([0.999, 1.0, 0.998, 1.0]) == 0.0
+    exact = measured([1.004, 1.003, 1.005, 1.004])
+    assert exact is not None and exact.value == pytest.approx(0.004)
+    assert 0.0 < exact.error < 0.0015
+    faster = measured([0.999, 1.0, 0.998, 1.0])
+    assert faster is not None and faster.value == pytest.approx(-0.0005), "signed"
+    assert measured([1.004, 1.004, 1.004]) is None, "too few"
+    assert believed([[1.004] * 3, []]) == ASSUMED == believed([])
 
 
 @pytest.mark.parametrize(
     "ratios",
-    [[1.02, 1.0, 1.03, 1.01], [1.004, 1.004, 1.004], [1.0, 1.0, 1.0, 1.0, 1.0, 1.01]],
-    ids=["noise", "too few", "an outlier"],
+    [[1.02, 1.0, 1.03, 1.01], [1.0, 1.06, 0.97, 1.05, 1.02, 1.0]],
+    ids=["few", "steps that jitter"],
 )
 def test_noise_is_no_measurement(ratios: list[float]) -> None:
-    assert slowdown_of(ratios) is None
+    found = believed([ratios, ratios])
+    assert found.value == pytest.approx(ASSUMED.value, abs=0.001)
+    contention = Contention(found.value, None, found.error)
+    assert contention.how == Contention().how == "assumed"
+
+
+def drawn(draw: random.Random, slowdown: float, noise: float) -> list[float]:
+    """Ratios as the probe makes them, of runs that differ by `noise`."""
+    alone = [draw.gauss(1.0, noise) for _ in range(module.NUM_ROUNDS + 1)]
+    beside = [draw.gauss(1.0 + slowdown, noise) for _ in range(module.NUM_ROUNDS)]
+    pairs = zip(beside, alone, alone[1:], strict=False)
+    return [2.0 * run / (before + after) for run, before, after in pairs]
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "noise", "within"),
+    [
+        (0.004, 0.01, 0.002),
+        (0.004, 0.03, 0.002),
+        (0.004, 0.001, 0.001),
+        (0.0, 0.0005, 0.001),
+        (0.015, 0.0005, 0.002),
+        (0.0, 0.03, 0.0055),
+    ],
+)
+def test_simulated_noise_moves_the_estimate_little(
+    slowdown: float, noise: float, within: float
+) -> None:
+    draw, near, num = random.Random(0), 0, 2000
+    for _ in range(num):
+        found = believed([drawn(draw, slowdown, noise) for _ in range(2)])
+        near += abs(found.value - slowdown) <= within
+    assert near >= 0.95 * num
+
+
+@given(
+    st.lists(st.floats(0.9, 1.1), min_size=4, max_size=8),
+    st.lists(st.floats(0.9, 1.1), min_size=4, max_size=8),
+)
+def test_an_estimate_lies_between_what_is_known_and_what_was_seen(
+    out: list[float], into: list[float]
+) -> None:
+    found = believed([out, into])
+    seen = statistics.fmean([statistics.median(out), statistics.median(into)]) - 1.0
+    low, high = sorted((ASSUMED.value, seen))
+    assert max(0.0, low) - 1e-12 <= found.value <= max(0.0, high) + 1e-12
+    assert 0.0 <= found.error <= ASSUMED.error
+
+
+def test_a_quiet_device_is_measured() -> None:
+    draw = random.Random(1)
+    found = believed([drawn(draw, 0.008, 0.0005) for _ in range(2)])
+    assert Contention(found.value, 0.0, found.error).how == "measured"
 
 
 class Paced:
@@ -90,11 +158,13 @@ def test_a_drifting_clock_cancels(
         issued.append(num)
         clock.copying = True
 
-    assert probe._slowdown(issue) == pytest.approx(slowdown, abs=1e-4)
+    found = measured(probe._ratios(issue))
+    assert found is not None
+    assert found.value == pytest.approx(slowdown, abs=1e-4)
     assert len(issued) == module.NUM_ROUNDS
     assert all(0.3 * num > 10.0 * COVER for num in issued)
     monkeypatch.setattr(Copying, "query", lambda self: True)
-    assert probe._slowdown(issue) is None  # the copies ended too early
+    assert measured(probe._ratios(issue)) is None  # the copies ended too early
 
 
 def test_a_device_without_an_allocator_is_not_probed() -> None:
