@@ -18,6 +18,7 @@ from ssdtrain.cache.identity import (
     Stamp,
     View,
     identify,
+    is_held,
     is_plain,
     parameter_of,
     raw_bytes,
@@ -161,8 +162,7 @@ class TensorCache:
 
     def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
         """The first handle of a record or of a recipe."""
-        lane = self.lanes.current
-        entry = self.course.enter(lane, name_of(tensor), key.end_byte - key.start_byte)
+        entry = self.course.enter(self.lanes.current, tensor, key)
         self.moves.release_due()
         handle: Handle | None = None
         if entry.may_be_rebuilt:
@@ -193,6 +193,7 @@ class TensorCache:
             bytes_before=bytes_before,
             tail_bytes=self.window_bytes(lane),
             outlook=lane.profile.outlook,
+            held=is_held(tensor),
         )
         planned = entry.order is not None and entry.order.placement in PLANNED
         leaves = (
@@ -200,6 +201,8 @@ class TensorCache:
             if planned
             else self._send_away(record, self.policy.place(candidate))
         )
+        if candidate.held and not leaves:
+            record.held_bytes = self.ledger.hold(record.num_bytes)
         fate = "bytes_offloaded" if leaves else "bytes_kept"
         self._counters.add(fate, record.num_bytes)
         return record
@@ -367,8 +370,7 @@ class TensorCache:
             if retired.parcel is not None:
                 self._window.linger(retired.parcel)
                 self.offloader.discard(retired.parcel)
-            if retired.live_bytes:
-                self.ledger.live(-retired.live_bytes)
+            self.ledger.died(retired.live_bytes, retired.held_bytes)
             if self.lanes.left(retired.lane) and self.lanes.is_idle:
                 self.ledger.backward_ends()
                 self._window.let_go_in_order()

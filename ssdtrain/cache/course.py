@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from ssdtrain.cache.identity import Key, is_held
 from ssdtrain.cache.record import (
     Lane,
     LaneCourse,
@@ -31,6 +32,8 @@ class Saved(NamedTuple):
     num_bytes: int
     owner: int = OUTSIDE_PLAN
     """The item whose recipe it serves."""
+    held: bool = False
+    """Its owner holds it until the end of backward."""
 
 
 class Entry(NamedTuple):
@@ -128,13 +131,15 @@ class Course:
             self.observer.lane(lane.course.number, lane.kind)
         return lane.course
 
-    def enter(self, lane: Lane, name: str, num_bytes: int) -> Entry:
+    def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
         """A new item of the lane: a mark."""
-        course = self.of(lane)
+        course, name = self.of(lane), name_of(tensor)
+        num_bytes = key.end_byte - key.start_byte
         number, order = self._expected(course, name, num_bytes)
         course.num_items = number + 1
         self.mark += 1
-        self.observer.item(course.number, number, Saved(name, num_bytes, self._serving))
+        saved = Saved(name, num_bytes, self._serving, is_held(tensor))
+        self.observer.item(course.number, number, saved)
         self.observer.mark(course.number, Phase.FORWARD, number)
         due = None
         if order is not None and order.release_after > 0:

@@ -103,6 +103,16 @@ def parameter_of(tensor: Tensor) -> nn.Parameter | None:
     return base if isinstance(base, nn.Parameter) else None
 
 
+def is_held(tensor: Tensor) -> bool:
+    """Whether this is a leaf that requires grad, or a view of one.
+
+    The accumulator of its gradient holds it until the graph is gone, so moving it away
+    frees nothing. Of other inputs nobody can tell whether their owner lets go of them.
+    """
+    base = tensor if tensor._base is None else tensor._base
+    return base.is_leaf and base.requires_grad
+
+
 def stamp_of(tensor: Tensor) -> Stamp:
     """The stamp of the tensor's storage, put there on first sight."""
     storage: Any = tensor.untyped_storage()

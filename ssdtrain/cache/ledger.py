@@ -19,6 +19,8 @@ class Ledger:
         self.clock = Clock(device.torch_device)
         """Times recipes."""
         self.live_bytes = 0
+        self.held_bytes = 0
+        """Of these: kept leaves, which their owner holds anyway."""
         self._handed_bytes = 0
         self.num_steps = 0
         """Steps closed."""
@@ -38,6 +40,17 @@ class Ledger:
         self.clock.sample()
         if change_bytes > 0:
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
+
+    def hold(self, num_bytes: int) -> int:
+        """Of the bytes that came alive, so many are held by their owner anyway."""
+        self.held_bytes += num_bytes
+        return num_bytes
+
+    def died(self, live_bytes: int, held_bytes: int) -> None:
+        """A record is gone; what of it was alive, and held by its owner."""
+        self.held_bytes -= held_bytes
+        if live_bytes:
+            self.live(-live_bytes)
 
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""

@@ -6,7 +6,9 @@ At each mark two moments are taken on the compute stream: when the cache begins 
 lies between the second and the next mark's first is the operator alone. The allocator's
 peak is reset at the second and read at the next mark, so that it is the operator's own;
 what the saved tensors held then is subtracted, and what lingers ([Note: lingering]):
-no other plan has it. No host wait: all is read once the step is over.
+no other plan has it. A leaf that requires grad is its owner's: no plan frees it, and
+mostly it is older than the step, so it is not among the bytes that are subtracted.
+No host wait: all is read once the step is over.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -103,7 +105,8 @@ class Recording:
             return
         row = self._rows[-1]
         row.end = self._clock.now()
-        row.live_bytes = self._ledger.live_bytes + self._lingering_bytes()
+        own_bytes = self._ledger.live_bytes - self._ledger.held_bytes
+        row.live_bytes = own_bytes + self._lingering_bytes()
         self._device.reset_peak()
 
     def stop(self) -> None:
@@ -166,12 +169,13 @@ class Recording:
 
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
         """Items by kind; None if a kind's lanes differ, or a lane has no kind."""
+        known = self._device.memory() is not None
         costs: dict[Hashable, list[float]] = {}
         for span in spans:
             costs.setdefault(span.place, []).append(span.ms)
         kinds: dict[str, tuple[Item, ...]] = {}
         for lane in self._lanes:
-            items = tuple(_items(lane, costs))
+            items = tuple(_items(lane, costs, known))
             names = [(item.name, item.num_bytes) for item in items]
             before = kinds.setdefault(lane.kind, items)
             if not lane.kind or names != [(i.name, i.num_bytes) for i in before]:
@@ -179,7 +183,10 @@ class Recording:
         return kinds
 
 
-def _items(lane: _Lane, costs: dict[Hashable, list[float]]) -> Iterable[Item]:
+def _items(
+    lane: _Lane, costs: dict[Hashable, list[float]], known: bool
+) -> Iterable[Item]:
+    """Without an allocator to ask, saved bytes are counted, and all of them."""
     for number, (saved, module) in enumerate(
         zip(lane.saved, lane.modules, strict=True)
     ):
@@ -193,6 +200,7 @@ def _items(lane: _Lane, costs: dict[Hashable, list[float]]) -> Iterable[Item]:
             recipe_ms=sum(measured) / len(measured) if measured else 0.0,
             inputs=() if recipe is None else recipe.inputs,
             owner=saved.owner,
+            held=saved.held and known,
         )
 
 

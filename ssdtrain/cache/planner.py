@@ -118,7 +118,7 @@ class Planner:
     def _observe(self) -> None:
         cache = self._cache
         self._stage = Stage.OBSERVING
-        cache.policy = OffloadAll()
+        cache.policy = OffloadAll(spares_held=True)
         cache.course.plan = None
         cache.ledger.clock.keep_spans = True
         self._num_spans = len(self._trace.spans())
@@ -185,7 +185,7 @@ class Planner:
     def _rest(self, stage: Stage) -> None:
         self._stage = stage
         self._recording = None
-        self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
+        self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME, spares_held=True)
 
     def _keeps(self, profile: Profile, new: Plan) -> bool:
         """Whether the old plan fits the new profile and is as good as the new one."""

@@ -51,6 +51,7 @@ class Retired(NamedTuple):
     load: Load | None
     live_bytes: int
     lane: "Lane"
+    held_bytes: int = 0
 
 
 @dataclass
@@ -175,6 +176,7 @@ class Record:
     __slots__ = (
         "__weakref__",
         "data",
+        "held_bytes",
         "item",
         "key",
         "lane",
@@ -203,6 +205,8 @@ class Record:
         self.data: Tensor | None = None
         self.parcel: Parcel | None = None
         self.load: Load | None = None
+        self.held_bytes = 0
+        """Its bytes, if it is a kept leaf: `is_held` in identity.py."""
         self.num_handles = 0
         self.num_uses = 0
         self.retired = retired
@@ -210,7 +214,8 @@ class Record:
 
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
-        self.retired.append(Retired(self.parcel, self.load, live, self.lane))
+        held = self.held_bytes
+        self.retired.append(Retired(self.parcel, self.load, live, self.lane, held))
 
 
 class Rebuilt:

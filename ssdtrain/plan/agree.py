@@ -70,7 +70,7 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
 
 def _shape(profile: Profile) -> object:
     recipes = [
-        (kind, [(i.recipe, i.inputs, i.owner) for i in items])
+        (kind, [(i.recipe, i.inputs, i.owner, i.held) for i in items])
         for kind, items in sorted(profile.kinds.items())
     ]
     marks = [(mark.lane, mark.phase, mark.item) for mark in profile.marks]

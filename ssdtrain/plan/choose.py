@@ -170,6 +170,8 @@ def _search(judge: Judge, best: Candidate) -> Candidate:
 
 def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
     """Everything that may happen to an item."""
+    if item.held:
+        return (Placement.KEEP,)
     found = [Placement.KEEP, away(timeline)]
     has_ssd = timeline.profile.links.ssd_write is not None
     if has_ssd and found[-1] is Placement.OFFLOAD:

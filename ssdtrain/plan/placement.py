@@ -45,6 +45,8 @@ class Candidate:
     tail_bytes: int
     """Bytes that a release window could never get rid of before backward."""
     outlook: LaneOutlook
+    held: bool = False
+    """Its owner holds it until the end of backward: moving it frees nothing."""
 
 
 class Policy(Protocol):
@@ -71,9 +73,13 @@ class OffloadAll:
     """
 
     placement: Placement = Placement.OFFLOAD
+    spares_held: bool = False
+    """Whether what its owner holds anyway stays, as in every plan."""
 
     def place(self, candidate: Candidate) -> Placement:
         """KEEP_LAST in the tail, else the placement given at construction."""
+        if candidate.held and self.spares_held:
+            return Placement.KEEP
         outlook = candidate.outlook
         left = outlook.total_bytes - candidate.bytes_before - candidate.num_bytes
         if outlook.backward_follows and 0 <= left < candidate.tail_bytes:

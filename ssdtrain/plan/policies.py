@@ -74,9 +74,13 @@ def largest_bytes(timeline: Timeline) -> int:
 def placed_by(
     timeline: Timeline, choose: Callable[[str, int, Item], Placement]
 ) -> dict[str, tuple[Placement, ...]]:
-    """Placements from a function of lane kind, item number and item."""
+    """Placements from a function of lane kind, item number and item; what its owner
+    holds anyway stays."""
     return {
-        kind: tuple(choose(kind, number, item) for number, item in enumerate(items))
+        kind: tuple(
+            Placement.KEEP if item.held else choose(kind, number, item)
+            for number, item in enumerate(items)
+        )
         for kind, items in timeline.profile.kinds.items()
     }
 
@@ -222,7 +226,7 @@ def references(timeline: Timeline) -> list[Reference]:
     blocks = _blocks(timeline)
     if len(blocks) < 2:
         return []
-    inputs = [timeline.items[block[0]].num_bytes for block in blocks]
+    inputs = [_own_bytes(timeline, block[0]) for block in blocks]
     worst = [_worst(timeline, block) for block in blocks]
     inside = {item for block in blocks for item in block}
     again_ms = sum(
@@ -263,10 +267,16 @@ def _blocks(timeline: Timeline) -> list[list[int]]:
     return list(found.values())
 
 
+def _own_bytes(timeline: Timeline, item: int) -> int:
+    """What an item adds to memory while it is kept."""
+    found = timeline.items[item]
+    return 0 if found.held else found.num_bytes
+
+
 def _worst(timeline: Timeline, block: Iterable[int]) -> int:
     """Most bytes in the backward of one block beside its input."""
     own = set(block)
-    alive = sum(timeline.items[item].num_bytes for item in own)
+    alive = sum(_own_bytes(timeline, item) for item in own)
     freed_behind: dict[int, list[int]] = {}
     for item in own:
         if timeline.uses[item]:
@@ -276,5 +286,5 @@ def _worst(timeline: Timeline, block: Iterable[int]) -> int:
     for mark in marks:
         worst = max(worst, alive + timeline.other_bytes[mark])
         for item in freed_behind.get(mark, []):
-            alive -= timeline.items[item].num_bytes
+            alive -= _own_bytes(timeline, item)
     return worst

@@ -52,6 +52,8 @@ class Item:
     """Items of the same lane that the recipe reads."""
     owner: int = -1
     """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
+    held: bool = False
+    """Its owner holds it until the end of backward: moving it frees nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,10 +203,12 @@ class Run:
         line, placement = self._line, self.placed[item]
         if not line.exists(item, self.placed) or placement is Placement.RECOMPUTE:
             return
-        self._alive(item)
+        num_bytes = line.items[item].num_bytes
+        own_bytes = 0 if line.items[item].held else num_bytes
+        self._live[item] = own_bytes
+        self._live_bytes += own_bytes
         if placement not in AWAY_PLACEMENTS:
             return
-        num_bytes = line.items[item].num_bytes
         if placement is Placement.OFFLOAD_SSD:
             self._take_staging(item, num_bytes)
         copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)

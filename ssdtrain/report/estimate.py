@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ssdtrain.cache.identity import is_held
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
 
@@ -87,6 +88,17 @@ class _Meter(TorchDispatchMode):
         stamp = getattr(tensor.untyped_storage(), "_ssdtrain_number", None)
         return None if stamp is None else stamp.number
 
+    def adopt(self, leaf: Tensor) -> None:
+        """Number what the caller made: no byte of the step, but recipes may read it."""
+        if self.number_of(leaf) is None:
+            self._stamp(leaf)
+
+    def _stamp(self, tensor: Tensor) -> "_Stamp":
+        storage: Any = tensor.untyped_storage()
+        self._numbers += 1
+        stamp = storage._ssdtrain_number = _Stamp(self._numbers)
+        return stamp
+
     def open_mark(self, phase: Phase, item: int) -> None:
         """Operators count for this mark from now on."""
         self.marks.append(_Draft(phase, item))
@@ -126,13 +138,13 @@ class _Meter(TorchDispatchMode):
     def _track(
         self, tensor: Tensor, func: Any, inputs: Sequence[Tensor], ms: float
     ) -> None:
-        storage: Any = tensor.untyped_storage()
-        self._numbers += 1
-        number = self._numbers
-        stamp = _Stamp(number)
-        storage._ssdtrain_number = stamp
-        self.sizes[number] = storage.nbytes()
+        stamp = self._stamp(tensor)
+        number = stamp.number
+        self.sizes[number] = tensor.untyped_storage().nbytes()
         weakref.finalize(stamp, self._gone, number)
+        for x in inputs:
+            if is_held(x) and not _is_parameter(x):
+                self.adopt(x)
         sources = [self.number_of(x) for x in inputs if not _is_parameter(x)]
         if None not in sources:
             known = [source for source in sources if source is not None]
@@ -284,6 +296,8 @@ class _Saved:
         detached = tensor.detach()
         if _is_parameter(tensor):
             return detached, None
+        if is_held(tensor):
+            meter.adopt(tensor)
         number = meter.number_of(tensor)
         size = tensor.untyped_storage().nbytes()
         if number is None or size < self._min_bytes:
@@ -292,7 +306,8 @@ class _Saved:
             item = len(self.items)
             self._by_storage[number] = item
             self.items.append(self._item(tensor, number, meter))
-            meter.saved.add(number)
+            if not self.items[item].held:
+                meter.saved.add(number)
             meter.open_mark(Phase.FORWARD, item)
         return detached, self._by_storage[number]
 
@@ -312,6 +327,7 @@ class _Saved:
             name=f"{producer} [{'x'.join(map(str, tensor.shape))}]",
             num_bytes=tensor.untyped_storage().nbytes(),
             module=self._stack[-1] if self._stack else "",
+            held=is_held(tensor),
             recipe=made.operator if made is not None and rebuilds else None,
             recipe_ms=made.ms if made is not None and rebuilds else 0.0,
             inputs=inputs if rebuilds and inputs is not None else (),

@@ -50,10 +50,10 @@ class Start(nn.Module):
         return -x
 
 
-def net() -> nn.Sequential:
-    """Three blocks, with gradients in place."""
+def net(first: nn.Module) -> nn.Sequential:
+    """Three blocks behind the first module, with gradients in place."""
     torch.manual_seed(0)
-    model = nn.Sequential(Start(), *(Block() for _ in range(3)))
+    model = nn.Sequential(first, *(Block() for _ in range(3)))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return model
@@ -75,6 +75,7 @@ def step(model: nn.Module, x: Tensor, meter: Meter) -> int:
     return max(highest) - start
 
 
+START = Start()
 Trained = tuple[list[int], ssdtrain.Session]
 
 
@@ -82,10 +83,10 @@ Trained = tuple[list[int], ssdtrain.Session]
 def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
     """Peaks of some steps under these settings."""
 
-    def run(num_steps: int, **settings: Any) -> Trained:
+    def run(num_steps: int, first: nn.Module = START, **settings: Any) -> Trained:
         meter = Meter()
         meter.install(monkeypatch)
-        model, x = net(), torch.randn(ROWS, WIDTH, requires_grad=True)
+        model, x = net(first), torch.randn(ROWS, WIDTH, requires_grad=True)
         for parameter in model.parameters():
             meter.add(parameter)
             meter.add(parameter.grad)  # type: ignore[arg-type]
@@ -109,6 +110,19 @@ def test_the_predicted_peak_is_the_metered_one(
     assert predicted.keep_peak_bytes == pytest.approx(keep, rel=TOLERANCE)
     assert predicted.peak_bytes == pytest.approx(peaks[-1], rel=TOLERANCE)
     assert predicted.peak_bytes < 0.7 * keep
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.05, 10.0])
+def test_a_saved_leaf_is_in_no_peak(
+    overhead: float, trained: Callable[..., Trained]
+) -> None:
+    first, settings = nn.Identity(), {"recompute": "off"}
+    keep = trained(2, first, plan="keep-all", **settings)[0][-1]
+    peaks, session = trained(5, first, plan="auto", max_overhead=overhead, **settings)
+    assert session.plan is not None and session.plan.prediction is not None
+    predicted = session.plan.prediction
+    assert predicted.keep_peak_bytes == pytest.approx(keep, rel=0.01)
+    assert predicted.peak_bytes == pytest.approx(peaks[-1], rel=0.01)
 
 
 def test_observing_a_step_leaves_no_memory_behind(

@@ -12,6 +12,9 @@ from ssdtrain.cli import main
 from ssdtrain.curves import Curve
 from ssdtrain.machine.fit import fit_curve
 from ssdtrain.machine.links import Link, LinkFile, LinkKind, Sample, write_links
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.report.estimate import Speeds, estimate
@@ -216,3 +219,22 @@ def test_blocks_are_those_of_the_benchmark() -> None:
             12 * 64**2 + 13 * 64
         )
     assert isinstance(default_links().d2h, Curve)
+
+
+def test_a_leaf_of_the_caller_is_in_no_estimate() -> None:
+    with torch.device("meta"):
+        model = Blocks(256, 2).train()
+        x = torch.zeros(2, 128, 256, dtype=torch.bfloat16, requires_grad=True)
+        own = estimate(model, lambda: model(x), default_links(), Speeds(), min_bytes=1)
+        new = estimate(
+            model, lambda: model(x * 1), default_links(), Speeds(), min_bytes=1
+        )
+    leaf, first = own.items_of(0)[0], new.items_of(0)[0]
+    assert leaf.num_bytes == first.num_bytes == x.nbytes
+    assert leaf.held and not first.held
+    plans = [choose(p, Goal(max_overhead=0.0)).prediction for p in (own, new)]
+    assert plans[0] is not None and plans[1] is not None
+    assert plans[0].keep_peak_bytes == plans[1].keep_peak_bytes - x.nbytes
+    moved = choose(own, Goal(max_overhead=100.0))
+    assert moved.orders["model/0"][0].placement is Placement.KEEP
+    assert any(i.recipe and i.inputs == (0,) for i in own.items_of(0)), "the norm's"
