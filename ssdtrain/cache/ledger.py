@@ -23,6 +23,8 @@ class Ledger:
         """Of these: kept leaves, which their owner holds anyway."""
         self._handed_bytes = 0
         self.num_steps = 0
+        self.closed: Any = None
+        """When the last step was closed: a moment of the clock."""
         """Steps closed."""
         self.predicted_ms: float | None = None
         """What the plan in force says of the running step."""
@@ -89,6 +91,7 @@ class Ledger:
         sums, maxima = self.counters.take()
         stall_ms = self._device.cut_stalls()
         recipe_ms = self.clock.cut()
+        self.closed = self.clock.now()
         allocated, reserved = self._peaks()
         step, self.num_steps = self.num_steps, self.num_steps + 1
         plan_error = self._plan_error()

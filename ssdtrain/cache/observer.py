@@ -78,6 +78,7 @@ class Recording:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._start = self._clock.now()
         self._end: Any = None
+        self._waited_ms = 0.0
 
     def lane(self, number: int, kind: str) -> None:
         """A lane begins."""
@@ -109,9 +110,13 @@ class Recording:
         row.live_bytes = own_bytes + self._lingering_bytes()
         self._device.reset_peak()
 
-    def stop(self) -> None:
-        """The step is over: what runs from now on is none of it."""
+    def stop(self, waited_ms: float = 0.0) -> None:
+        """The step is over: what runs from now on is none of it.
+
+        waited_ms: time before now that was none of it either.
+        """
         self._end = self._clock.now()
+        self._waited_ms = waited_ms
 
     def _read_peak(self) -> None:
         memory = self._device.memory()
@@ -141,7 +146,7 @@ class Recording:
         ms = self._clock.ms_between
         nexts = [row.begin for row in rows[1:]] + [self._end]
         lengths = [ms(row.end, after) for row, after in zip(rows, nexts, strict=True)]
-        tail_ms, lengths[-1] = lengths[-1], 0.0
+        tail_ms, lengths[-1] = max(0.0, lengths[-1] - self._waited_ms), 0.0
         known = self._device.memory() is not None
         overlap = min(2.0, copying_ms / max(sum(lengths), 1e-9))
         alone = 1.0 / (1.0 + links.copy_slowdown * overlap)

@@ -76,6 +76,8 @@ class Planner:
         self._stage = Stage.WARM_UP
         self._attempts = 0
         self._recording: Recording | None = None
+        self._pause: tuple[Any, Any] = (None, None)
+        """From the end of the step before the observed one to the observed one."""
         self._num_spans = 0
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
@@ -118,6 +120,7 @@ class Planner:
     def _observe(self) -> None:
         cache = self._cache
         self._stage = Stage.OBSERVING
+        self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         cache.policy = OffloadAll(spares_held=True)
         cache.course.plan = None
         cache.ledger.clock.keep_spans = True
@@ -159,7 +162,7 @@ class Planner:
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording
         if recording is not None:
-            recording.stop()  # the probes below are not part of the step
+            recording.stop(self._waited_ms())  # before the probes below
         cache.course.observer = Unobserved()
         self._names.stop()
         self._trace.enabled = self._wants_trace
@@ -181,6 +184,19 @@ class Planner:
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
+
+    def _waited_ms(self) -> float:
+        """By how much more than usual passed since the observed step's end.
+
+        The first stage of a pipeline plans before it sends anything, so that the others
+        wait between their observed step and the next for it, and only then.
+        """
+        clock, (end, start) = self._cache.ledger.clock, self._pause
+        if end is None:
+            return 0.0
+        usual = clock.ms_between(end, start)
+        now = clock.ms_between(self._cache.ledger.closed, clock.now())
+        return max(0.0, now - usual)
 
     def _rest(self, stage: Stage) -> None:
         self._stage = stage

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,21 @@ def test_the_first_steps_need_no_more_than_full_offloading() -> None:
     for step in range(2):
         assert ours[step].saved_peak_bytes <= full[step].saved_peak_bytes
     assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
+
+
+@pytest.mark.parametrize("waits", [{2}, {1, 2}])
+def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(waits: set[int]) -> None:
+    """Unless it waits as long before the observed step: that is how the job runs."""
+    wait_s = 0.4
+
+    def hook(step: int, session: ssdtrain.Session) -> None:
+        session.hints.step_end()
+        if step in waits:
+            time.sleep(wait_s)
+
+    _, _, (plan, profile) = train(SETTINGS, num_steps=3, hook=hook)
+    assert plan is not None
+    assert (profile.tail_ms >= wait_s * 1e3) == (waits == {1, 2})
 
 
 def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(

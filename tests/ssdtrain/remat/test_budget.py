@@ -38,7 +38,7 @@ def allowed(budget: OverheadBudget) -> str:
     [(0.0, ""), (0.003, "b"), (0.005, "a"), (0.008, "ab"), (0.015, "abc")],
 )
 def test_cheapest_bytes_first(overhead: float, expected: str) -> None:
-    """100 ms without recipes; 95 % of the overhead is theirs."""
+    """100 ms without recipes; most of the overhead is theirs."""
     spans = [GELU, MASK, ATTENTION]
     assert allowed(measured(overhead, 101.25, spans)) == expected
 
