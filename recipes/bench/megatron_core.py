@@ -15,6 +15,7 @@ On a machine without GPUs the ranks run on gloo with tiny sizes (for trying it o
 import argparse
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -118,6 +119,7 @@ def main() -> None:
         if until - time.time() < LEAST_S:
             break
         words = ["--until", f"{until - GRACE_S:.1f}", "--out", str(options.out)]
+        words += ["--command", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])]
         if options.only:
             words += ["--only", *options.only]
         codes = wait(start(words, options.ranks), until - GRACE_S)

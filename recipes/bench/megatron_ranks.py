@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--command", default="", help="to write down")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if GPU:

@@ -40,6 +40,7 @@ class Shared:
         if self.rank == 0:
             settings = {"batch": 16, "sequence": 1024, "dtype": "bf16", "tiny": not GPU}
             self._cells = Cells(options.out, options.until - time.time(), settings)
+            self._cells.data["environment"]["command"] = options.command
             self._leave_out_the_fatal()
 
     def _leave_out_the_fatal(self) -> None:

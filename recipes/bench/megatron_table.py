@@ -71,7 +71,8 @@ def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
 def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
     """Such as 1.004x, 5.1 GB."""
     if "step_ms" not in cell or "step_ms" not in keep:
-        return cell.get("error", "-")[:30]
+        words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
+        return words[-1][-60:]  # a traceback's last line says what is wrong
     peaks = cell["peak_gb"]
     close = max(peaks) - min(peaks) < 0.02 * max(peaks)
     shown = [max(peaks)] if close else peaks
