@@ -319,8 +319,8 @@ def _gain(by: dict[Any, Any], model: str, batches: list[int]) -> str:
     ratio = offload[most]["tokens_per_s"] / recompute[other]["tokens_per_s"]
     return (
         f"Offloading fits up to {times:.1f} times keep's batch into keep's peak, runs "
-        f"at {speed:.3f}x keep's throughput or more at equal batches, and at its largest "
-        f"({most}) at {ratio:.2f}x recomputing's at its largest ({other})."
+        f"at {speed:.3f}x keep's throughput or more at equal batches, and at its "
+        f"largest ({most}) at {ratio:.2f}x recomputing's at its largest ({other})."
     )
 
 
