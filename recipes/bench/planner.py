@@ -282,12 +282,16 @@ def bandwidth(
         forward_backward_ms = profile.compute_ms - profile.tail_ms
         write = profile.links.ssd_write
         rate = 0.0 if write is None else write.bytes_per_second / 1e9
+        plan = summary(lab.session.plan)
+        lab.hold()
+        keep = lab.under(keep_all(Timeline(profile)), 2)
         return {
+            "keep_ms": keep["step_ms"],
             "gb_per_s": gb_per_s,
             "measured_write_gb_per_s": rate,
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
             "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
-            "plan": summary(lab.session.plan),
+            "plan": plan,
             "offloaded_gb": report.bytes_offloaded / 1e9,
             "written_gb": report.bytes_written / 1e9,
             "half_step_gb": rate * forward_backward_ms / 2e3,

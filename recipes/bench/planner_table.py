@@ -25,7 +25,14 @@ def planner(results_dir: Path) -> str:
     if data is None:
         return ""
     cells = data["cells"]
-    parts = [_targets(cells), _prediction(cells), _regret(cells), where(data)]
+    parts = [
+        _targets(cells),
+        _prediction(cells),
+        _regret(cells),
+        _decline(cells),
+        _bandwidth(cells),
+        where(data),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -46,7 +53,7 @@ def _targets(cells: dict[str, Any]) -> str:
                 f"{auto['plan']['step_ms'] / keep['step_ms']:.3f}x, "
                 f"{auto['plan']['peak_gb']:.2f} GB",
                 f"{1 + auto['max_overhead']:.2f}x, {TARGETS_GB.get(name, 0):.1f} GB",
-                str(auto["losses"] == keep["losses"][: len(auto["losses"])]),
+                str(_equal(auto["losses"], keep["losses"])),
             ]
         )
     if not rows:
@@ -58,6 +65,12 @@ def _targets(cells: dict[str, Any]) -> str:
         "losses compared to the last bit."
     )
     return f"{text}\n\n{markdown(head, rows)}"
+
+
+def _equal(one: list[float], other: list[float]) -> bool:
+    """Whether the steps that both took gave the same losses."""
+    shared = min(len(one), len(other))
+    return shared > 0 and one[:shared] == other[:shared]
 
 
 def _ratio(cell: dict[str, Any], keep: dict[str, Any]) -> str:
@@ -80,9 +93,19 @@ def scores(plans: list[dict[str, Any]]) -> dict[str, float]:
         "step_error": geometric(errors),
         "constant_error": geometric(constant),
         "peak_error": max(peaks, default=0.0),
+        "overheads": statistics.fmean(
+            _overhead_holds(p, _keep_ms(plans)) for p in plans
+        ),
         "tau": kendall([(p["predicted_ms"], p["step_ms"]) for p in plans]),
         "widest": max(p["step_ms"] for p in plans) / _keep_ms(plans),
     }
+
+
+def _overhead_holds(plan: dict[str, Any], keep_ms: float) -> bool:
+    """Whether the overhead is predicted within a quarter, or 1 % of a step."""
+    predicted = plan["predicted_ms"] / plan["predicted_keep_ms"]
+    measured = plan["step_ms"] / keep_ms
+    return abs(predicted - measured) <= max(0.25 * abs(measured - 1), 0.01)
 
 
 def _keep_ms(plans: list[dict[str, Any]]) -> float:
@@ -123,17 +146,20 @@ def _prediction(cells: dict[str, Any]) -> str:
                 f"{found['widest']:.2f}x",
                 f"{100 * found['step_error']:.1f} %",
                 f"{100 * found['constant_error']:.1f} %",
+                f"{100 * found['overheads']:.0f} %",
                 f"{100 * found['peak_error']:.1f} %",
                 f"{found['tau']:.2f}",
             ]
         )
     if not rows:
         return ""
-    head = ["", "plans", "widest", "step error", "constant", "worst peak error", "tau"]
+    head = ["", "plans", "widest", "step error", "constant", "overheads"]
+    head += ["worst peak error", "tau"]
     text = (
         "**Prediction.** Fixed, random and chosen plans of one model, predicted from "
         "one observed step, then measured. Errors of the step are geometric means; "
-        "`constant` is what *same as keep* would get."
+        "`constant` is what *same as keep* would get; `overheads` are the plans whose "
+        "overhead over keep is right to a quarter of it or 1 % of a step."
     )
     return f"{text}\n\n{markdown(head, rows)}"
 
@@ -162,6 +188,43 @@ def _regret(cells: dict[str, Any]) -> str:
         f"of a measured grid of {len(grid)} (window x prefetch x fraction x recipes): "
         f"worst {worst} slower, in {unreachable} budgets no grid point fitted at all."
     )
+
+
+def _decline(cells: dict[str, Any]) -> str:
+    cell = cells.get("decline", {})
+    if "ratio" not in cell:
+        return ""
+    return (
+        "**Declining.** With a memory budget that asks for nothing, a session takes "
+        f"{cell['ratio']:.3f}x a plain step."
+    )
+
+
+def _bandwidth(cells: dict[str, Any]) -> str:
+    rows = []
+    found = [c for n, c in cells.items() if n.startswith("bandwidth/") and "plan" in c]
+    for cell in sorted(found, key=lambda c: c["gb_per_s"] or 0.0):
+        plan, rate = cell["plan"], cell["gb_per_s"]
+        keep_ms = cell.get("keep_ms", plan["keep_ms"])
+        rows.append(
+            [
+                "the disk" if rate is None else f"{rate:.0f} GB/s",
+                f"{cell['measured_write_gb_per_s']:.1f} GB/s",
+                f"{plan['keep_peak_gb']:.2f} GB",
+                f"{cell['peak_gb']:.2f} GB",
+                f"{plan['peak_gb']:.2f} GB",
+                f"{cell['step_ms'] / keep_ms:.3f}x",
+                f"{100 * cell['written_gb'] / max(cell['half_step_gb'], 1e-9):.0f} %",
+            ]
+        )
+    if not rows:
+        return ""
+    head = ["storage", "writes", "keep", "peak", "predicted", "step", "used"]
+    text = (
+        "**Bandwidth.** The least peak within 1 % behind a storage of limited speed; "
+        "`used` is what was written, of write bandwidth x half of forward and backward."
+    )
+    return f"{text}\n\n{markdown(head, rows)}"
 
 
 def draw(results_dir: Path, picture: Path) -> None:
@@ -224,6 +287,7 @@ def rok(results_dir: Path) -> str:
             rows.append(row)
         head = [model, *(f"batch {batch}" for batch in batches)]
         parts.append(markdown(head, rows))
+        parts.append(_gain(by, model, batches))
         parts.append(_split(by, model, batches))
     text = (
         "**Recompute, offload, keep** (Figure 5.12): model throughput in algorithmic "
@@ -231,6 +295,33 @@ def rok(results_dir: Path) -> str:
         f"{data['settings']['memory_gb']:.0f} GB."
     )
     return "\n\n".join([text, *(part for part in parts if part), where(data)])
+
+
+def _gain(by: dict[Any, Any], model: str, batches: list[int]) -> str:
+    """What offloading buys: batch, at what speed, against recomputing."""
+
+    def of(strategy: str) -> dict[int, dict[str, Any]]:
+        keys = [(model, strategy, b) for b in batches]
+        return {key[2]: by[key] for key in keys if key in by}
+
+    keep, offload, recompute = of("keep"), of("offload"), of("recompute")
+    shared = sorted(set(keep) & set(offload))
+    if not shared or not recompute:
+        return ""
+    fits = {
+        b: max((n for n, c in offload.items() if c["peak_gb"] <= keep[b]["peak_gb"]))
+        for b in shared
+        if any(c["peak_gb"] <= keep[b]["peak_gb"] for c in offload.values())
+    }
+    times = max((n / b for b, n in fits.items()), default=0.0)
+    speed = min(offload[b]["tokens_per_s"] / keep[b]["tokens_per_s"] for b in shared)
+    most, other = max(offload), max(recompute)
+    ratio = offload[most]["tokens_per_s"] / recompute[other]["tokens_per_s"]
+    return (
+        f"Offloading fits up to {times:.1f} times keep's batch into keep's peak, runs "
+        f"at {speed:.3f}x keep's throughput or more at equal batches, and at its "
+        f"largest ({most}) at {ratio:.2f}x recomputing's at its largest ({other})."
+    )
 
 
 def _split(by: dict[Any, Any], model: str, batches: list[int]) -> str:

@@ -34,7 +34,7 @@ from ssdtrain.plan.timeline import Placements, Timeline
 
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
-SEARCH_MARKS = 600_000
+SEARCH_MARKS = 1_200_000
 """Marks simulated in a search, over all its candidates (about three seconds)."""
 BUDGET_MARGIN = 0.015
 """Share of a memory budget that is left for what the profile did not see."""
@@ -224,7 +224,9 @@ def _enumerated(judge: Judge, best: Candidate) -> Candidate | None:
 
 RECIPE_PARTS = 4
 TAIL_PARTS = 24
-WINDOW_PARTS = 42
+WINDOW_PARTS = 168
+WINDOW_STEP = 4
+"""A step is 10 % of the window, a part 3 %: the search goes to the edge by parts."""
 STEPS = (9, 3, 1)
 NUM_STARTS = 3
 NUM_EDGES = 12
@@ -303,7 +305,7 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
         Family(recipes, tail, window, late)
         for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
         for tail in (0, 6, 9, 12)
-        for window in (ends.window, 9, 20)
+        for window in (ends.window, 9 * WINDOW_STEP, 20 * WINDOW_STEP)
         for late in (0, 1)
     ]
     for _, start in sorted((value(start).rank, start) for start in starts)[:NUM_EDGES]:
@@ -316,6 +318,8 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
                 if better[0] >= value(at).rank:
                     break
                 at = better[1]
+        if judge.left_marks > reach:
+            _to_the_edge(at, ends.window, value)
     return min([best, *seen.values()], key=lambda candidate: candidate.rank)
 
 
@@ -345,7 +349,8 @@ def _near(at: Family, step: int, ends: Family) -> list[Family]:
     for axis in range(len(ends)):
         for sign in (-step, step):
             values = list(at)
-            values[axis] = min(max(values[axis] + sign, 0), ends[axis])
+            wide = WINDOW_STEP if Family._fields[axis] == "window" else 1
+            values[axis] = min(max(values[axis] + wide * sign, 0), ends[axis])
             found.add(Family(*values))
     return sorted(found)
 

@@ -1,0 +1,120 @@
+"""The planner's tables: what they say of known results."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "recipes" / "bench"
+ENVIRONMENT = {"device": "a GPU", "num_devices": 1, "num_cpus": 2, "versions": {}}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCH))
+    for name in ("planner_table", "table_text"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import planner_table
+
+    return planner_table
+
+
+def written(folder: Path, name: str, cells: dict[str, Any]) -> Path:
+    environment = {**ENVIRONMENT, "command": name}
+    data = {"environment": environment, "settings": {"memory_gb": 40}, "cells": cells}
+    (folder / name).write_text(json.dumps(data))
+    return folder
+
+
+def target(keep: list[float], auto: list[float]) -> dict[str, Any]:
+    plan = {"step_ms": 101.0, "peak_gb": 5.0}
+    own = {"step_ms": 102.0, "peak_gb": 5.1, "max_overhead": 0.01, "plan": plan}
+    return {
+        "8192x4/keep": {"step_ms": 100.0, "peak_gb": 20.0, "losses": keep},
+        "8192x4/auto": {**own, "losses": auto},
+    }
+
+
+@pytest.mark.parametrize(
+    ("keep", "auto", "equal"),
+    [
+        ([1.0, 0.9], [1.0, 0.9, 0.8], True),
+        ([1.0, 0.9, 0.8], [1.0, 0.9], True),
+        ([1.0, 0.9], [1.0, 0.8, 0.8], False),
+        ([], [1.0], False),
+    ],
+)
+def test_losses_of_the_shared_steps_are_compared(
+    table: Any, tmp_path: Path, keep: list[float], auto: list[float], equal: bool
+) -> None:
+    text = table.planner(written(tmp_path, "planner.json", target(keep, auto)))
+    row = next(line for line in text.splitlines() if line.startswith("| 8192x4 |"))
+    assert row.endswith(f"1.01x, 7.1 GB | {equal} |")
+
+
+def plan(predicted_ms: float, step_ms: float, policy: str = "") -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "predicted_ms": predicted_ms,
+        "predicted_keep_ms": 100.0,
+        "step_ms": step_ms,
+        "predicted_peak_bytes": 99,
+        "peak_bytes": 100,
+    }
+
+
+def test_overheads_are_right_to_a_quarter_or_a_hundredth(table: Any) -> None:
+    keep = plan(100.0, 110.0, "keep-all")
+    plans = [keep, plan(150.0, 180.0), plan(101.0, 112.0), plan(120.0, 187.0)]
+    found = table.scores(plans)
+    assert found["overheads"] == 0.75
+    assert found["peak_error"] == pytest.approx(0.01)
+    assert found["widest"] == pytest.approx(1.7)
+
+
+def test_declining_and_bandwidth_are_told(table: Any, tmp_path: Path) -> None:
+    limited = {
+        "gb_per_s": 12.0,
+        "measured_write_gb_per_s": 11.9,
+        "keep_ms": 200.0,
+        "step_ms": 201.0,
+        "peak_gb": 4.0,
+        "written_gb": 0.9,
+        "half_step_gb": 1.0,
+        "plan": {"keep_peak_gb": 8.0, "peak_gb": 4.1, "keep_ms": 198.0},
+    }
+    disk = {**limited, "gb_per_s": None, "measured_write_gb_per_s": 2.0}
+    cells = {
+        "decline": {"ratio": 1.004},
+        "bandwidth/12.0": limited,
+        "bandwidth/disk": disk,
+        "bandwidth/2.0": {"error": "no room"},
+    }
+    text = table.planner(written(tmp_path, "planner.json", cells))
+    assert "takes 1.004x a plain step" in text
+    rows = [line for line in text.splitlines() if "GB/s" in line]
+    assert [row.split("|")[1].strip() for row in rows] == ["the disk", "12 GB/s"]
+    assert "| 1.005x | 90 % |" in rows[1]
+
+
+def test_the_rok_says_what_offloading_buys(table: Any, tmp_path: Path) -> None:
+    def point(strategy: str, batch: int, peak_gb: float, speed: float) -> Any:
+        times = {"forward_ms": 1.0, "backward_ms": 2.0}
+        more = {"tokens_per_s": speed, "tflops": speed, "peak_gb": peak_gb}
+        return {"strategy": strategy, "batch": batch, **times, **more}
+
+    points = [
+        point("keep", 8, 12.0, 99.0),
+        point("keep", 16, 24.0, 100.0),
+        point("offload", 8, 5.0, 98.5),
+        point("offload", 16, 9.0, 99.8),
+        point("offload", 48, 24.0, 104.0),
+        point("recompute", 48, 30.0, 80.0),
+    ]
+    cells = {f"m/{p['strategy']}/{p['batch']}": p for p in points}
+    text = table.rok(written(tmp_path, "rok.json", cells))
+    assert "up to 3.0 times keep's batch" in text
+    assert "runs at 0.995x keep's throughput" in text
+    assert "at its largest (48) at 1.30x recomputing's at its largest (48)" in text
