@@ -51,6 +51,7 @@ class GraphArrays:
         self._segments: dict[tuple[Domain, Index], Segments] = {}
         self._tiles: dict[tuple[Domain, Index, int], Tiles] = {}
         self._num_heavy: dict[tuple[Domain, Index, int], int] = {}
+        self._longest: dict[tuple[Domain, Index], int] = {}
         self._remaps: dict[tuple[Domain, Index], Tensor] = {}
         self._numbers: dict[tuple[str, torch.dtype], Tensor] = {}
 
@@ -170,6 +171,16 @@ class GraphArrays:
             sizes = self.segments(domain, index).ptr.diff()
             self._num_heavy[key] = int((sizes > rows).sum())
         return self._num_heavy[key]
+
+    def longest(self, domain: Domain, index: Index) -> int:
+        """Rows of the largest group. Counted without the segments: the cost model asks
+        for groups that no kernel may ever walk."""
+        key = (domain, index)
+        if key not in self._longest:
+            leads = self._make_index(domain, index)
+            sizes = torch.bincount(leads) if leads.numel() else leads.new_zeros(1)
+            self._longest[key] = int(sizes.max())
+        return self._longest[key]
 
     def tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
         """Row blocks of at most `block` rows, none crossing a type."""

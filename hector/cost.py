@@ -3,13 +3,15 @@
 Wu leaves this to future work and says what it is worth: 1.02 to 1.33 times over
 the best fixed setting. A setting's cost is read off its lowered plans: the device's
 time is the bytes that the kernels move and the products they take over its bandwidth
-and rate, the host's a fixed time a launch. The two run side by side, so the larger one
-counts, the host on small graphs, the device on large ones, and a tenth of the other.
+and rate, and the walk of the largest group, step after step; the host's a fixed time a
+step and a launch. The two run side by side, so the larger one counts, the host on small
+graphs, the device on large ones, and a tenth of the other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hector.emit.schedules import Sizes, default_schedule, programs
+from hector.emit.schedules import Sizes, default_schedule, programs, walk_steps
 from hector.ir.kernels import (
     Fallback,
     Gemm,
@@ -35,18 +37,25 @@ class DeviceModel:
     """What a device does in a second; the defaults are an H200's, fitted to measured
     steps by `recipes/bench/rgnn_fit.py`: what irregular kernels reach."""
 
-    bytes_per_second: float = 2.9e12
-    gather_bytes_per_second: float = 1.4e12
+    bytes_per_second: float = 3.35e12
+    gather_bytes_per_second: float = 1.94e12
     cache_bytes: float = 4e7
     """A gathered value of at most this size stays in the L2 cache."""
-    cached_bytes_per_second: float = 1.4e12
+    cached_bytes_per_second: float = 3.2e12
     operations_per_second: float = 6e13
-    launch_seconds: float = 6.1e-5
-    """Host time of a generated kernel: memory, arguments, launch, autograd's share."""
-    parameter_launch_seconds: float = 1.3e-4
+    launch_seconds: float = 2e-5
+    """Host time of a generated kernel: memory, arguments, launch."""
+    parameter_launch_seconds: float = 9e-5
     """Host time of an operation on parameters that PyTorch runs."""
+    inference_seconds: float = 2.8e-5
+    """Host time of a step beside its launches."""
+    training_seconds: float = 6.9e-4
+    """The same with autograd, the parameters' gradients and a loss."""
     kernel_seconds: float = 4e-6
     """Device time of a kernel that has nothing to do."""
+    walk_step_seconds: float = 4.9e-7
+    """Between two steps of a program along its group: loads that wait for one another.
+    The last of a skewed graph's groups has most of the device to itself."""
     program_seconds: float = 6e-10
     """Time between the starts of two programs: what bounds millions of small ones. Not
     fitted but read off: 1.14 ms for 1.89 million, 1.96 ms for 3.23 million."""
@@ -97,10 +106,12 @@ class CostModel:
         self.arrays, self.device, self.value_bytes = arrays, device, value_bytes
         self.mapping = mapping
 
-    def plan_seconds(self, plan: Plan) -> float:
-        """Predicted time of one run of a plan."""
-        host = sum(self.host_seconds(k) for k in plan.kernels)
-        device = sum(self.kernel_seconds(k) for k in plan.kernels)
+    def step_seconds(self, plans: Sequence[Plan]) -> float:
+        """Predicted time of one step: inference is one plan, training two."""
+        d = self.device
+        host = d.inference_seconds if len(plans) == 1 else d.training_seconds
+        host += sum(self.host_seconds(k) for p in plans for k in p.kernels)
+        device = sum(self.kernel_seconds(k) for p in plans for k in p.kernels)
         return max(host, device) + EXPOSED * min(host, device)
 
     def host_seconds(self, k: Kernel) -> float:
@@ -121,6 +132,8 @@ class CostModel:
             if isinstance(chosen, TraversalSchedule):
                 count = programs(k, chosen, self.arrays)
                 busy = max(busy, count * self.device.program_seconds)
+                steps = walk_steps(k, chosen, self.arrays)
+                busy += steps * self.device.walk_step_seconds
         return self.device.kernel_seconds + busy
 
     def work(self, k: Kernel) -> Work:

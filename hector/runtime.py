@@ -337,7 +337,7 @@ class Compiled:
             parts = (
                 (plans,) if isinstance(plans, Plan) else (plans.forward, plans.backward)
             )
-            costs[settings] = sum(map(model.plan_seconds, parts))
+            costs[settings] = model.step_seconds(parts)
         return costs
 
     def predicted_bytes(

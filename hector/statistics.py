@@ -22,6 +22,10 @@ class GraphStatistics:
     """Edges a node."""
     max_in_degree: int
     max_out_degree: int
+    max_source_pair_degree: int
+    """Edges of one type from one source, at most."""
+    max_destination_pair_degree: int
+    """Edges of one type into one destination, at most."""
     entity_compaction_ratio: float
     """Unique (source, edge type) pairs over edges (Wu, section 3.4.3)."""
     destination_compaction_ratio: float
@@ -36,6 +40,7 @@ def statistics(graph: HeteroGraph) -> GraphStatistics:
     """Sizes, degrees, compaction ratios and relation skew, on the host."""
     sizes = graph.etype_ptr.diff()
     ins, outs = graph.csc().ptr.diff(), graph.csr().ptr.diff()
+    sources, destinations = graph.unique_src(), graph.unique_dst()
     edges = max(graph.num_edges, 1)
     return GraphStatistics(
         num_nodes=graph.num_nodes,
@@ -45,15 +50,21 @@ def statistics(graph: HeteroGraph) -> GraphStatistics:
         num_empty_relations=int((sizes == 0).sum()),
         num_isolated_nodes=int(((ins == 0) & (outs == 0)).sum()),
         average_degree=graph.num_edges / max(graph.num_nodes, 1),
-        max_in_degree=int(ins.max()) if graph.num_nodes else 0,
-        max_out_degree=int(outs.max()) if graph.num_nodes else 0,
-        entity_compaction_ratio=graph.unique_src().num_unique / edges,
-        destination_compaction_ratio=graph.unique_dst().num_unique / edges,
+        max_in_degree=_largest(ins),
+        max_out_degree=_largest(outs),
+        max_source_pair_degree=_largest(sources.edges().ptr.diff()),
+        max_destination_pair_degree=_largest(destinations.edges().ptr.diff()),
+        entity_compaction_ratio=sources.num_unique / edges,
+        destination_compaction_ratio=destinations.num_unique / edges,
         largest_relation_share=(
             int(sizes.max()) / edges if graph.num_edge_types else 0.0
         ),
         relation_gini=_gini(sizes),
     )
+
+
+def _largest(sizes: Tensor) -> int:
+    return int(sizes.max()) if sizes.numel() else 0
 
 
 def _gini(sizes: Tensor) -> float:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,12 @@ def compile_together(
     workers = min(len(launches), len(os.sched_getaffinity(0)))
     if workers < 2:
         return
-    with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):
-        for launch in launches:
-            launch.compile(dtypes)
+
+    def compile_all() -> None:
+        with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):
+            for launch in launches:
+                launch.compile(dtypes)
+
+    # Triton leaves the mode active when a compilation fails; it ends with this copy of
+    # the context, and the next plan compiles.
+    copy_context().run(compile_all)

@@ -100,9 +100,14 @@ def emit(
 
 def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emitted]:
     """The heavy groups, a program each; then the others, a lane each."""
-    program, lane = SegmentMapping.PROGRAM, SegmentMapping.LANE
-    heavy = replace(schedule, mapping=program, heavy_first=True)
-    light = replace(schedule, mapping=lane, heavy_first=True)
+    heavy = replace(
+        schedule,
+        mapping=SegmentMapping.PROGRAM,
+        block=schedule.heavy_block,
+        num_warps=schedule.heavy_warps,
+        heavy_first=True,
+    )
+    light = replace(schedule, mapping=SegmentMapping.LANE, heavy_first=True)
     return [
         emit_traversal(k, f"{name}_heavy", heavy, Groups.HEAVY),
         emit_traversal(k, f"{name}_light", light, Groups.LIGHT),

@@ -5,8 +5,10 @@ are equal up to rounding whatever is chosen here.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
+from hector.emit.phases import phases_of
 from hector.emit.source import pow2
 from hector.ir.kernels import (
     Gemm,
@@ -19,7 +21,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
-from hector.ir.types import TARGET, TYPE_DOMAINS, Domain
+from hector.ir.types import TARGET, TYPE_DOMAINS, Domain, Index
 
 TARGET_PROGRAMS = 1024
 """Programs of a split sum: enough to fill a large GPU several times."""
@@ -31,12 +33,22 @@ LANE_TILE = 1024
 """Elements of the tile that lanes hold: groups a program times the row's width."""
 MAX_TILE = 4096
 """Elements of the widest tile that a traversal keeps in registers."""
+HEAVY_TILE = 8192
+"""The same of a program that has a heavy group to itself: the longest group is walked
+by one program, step after step, so its steps are few and wide."""
+LONG_WALK = 128
+"""Steps of one program that last longer than the lanes of shared programs walk (at most
+`heavy_rows` steps) and heavy groups in wide steps after them."""
 
 
 class Sizes(Protocol):
     """What is known of a graph: `GraphArrays`, or published counts."""
 
     def rows(self, domain: Domain) -> int: ...
+
+    def longest(self, domain: Domain, index: Index) -> int:
+        """Rows of the largest group of `domain` by `index`."""
+        ...
 
 
 def default_schedule(
@@ -104,11 +116,13 @@ def _traversal(
         return TraversalSchedule(block=block, chunk_rows=chunk, num_warps=4)
     groups = max(arrays.rows(target), 1)
     mean = max(rows // groups, 1)
-    if mapping is None and groups >= MANY_GROUPS and mean <= SMALL_GROUP:
-        mapping = SegmentMapping.SPLIT
+    block = min(max(pow2(mean), 4), 32)
+    if mapping is None and mean <= SMALL_GROUP:
+        longest = arrays.longest(k.loop.domain, k.loop.group)
+        if groups >= MANY_GROUPS or longest > LONG_WALK * block:
+            mapping = SegmentMapping.SPLIT
     if mapping not in (None, SegmentMapping.PROGRAM):
         return _shared(width, mapping)
-    block = min(max(pow2(mean), 4), 32)
     tile = block * width
     warps = 1 if tile <= 1024 else 2 if tile <= 2048 else 4
     return TraversalSchedule(block=_fit(block, width), num_warps=warps)
@@ -117,9 +131,33 @@ def _traversal(
 def _shared(width: int, mapping: SegmentMapping) -> TraversalSchedule:
     """Several groups a program."""
     block = _fit(min(max(LANE_TILE // width, 1), 128), width)
-    return TraversalSchedule(
-        mapping=mapping, block=block, heavy_first=True, num_warps=4
+    return _with_heavy(
+        TraversalSchedule(mapping=mapping, block=block, heavy_first=True, num_warps=4),
+        width,
     )
+
+
+def _with_heavy(schedule: TraversalSchedule, width: int) -> TraversalSchedule:
+    """The wide steps of heavy groups: 16 elements a thread, or fewer."""
+    block = max(1, min(HEAVY_TILE // width, 256))
+    warps = min(max(block * width // 512, 4), 16)
+    return replace(schedule, heavy_block=block, heavy_warps=warps)
+
+
+def walk_steps(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
+    """Steps that follow one another when the largest group is walked; 0 if groups do
+    not bound a kernel: rows alone, or chunks of even size."""
+    group = k.loop.group
+    if group is None or TARGET[k.loop.domain, group] in TYPE_DOMAINS:
+        return 0
+    longest = arrays.longest(k.loop.domain, group)
+    if schedule.mapping is SegmentMapping.PROGRAM:
+        steps = -(-longest // schedule.block)
+    elif schedule.mapping is SegmentMapping.LANE or longest <= schedule.heavy_rows:
+        steps = longest
+    else:
+        steps = schedule.heavy_rows + -(-longest // schedule.heavy_block)
+    return steps * len(phases_of(k))
 
 
 def candidates(kernel: Kernel, first: Schedule) -> Iterator[Schedule]:
@@ -162,9 +200,10 @@ def _traversal_candidates(
                     block=_fit(block, width), num_warps=warps, heavy_first=heavy
                 )
     for elements in (256, 512, 1024):
-        yield TraversalSchedule(
+        split = TraversalSchedule(
             mapping=SegmentMapping.SPLIT,
             block=max(1, elements // width) if width > 4 else 128,
             heavy_first=True,
             num_warps=max(1, elements // 256) if width > 4 else 4,
         )
+        yield _with_heavy(split, width)

@@ -1,4 +1,10 @@
-"""Text of tile arithmetic: what traversal kernels are written in."""
+"""Text of tile arithmetic: what traversal kernels are written in.
+
+[Note: offsets] A row number becomes a 64-bit offset after it was put on its axis, not
+before: Triton 3.6 moves a layout conversion of `x.to(tl.int64)[:, None]` up to the load
+that gave x, leaves that load's mask behind, and then refuses its own code (seen with
+32 and 64 rows of width 32).
+"""
 
 from dataclasses import dataclass, field
 
@@ -79,8 +85,9 @@ class Tiles:
         """Offsets of a tile: `row` (None: the only row) of rows of `total` elements."""
         terms = []
         if row is not None:
-            scaled = row if total == 1 else f"{row}.to(tl.int64) * {total}"
-            terms.append(f"({scaled}){self.axes(0)}")
+            # See [Note: offsets]: the axes come before the wider integer.
+            column = f"({row}){self.axes(0)}"
+            terms.append(column if total == 1 else f"{column}.to(tl.int64) * {total}")
         if shape[0] > 1:
             terms.append(f"{self.head(shape[0])} * {total // shape[0]}")
         terms.append(self.column(shape[1]) if shape[1] > 1 else self.zero())

@@ -221,11 +221,15 @@ class TraversalSchedule:
     mapping: SegmentMapping = SegmentMapping.PROGRAM
     block: int = 16
     """PROGRAM: rows of a group taken at once. LANE and ungrouped: rows a program.
-    SPLIT: both."""
+    SPLIT: groups a program of the small ones."""
     heavy_first: bool = False
     """Row remapping: start with the largest groups. SPLIT always does."""
     heavy_rows: int = 64
     """SPLIT: rows of the largest group that a lane walks."""
+    heavy_block: int = 64
+    """SPLIT: rows of a larger group taken at once."""
+    heavy_warps: int = 8
+    """SPLIT: warps of the program that walks a larger group."""
     chunk_rows: int = 1024
     """For sums into types: rows one program takes."""
     num_warps: int = 2

@@ -256,7 +256,7 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     began = time.monotonic()
     graphs = Graphs(device, args.scale, args.store)
     results = Results(args.out, args.earlier, keep_failed=args.restarted)
-    command = f"python -m recipes.bench.rgnn {words}"
+    command = f"python -m recipes.bench.rgnn {_without_places(words)}"
     about = {**machine(device), "command": command, "scale": args.scale}
     times = {"prepared_s": round(args.prepared_s, 1)}
     run = results.start_run({**about, **_ceilings(device), **times})
@@ -285,6 +285,12 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     print(f"{len(results.data['records'])} records, {skipped} left for another run")
     results.write()
     return 0
+
+
+def _without_places(words: str) -> str:
+    """A command line that says nothing of where this machine keeps its files."""
+    parts = (Path(w).name if w.startswith("/") else w for w in words.split())
+    return " ".join(parts)
 
 
 def _ceilings(device: torch.device) -> dict[str, Any]:

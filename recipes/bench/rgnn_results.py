@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.rgnn_cells import Contender, Phase, Work
+from recipes.bench.rgnn_measure import FAST_MS
 
 SETTING_OF = {
     Contender.HECTOR_NONE: "none",
@@ -81,11 +82,15 @@ class Results:
         return None if best is None else float(best["ms"])
 
     def same_setting(self, work: Work) -> dict[str, Any] | None:
-        """The record of a fixed setting that the cost model chose anyway."""
+        """The record of a fixed setting that the cost model chose anyway. Not of a fast
+        step: the host bounds it, a host drifts by half in minutes, and the settings are
+        compared with one another."""
         if work.phase is not Phase.ABLATION:
             return None
         chosen = self.find(work, Contender.HECTOR)
         if chosen is None or chosen.get("setting") != SETTING_OF[work.contender]:
+            return None
+        if chosen.get("ms", FAST_MS) < FAST_MS:
             return None
         same = {k: v for k, v in chosen.items() if k not in ("key", "run")}
         return {**same, "taken_from": Contender.HECTOR.value}

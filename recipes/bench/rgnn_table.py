@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recipes.bench.rgnn_choice import SETTINGS, over_best, taken, told
+
 # Wu's geometric means over the best of the systems of its time (Table 3.4).
 SEED_MEANS = {
     ("rgcn", "inference"): 1.91,
@@ -21,7 +23,6 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
-SETTINGS = ("none", "compaction", "reordering", "both")
 MODELS = ("rgcn", "rgat", "hgt")
 TASKS = ("inference", "training")
 DTYPES = ("float32", "bfloat16")
@@ -177,7 +178,7 @@ def ablation(results: Results) -> str:
         if not any(times):
             continue
         base = times[0]
-        gains = (*times[1:], results.ms("hector", **cell))
+        gains = (*times[1:], taken(results, **cell).get("ms"))
         texts = [number(base / t if base and t else None) for t in gains]
         rows.append([name, number(base, 3), *texts])
     header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
@@ -186,24 +187,8 @@ def ablation(results: Results) -> str:
 
 def choice(results: Results, tolerance: float = 0.05) -> str:
     """How often the cost model's choice is within `tolerance` of the best setting."""
-    ratios = {}
-    for name, cell in cells(results):
-        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
-        known = [t for t in times if t is not None]
-        chosen = results.ms("hector", **cell)
-        if chosen is not None and len(known) > 1:
-            ratios[name] = chosen / min(known)
-    missed = {n: r for n, r in ratios.items() if r > 1 + tolerance}
-    close = len(ratios) - len(missed)
-    if not ratios:
-        return ""
-    share = 100 * close / len(ratios)
-    text = (
-        f"The cost model's choice is within {100 * tolerance:.0f} % of the best fixed "
-        f"setting in {close} of {len(ratios)} cells ({share:.0f} %)."
-    )
-    words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in missed.items())
-    return text + (f" Missed: {words}." if missed else "")
+    ratios = {name: over_best(results, **cell) for name, cell in cells(results)}
+    return told({n: r for n, r in ratios.items() if r is not None}, tolerance)
 
 
 def memory(results: Results) -> str:

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+# Tables that are modules of `recipes` too import one another by that name.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
 from gather_table import gather
 from gnn_table import gnn
 from megatron_table import megatron

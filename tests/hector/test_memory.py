@@ -9,7 +9,7 @@ from hector.emit.device import DevicePlan, ValueTypes
 from hector.emit.launch import Launch
 from hector.emit.schedules import default_schedule
 from hector.ir.builder import Builder
-from hector.ir.types import Domain
+from hector.ir.types import Domain, Index
 from hector.memory import plan_memory, step_memory
 from hector.passes.lifetimes import lifetimes
 from hector.passes.pipeline import (
@@ -44,6 +44,9 @@ class Published:
             Domain.NTYPE: s.num_node_types,
             Domain.GLOBAL: 1,
         }[domain]
+
+    def longest(self, domain: Domain, index: Index) -> int:
+        return self.spec.num_edges
 
 
 def training(model: str, settings: Optimizations) -> TrainingPlan:

@@ -10,7 +10,8 @@ from hector import Backend, HeteroGraph, Optimizations
 from hector.arrays import GraphArrays
 from hector.cost import EXPOSED, CostModel, DeviceModel, Work
 from hector.datasets.generate import GraphSpec, generate
-from hector.emit.schedules import default_schedule
+from hector.emit.phases import phases_of
+from hector.emit.schedules import HEAVY_TILE, default_schedule, walk_steps
 from hector.ir.kernels import (
     Gemm,
     Loop,
@@ -21,6 +22,7 @@ from hector.ir.kernels import (
 from hector.ir.types import Domain, Index
 from hector.passes.pipeline import ALL_SETTINGS
 from hector.runtime import executables, uses_triton
+from hector.statistics import statistics
 from recipes.bench.hector_models import MODELS, plans
 from recipes.hector_layers import comp_gcn, gat, relational_gatv2
 
@@ -171,10 +173,14 @@ def test_the_work_of_a_gemm_and_a_traversal() -> None:
     assert model.kernel_seconds(walk) > device.kernel_seconds
     # The host starts kernels while the device runs them: the larger one counts, and a
     # share of the other.
-    host = sum(model.host_seconds(k) for k in plan.kernels)
+    host = device.inference_seconds + sum(model.host_seconds(k) for k in plan.kernels)
     busy = sum(model.kernel_seconds(k) for k in plan.kernels)
     assert busy < host
-    assert model.plan_seconds(plan) == host + EXPOSED * busy
+    assert model.step_seconds([plan]) == host + EXPOSED * busy
+    # Training is one step of two plans.
+    both = model.step_seconds([plan, plan])
+    host = device.training_seconds + 2 * (host - device.inference_seconds)
+    assert both == pytest.approx(host + EXPOSED * 2 * busy)
 
 
 def test_small_groups_share_programs_and_that_is_reckoned_with() -> None:
@@ -187,17 +193,70 @@ def test_small_groups_share_programs_and_that_is_reckoned_with() -> None:
         def rows(self, domain: Domain) -> int:
             return 6_000_000 if domain is Domain.EDGE else 2_000_000
 
+        def longest(self, domain: Domain, index: Index) -> int:
+            return 1000
+
     chosen = default_schedule(walk, Many())
     assert isinstance(chosen, TraversalSchedule)
     assert chosen.mapping is SegmentMapping.SPLIT
     few = default_schedule(walk, GraphArrays(small()))
     assert isinstance(few, TraversalSchedule)
     assert few.mapping is SegmentMapping.PROGRAM
-    device = DeviceModel(program_seconds=1.0, kernel_seconds=0.0)
+    device = DeviceModel(program_seconds=1.0, kernel_seconds=0.0, walk_step_seconds=0.0)
     program = CostModel(Many(), device, mapping=SegmentMapping.PROGRAM)
     assert program.kernel_seconds(walk) == 2e6
     shared = CostModel(Many(), device).kernel_seconds(walk)
     assert shared == -(-2_000_000 // chosen.block)
+
+
+def test_the_longest_group_is_walked_in_wide_steps_and_counted() -> None:
+    """A thousand groups of three rows, and one of ten thousand."""
+    (plan,) = (p for n, p in plans("rgat", 64, Optimizations()) if "infer" in n)
+    by_dst = Loop(domain=Domain.EDGE, group=Index.DST)
+    (walk,) = (k for k in plan.kernels if getattr(k, "loop", None) == by_dst)
+
+    class Skewed:
+        def __init__(self, longest: int) -> None:
+            self.most = longest
+
+        def rows(self, domain: Domain) -> int:
+            return 3000 if domain is Domain.EDGE else 1000
+
+        def longest(self, domain: Domain, index: Index) -> int:
+            return self.most
+
+    even = default_schedule(walk, Skewed(4))
+    assert isinstance(even, TraversalSchedule)
+    assert even.mapping is SegmentMapping.PROGRAM
+    assert walk_steps(walk, even, Skewed(4)) == len(phases_of(walk))
+    skewed = Skewed(10_000)
+    one = default_schedule(walk, skewed, SegmentMapping.PROGRAM)
+    split = default_schedule(walk, skewed)
+    assert isinstance(one, TraversalSchedule) and isinstance(split, TraversalSchedule)
+    assert split.mapping is SegmentMapping.SPLIT
+    # Lanes walk up to heavy_rows; then ten thousand rows, heavy_block at a time.
+    steps = split.heavy_rows + -(-10_000 // split.heavy_block)
+    assert walk_steps(walk, split, skewed) == steps * len(phases_of(walk))
+    assert 10 * steps * len(phases_of(walk)) < walk_steps(walk, one, skewed)
+    assert split.heavy_block * 64 <= HEAVY_TILE
+    device = DeviceModel(kernel_seconds=0.0, walk_step_seconds=1.0)
+    seconds = CostModel(skewed, device).kernel_seconds(walk)
+    assert int(seconds) == steps * len(phases_of(walk))
+
+
+def test_the_longest_group_of_a_graph() -> None:
+    g = small(ratio=0.3, edges=500)
+    arrays = GraphArrays(g)
+    assert arrays.longest(Domain.EDGE, Index.SRC) == int(g.src.bincount().max())
+    for pairs, index in (
+        (g.unique_src(), Index.SRC_PAIR),
+        (g.unique_dst(), Index.DST_PAIR),
+    ):
+        most = int(pairs.edges().ptr.diff().max())
+        assert arrays.longest(Domain.EDGE, index) == most
+        about = statistics(g)
+        name = "source" if index is Index.SRC_PAIR else "destination"
+        assert getattr(about, f"max_{name}_pair_degree") == most
 
 
 @settings(max_examples=10, deadline=None)
@@ -206,10 +265,17 @@ def test_more_edges_cost_more(scale: int, model: str) -> None:
     def seconds(edges: int) -> float:
         arrays = GraphArrays(small(ratio=0.1, edges=edges))
         # Without launches: while the host is slower than the device, edges are free.
-        device = DeviceModel(launch_seconds=0, parameter_launch_seconds=0)
+        # Without walks: of larger groups more rows are taken at once.
+        device = DeviceModel(
+            launch_seconds=0,
+            parameter_launch_seconds=0,
+            inference_seconds=0,
+            training_seconds=0,
+            walk_step_seconds=0,
+        )
         cost = CostModel(arrays, device)
         found = (p for _, p in plans(model, 8, Optimizations()))
-        return sum(map(cost.plan_seconds, found))
+        return sum(cost.step_seconds([p]) for p in found)
 
     assert seconds(150 * scale) < seconds(150 * (scale + 1))
 

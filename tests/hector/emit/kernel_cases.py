@@ -150,8 +150,8 @@ def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
     for k in walks.values():
         first = TraversalSchedule(mapping=split, block=4)
         want = run(k, arrays, replace(first, mapping=SegmentMapping.PROGRAM))
-        for rows in (0, 2, 64):
-            schedule = replace(first, heavy_rows=rows)
+        for rows, wide in ((0, 2), (2, 64), (64, 64)):
+            schedule = replace(first, heavy_rows=rows, heavy_block=wide)
             launches.add(_count_launches(k, arrays, schedule))
             for a, b in zip(run(k, arrays, schedule), want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,56 @@
+"""Compilation ahead of the first launch."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hector.emit.launch import Launch, compile_together
+
+
+class Kernel:
+    """Compiles in Triton's pool, or fails there."""
+
+    def __init__(self, name: str, error: str = "") -> None:
+        self.name, self.error, self.compiled = name, error, False
+
+    def warmup(self, *args: object, grid: object) -> None:
+        from triton.runtime._async_compile import active_mode
+
+        mode = active_mode.get()
+        assert mode is not None
+        steps: list[Callable[..., Any]] = [self._compile, self._finish]
+        # Later versions also ask what to do after a failure.
+        if "cleanup_fn" in inspect.signature(mode.submit).parameters:
+            steps.append(lambda *_: None)
+        mode.submit(self.name, *steps)
+
+    def _compile(self) -> str:
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.name
+
+    def _finish(self, kernel: object) -> None:
+        self.compiled = True
+
+
+def _launches(*kernels: Kernel) -> list[Launch]:
+    return [Launch(k, (1, 1, 1), [], (), (), {}) for k in kernels]
+
+
+def test_a_failed_compilation_does_not_stop_the_next_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton's mode stays active after a failure; every later plan then failed."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    bad = _launches(Kernel("good"), Kernel("bad", error="no such instruction"))
+    types: dict[object, torch.dtype] = {}
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        compile_together(bad, types)  # type: ignore[arg-type]
+    kernels = Kernel("one"), Kernel("other")
+    compile_together(_launches(*kernels), types)  # type: ignore[arg-type]
+    assert all(k.compiled for k in kernels)
