@@ -65,7 +65,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--contenders", nargs="+", default=[c.value for c in Contender])
     add("--store", type=Path, help="keep the graphs here")
     add("--prepare-s", type=float, default=PREPARE_S, help="limit of preparing")
-    add("--again", nargs="*", default=[], help="contenders whose fp32 cells are stale")
+    add("--again", nargs="*", default=[], help="contenders whose cells are stale")
+    add("--again-dtypes", nargs="+", default=["float32"], help="and in which dtypes")
     add("--prepare", action="store_true", help="only make graphs and compile")
     add("--cache-in", type=Path, help="kernels that --cache-out of an earlier run made")
     add("--cache-out", type=Path, help="write the compiled kernels to this file")
@@ -223,7 +224,7 @@ def prepare(args: argparse.Namespace, device: torch.device) -> int:
     """Graphs into the store, our kernels into Triton's cache; failures show later."""
     graphs = Graphs(device, args.scale, args.store)
     results = Results(args.out, args.earlier)
-    results.forget(args.again, "")
+    results.forget(args.again, "", args.again_dtypes)
     for name in args.graphs:
         graphs.get(name)
     for work in _staggered(plan([Phase(p) for p in args.phases], args.graphs), args):
@@ -261,7 +262,7 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     times = {"prepared_s": round(args.prepared_s, 1)}
     run = results.start_run({**about, **_ceilings(device), **times})
     if not args.restarted:
-        results.forget(args.again, about.get("uuid", ""))
+        results.forget(args.again, about.get("uuid", ""), args.again_dtypes)
     skipped = 0
     for work in plan([Phase(p) for p in args.phases], args.graphs):
         left = args.budget_s - (time.monotonic() - began)
@@ -270,7 +271,7 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
         if left < 5:
             skipped += 1
             continue
-        values = results.same_setting(work)
+        values = results.same_setting(work, run)
         started = time.monotonic()
         values = values or take(work, graphs, results, min(left - 2, args.limit_s))
         # All of it: building, the first call, timing, the check.

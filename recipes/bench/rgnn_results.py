@@ -1,6 +1,7 @@
 """The results file of `rgnn.py`: read once, rewritten after every measurement."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,25 @@ class Results:
         self.data["runs"].append(about)
         return len(self.data["runs"]) - 1
 
-    def forget(self, contenders: list[str], uuid: str) -> None:
-        """Take the fp32 cells of these contenders again.
+    def forget(
+        self,
+        contenders: list[str],
+        uuid: str,
+        dtypes: Collection[str] = ("float32",),
+    ) -> None:
+        """Take these contenders' cells of these dtypes again: times, kernels, profiles.
 
         On another device than before also the best other of each such cell: only
         records of one device are compared. A new record replaces the old one.
         """
         for text, record in list(self.by_key.items()):
             key = record["key"]
-            mine = key["contender"] in contenders and key["what"] == "time"
-            if not mine or (key["dtype"], key["width"]) != ("float32", 64):
+            mine = key["contender"] in contenders and key["dtype"] in dtypes
+            if not mine or key["width"] != 64 or text not in self.by_key:
                 continue
             del self.by_key[text]
+            if key["what"] != "time":
+                continue
             if self.data["runs"][record["run"]].get("uuid") == uuid:
                 continue
             best = self._best_other(key)
@@ -81,7 +89,7 @@ class Results:
         best = self._best_other(work.key())
         return None if best is None else float(best["ms"])
 
-    def same_setting(self, work: Work) -> dict[str, Any] | None:
+    def same_setting(self, work: Work, run: int) -> dict[str, Any] | None:
         """The record of a fixed setting that the cost model chose anyway. Not of a fast
         step: the host bounds it, a host drifts by half in minutes, and the settings are
         compared with one another."""
@@ -91,6 +99,9 @@ class Results:
         if chosen is None or chosen.get("setting") != SETTING_OF[work.contender]:
             return None
         if chosen.get("ms", FAST_MS) < FAST_MS:
+            return None
+        runs = self.data["runs"]
+        if runs[chosen["run"]].get("uuid") != runs[run].get("uuid"):
             return None
         same = {k: v for k, v in chosen.items() if k not in ("key", "run")}
         return {**same, "taken_from": Contender.HECTOR.value}

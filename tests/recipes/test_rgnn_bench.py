@@ -61,6 +61,7 @@ def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
     """On the same device ours alone, on another one the best other beside it."""
     records = [record("hector", 2.0), record("pyg", 3.0), record("sorted-loop", 9.0)]
     records.append(record("hector", 1.0, dtype="bfloat16"))
+    records.append(record("pyg", 3.0, what="profile"))
     path = tmp_path / "r.json"
     runs = [{"device": "a", "uuid": "1"}]
     path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": records}))
@@ -71,6 +72,8 @@ def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
         gone = [json.loads(k) for k in known - set(results.by_key)]
         assert {k["contender"] for k in gone} == stale
         assert {k["dtype"] for k in gone} == {"float32"}
+        results.forget(["hector"], uuid, ["bfloat16"])
+        assert not any(json.loads(k)["contender"] == "hector" for k in results.by_key)
     (work,) = (
         w
         for w in plan([Phase.MAIN], ["aifb"])
@@ -82,6 +85,39 @@ def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
         results.add(work, 0, {"status": "ok", "ms": ms})
     same = [r for r in results.data["records"] if r["key"] == work.key()]
     assert [r["ms"] for r in same] == [4.0]
+
+
+def test_stale_kernels_are_taken_again(tmp_path: Path) -> None:
+    records = [record("hector", 2.0), record("hector", 9.0, what="kernels")]
+    records += [record("pyg", 3.0), record("pyg", 3.0, what="profile")]
+    path = tmp_path / "r.json"
+    runs = [{"device": "a", "uuid": "1"}]
+    path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": records}))
+    results = Results(path, None)
+    results.forget(["hector"], "1")
+    left = [json.loads(k) for k in results.by_key]
+    assert [(k["contender"], k["what"]) for k in left] == [
+        ("pyg", "time"),
+        ("pyg", "profile"),
+    ]
+
+
+def test_a_setting_is_not_taken_from_another_machine(tmp_path: Path) -> None:
+    """Or from a step that the host bounds."""
+    (work,) = (
+        w
+        for w in plan([Phase.ABLATION], ["aifb"])
+        if w.contender is Contender.HECTOR_BOTH
+        and w.cell.model is LayerKind.RGCN
+        and w.cell.task is Task.TRAINING
+    )
+    runs = [{"device": "a", "uuid": "1"}, {"device": "a", "uuid": "2"}]
+    for ms, run, reused in ((9.0, 0, True), (9.0, 1, False), (1.0, 0, False)):
+        ours = {**record("hector", ms, graph="aifb"), "setting": "compact+reorder"}
+        path = tmp_path / "r.json"
+        path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": [ours]}))
+        found = Results(path, None).same_setting(work, run)
+        assert (found is not None) == reused
 
 
 def test_failures_are_recorded_and_tried_again(
