@@ -72,7 +72,7 @@ def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
     """Such as 1.004x, 5.1 GB."""
     if "step_ms" not in cell or "step_ms" not in keep:
         words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
-        return words[-1][-60:]  # a traceback's last line says what is wrong
+        return words[-1].strip()[-60:]  # a traceback's last line says what is wrong
     peaks = cell["peak_gb"]
     close = max(peaks) - min(peaks) < 0.02 * max(peaks)
     shown = [max(peaks)] if close else peaks

@@ -218,18 +218,21 @@ class CpuDevice:
         after: Sequence[Event],
     ) -> CpuEvent:
         done = CpuEvent()
+        both = [source, target]
 
         def run() -> None:
             try:
                 for event in after:
                     event.synchronize()
                 start, copies = time.monotonic_ns(), self._copies
-                target.copy_(source)
+                both[1].copy_(both[0])
                 if copies is not None:
                     ms = (time.monotonic_ns() - start) / 1e6
-                    copies.append(Copy(outwards, source.numel(), ms))
+                    copies.append(Copy(outwards, both[0].numel(), ms))
             except BaseException as error:
                 done.error = error
+            # The thread holds this function a moment longer than the copy lasts.
+            both.clear()
             done.reach()
 
         (self._store if outwards else self._load).submit(run)

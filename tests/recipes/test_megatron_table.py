@@ -6,11 +6,26 @@ from typing import Any
 
 from recipes.bench.megatron_table import megatron
 
+ONE = {"peak_gb": [10.0]}
 CELLS: dict[str, Any] = {
     "law/gpt/tp2/256x4": {"host_equal": True, "ssd_equal": True},
     "bert/tp2/8x4/keep": {"step_ms": 200.0, "peak_gb": [20.0, 20.1]},
     "bert/tp2/8x4/ours auto": {"step_ms": 201.0, "peak_gb": [8.0, 8.0]},
-    "bert/tp2/8x4/full recompute": {"error": "out of memory"},
+    "bert/tp2/8x4/full recompute": {
+        "error": "rank 0: Traceback:\n  in forward\n out of memory\n | rank 1: also"
+    },
+    "gpt/tp2/8x4/keep": {"step_ms": 100.0, **ONE, "step_times": [[90.0, 100.0, 110.0]]},
+    "gpt/tp2/8x4/keep 2": {"step_ms": 100.0, **ONE, "step_times": [[100.0] * 3]},
+    "gpt/tp2/8x4/ours auto": {
+        "step_ms": 130.0,
+        "peak_gb": [4.0],
+        "step_times": [[100.0, 130.0, 140.0]],
+    },
+    "gpt/tp2/8x4/ours auto 2": {
+        "step_ms": 102.0,
+        "peak_gb": [5.0],
+        "step_times": [[102.0, 102.0, 102.0]],
+    },
     "bert/tp2/8x4/estimate": {
         "offloaded_gib": [11.2, 11.2],
         "estimate_gib": [11.0, 11.0],
@@ -38,10 +53,9 @@ def test_a_missing_file_is_no_table(tmp_path: Path) -> None:
 def test_rows_say_ratio_and_peaks(tmp_path: Path) -> None:
     write(tmp_path / "megatron.json", CELLS)
     text = megatron(tmp_path)
-    row = (
-        "| bert/tp2/8x4 | 1.000x, 20.10 GB | 1.005x, 8.00 GB | - | out of memory | - |"
-    )
+    row = "| bert/tp2/8x4 | 1.000x, 20.10 GB | 1.005x, 8.00 GB | out of memory | - |"
     assert row in text
+    assert "| gpt/tp2/8x4 | 1.000x, 10.00 GB | 1.020x, 5.00 GB | - | - |" in text
     assert "1.000x, 10.00 / 7.00 GB" in text, "every stage has its own peak"
     assert "| bert/tp2/8x4 | 11.20 | 11.00 | 11.13 | 1.018 |" in text
     assert "all 1 cells" in text
