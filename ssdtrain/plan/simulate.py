@@ -5,6 +5,12 @@ queue that serves in order. Compute waits where the cache would make it wait: at
 release for the copy out, at a first use for the copy in, and at a pack for room in
 pinned memory. Memory at a mark is what the operators up to the next mark need beside
 the saved tensors (measured) plus the saved tensors alive (by the plan).
+
+[Note: steady state]
+One step is simulated, and many follow. What a step puts on a link has to leave it
+within a step, or the queue grows, step by step, until compute waits for its end: behind
+a slow disk pinned memory fills up. So no step is shorter than the work of any link.
+(tests/ssdtrain/plan/test_simulate.py)
 """
 
 from collections import deque
@@ -168,7 +174,6 @@ class Run:
             outcome.curve.append((self._now, memory))
 
     def _finish(self) -> None:
-        self.outcome.step_ms = self._now + self._line.profile.tail_ms
         for name, queue in (
             ("d2h", self._out),
             ("h2d", self._in),
@@ -177,6 +182,12 @@ class Run:
         ):
             self.outcome.busy_ms[name] = queue.busy_ms
             self.outcome.moved_bytes[name] = queue.num_bytes
+        tail_ms = self._line.profile.tail_ms
+        if self._written:
+            # See [Note: steady state]; only writes go on when compute no longer waits.
+            last = max(self._written, key=self._written.__getitem__)
+            self._wait(self._write.busy_ms - tail_ms, last)
+        self.outcome.step_ms = self._now + tail_ms
 
     def _by_depth(self, item: int) -> tuple[bool, int]:
         """Bytes before rebuilds, and inputs of recipes before their results."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.cache.observer import prices
 from ssdtrain.cache.planner import Stage
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
@@ -22,6 +23,7 @@ from ssdtrain.plan.plan import Plan, to_json
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.remat.budget import Span
 
 WIDTH = 64
 ROWS = 32
@@ -119,6 +121,17 @@ def test_the_first_steps_need_no_more_than_full_offloading() -> None:
     for step in range(2):
         assert ours[step].saved_peak_bytes <= full[step].saved_peak_bytes
     assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
+
+
+def test_a_first_run_is_no_price() -> None:
+    """Four like masks, one compiled its kernel; the places' least of two lanes."""
+    masks = [
+        Span("mask", ("a", n), 100, ms) for n, ms in enumerate([0.3, 42, 0.2, 0.3])
+    ]
+    lanes = [Span("norm", "b", 100, 9.0), Span("norm", "b", 100, 0.5)]
+    found = prices([*masks, *lanes, Span("norm", "c", 200, 8.0)])
+    assert [found["a", n] for n in range(4)] == [0.3, 0.3, 0.2, 0.3]
+    assert (found["b"], found["c"]) == (0.5, 8.0)
 
 
 @pytest.mark.parametrize("waits", [{2}, {1, 2}])

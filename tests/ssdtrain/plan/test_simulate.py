@@ -155,6 +155,30 @@ def test_ssd_waits_for_staging_and_reads_back() -> None:
     assert outcome.stall_ms > 6 * 2.0
 
 
+@pytest.mark.parametrize("share", [0.25, 0.9, 4.0])
+def test_no_step_is_shorter_than_its_writes(share: float) -> None:
+    """See [Note: steady state]: pinned memory is no limit here, within one step."""
+    num = 40
+    compute_ms = made.chain(num).compute_ms
+    speed = num * MB / (share * compute_ms / 1e3) / 1e9
+    drive = {"ssd_write": made.curve(speed), "ssd_read": made.curve(10.0)}
+    profile = replace(
+        made.chain(num), links=made.links(10.0, **drive), host_bytes=100 * num * MB
+    )
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
+    orders = orders_of(profile, each)
+    found = simulate(Timeline(profile), orders)
+    keep_ms = simulate(Timeline(profile), keep_all(Timeline(profile))).step_ms
+    assert found.links["ssd_write"].busy_ms == pytest.approx(
+        share * compute_ms, rel=0.1
+    )
+    assert found.step_ms >= found.links["ssd_write"].busy_ms - 1e-6
+    assert (found.stall_ms > 0) == (share > 1)
+    if share > 1:
+        assert found.step_ms == pytest.approx(share * keep_ms, rel=0.1)
+        assert sum(stall.ms for stall in found.stalls) == pytest.approx(found.stall_ms)
+
+
 def test_ssd_without_a_curve_is_an_error() -> None:
     profile = made.chain(2)
     each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
