@@ -122,8 +122,8 @@ def column(training: Training, name: str) -> dict[str, Any]:
         return measure(training, 2, NUM_STEPS)
     settings = {**HOST, **OURS[name]}
     with ssdtrain.offload(training.chunks, **settings) as session:
-        # A warm-up, an observed step, and the one in whose beginning a plan is made.
-        result = measure(training, 3, NUM_STEPS)
+        # A warm-up, one or two observed steps, and the one that begins with a plan.
+        result = measure(training, 4, NUM_STEPS)
         report, plan, profile = session.last_step, session.plan, session.profile
         result["settled"] = session.is_settled
     if plan is not None and plan.prediction is not None and profile is not None:

@@ -38,8 +38,8 @@ SIZES = ((8192, 4), (12288, 3), (16384, 2))
 FAMILIES = ("bert", "gpt", "t5")
 BYTES_VOCABULARY = 384
 LOSS_SCALE = 256.0
-WARMUP_STEPS = 3
-"""Steps before the measured ones: allocation, the step that the planner observes, and
+WARMUP_STEPS = 4
+"""Steps before the measured ones: allocation, one or two that the planner observes, and
 the first one under its plan."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

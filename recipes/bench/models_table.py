@@ -57,9 +57,19 @@ def equality(rows: Rows) -> str:
         for row in unequal
         if not rows[row].get("keep again", {"losses_equal": True})["losses_equal"]
     ]
+    text = f"Losses differ from `keep` in {', '.join(unequal)}"
+    first = [
+        row
+        for row in unequal
+        if rows[row]["offloaded"]["losses"][0] != rows[row]["keep"]["losses"][0]
+    ]
+    text += f", the first step's in {', '.join(first) or 'none of them'}"
+    again = [row for row in unequal if "keep again" in rows[row]]
+    if not again:
+        return f"{text}; `keep` was not run a second time."
     return (
-        f"Losses differ from `keep` in {', '.join(unequal)}; a second run of `keep` "
-        f"itself differs in {', '.join(restless) or 'none of them'}."
+        f"{text}; of {', '.join(again)} a second run of `keep` itself differs in "
+        f"{', '.join(restless) or 'none'}."
     )
 
 

@@ -35,6 +35,9 @@ NUM_PROBE_THREADS = 4
 """Writers of a drive that the observed step used too little (as `io_threads`)."""
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
+COLD_BYTES = 1 << 30
+"""A step that had to pin more than this was spent waiting for it: the device ran dry
+again and again, and every small operator was measured with its launch."""
 
 
 class Stage(Enum):
@@ -78,6 +81,7 @@ class Planner:
         self._recording: Recording | None = None
         self._pause: tuple[Any, Any] = (None, None)
         """From the end of the step before the observed one to the observed one."""
+        self._pinned_bytes = 0
         self._num_spans = 0
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
@@ -124,6 +128,7 @@ class Planner:
         cache.policy = OffloadAll(spares_held=True)
         cache.course.plan = None
         cache.ledger.clock.keep_spans = True
+        self._pinned_bytes = cache.offloader.pool.total_bytes
         self._num_spans = len(self._trace.spans())
         self._trace.enabled = True
         cache.device.watch_copies()
@@ -169,6 +174,9 @@ class Planner:
         clock = cache.ledger.clock
         clock.keep_spans = False
         copies = cache.device.watched_copies()
+        grown_bytes = cache.offloader.pool.total_bytes - self._pinned_bytes
+        if grown_bytes > COLD_BYTES and not self._attempts:
+            return None  # once: the next step finds the memory there
         copying_ms = sum(copy.ms for copy in copies)
         if len({copy.outwards for copy in copies}) < 2:
             copies += probe(cache.device, cache.offloader.pool)

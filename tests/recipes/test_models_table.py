@@ -27,6 +27,7 @@ def cell(ratio: float, peak: float, equal: bool = True) -> dict[str, object]:
         "step_ratio": ratio,
         "peak_ratio": peak,
         "losses_equal": equal,
+        "losses": [2.0, 1.0 if equal else 1.5],
     }
 
 
@@ -54,7 +55,9 @@ def test_a_row_says_keep_ours_and_the_cut(tmp_path: Path) -> None:
 def test_unequal_losses_are_said(tmp_path: Path) -> None:
     cells = {**CELLS, "bert 8x4/offloaded": cell(1.0, 0.5, equal=False)}
     write(tmp_path / "models.json", cells)
-    assert "differs in none of them" in models_table.models(tmp_path)
+    text = models_table.models(tmp_path)
+    assert "the first step's in none of them" in text
+    assert "not run a second time" in text
     write(
         tmp_path / "models.json",
         {**cells, "bert 8x4/keep again": cell(1, 1, equal=False)},

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.cache import planner
 from ssdtrain.cache.observer import prices
 from ssdtrain.cache.planner import Stage
 from ssdtrain.counters import Fallback
@@ -132,6 +133,23 @@ def test_a_first_run_is_no_price() -> None:
     found = prices([*masks, *lanes, Span("norm", "c", 200, 8.0)])
     assert [found["a", n] for n in range(4)] == [0.3, 0.3, 0.2, 0.3]
     assert (found["b"], found["c"]) == (0.5, 8.0)
+
+
+@pytest.mark.parametrize(("cold_bytes", "num_steps"), [(1 << 30, 2), (0, 3)])
+def test_a_step_that_pinned_its_memory_is_observed_again(
+    monkeypatch: pytest.MonkeyPatch, cold_bytes: int, num_steps: int
+) -> None:
+    """Once: what it pinned is there when the next one is observed."""
+    monkeypatch.setattr(planner, "COLD_BYTES", cold_bytes)
+    planned: list[int] = []
+
+    def hook(step: int, session: ssdtrain.Session) -> None:
+        if session.plan is not None:
+            planned.append(step)
+
+    # Longer sequences in the observed step: it has to pin more than the warm-up did.
+    train(SETTINGS, num_steps=6, hook=hook, rows=lambda step: ROWS if step else 1)
+    assert planned[0] == num_steps + 1
 
 
 @pytest.mark.parametrize("waits", [{2}, {1, 2}])
