@@ -263,7 +263,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
 def main() -> None:
     """Run the cells that are missing: first everything but the extra columns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--precision", choices=DTYPES, default="fp16")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--directory", help="adds the column `ssd`, on this directory")

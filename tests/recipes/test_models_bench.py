@@ -21,7 +21,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
 def test_every_column_trains_alike(models: ModuleType, family: str) -> None:
     row = models.Row(family, 64, 2, batch=2, sequence=32)
-    options = argparse.Namespace(precision="bf16", optimizer="sgd", steps=4)
+    options = argparse.Namespace(precision="bf16", optimizer="sgd", steps=5)
     columns = models.columns(row, None)
     cells = {
         name: models.run_cell(row, columns[name], options, CPU)
