@@ -36,7 +36,7 @@ ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
 """Marks simulated in a search, over all its candidates (about three seconds)."""
-BUDGET_MARGIN = 0.025
+BUDGET_MARGIN = 0.019
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002
 """Part of `max_overhead` that is left for the hooks; never more than half of it."""
