@@ -149,12 +149,10 @@ class Course:
     def _expected(
         self, course: LaneCourse, name: str, num_bytes: int
     ) -> tuple[int, Order | None]:
+        self._pass_absent(course)
         number, orders = course.num_items, course.orders
         if orders is None:
             return number, None
-        while number < len(orders) and self._is_absent(orders[number], course):
-            number += 1
-            self.mark += 1
         if number < len(orders):
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
@@ -162,6 +160,15 @@ class Course:
         course.orders = None
         self._stray()
         return number, None
+
+    def _pass_absent(self, course: LaneCourse) -> None:
+        """Marks of items that come next and are not saved under this plan."""
+        orders = course.orders or ()
+        while course.num_items < len(orders):
+            if not self._is_absent(orders[course.num_items], course):
+                return
+            course.num_items += 1
+            self.mark += 1
 
     def _stray(self) -> None:
         self.num_strayed += 1
@@ -205,6 +212,8 @@ class Course:
             yield None
             return
         course = self.of(lane)
+        if not course.num_uses:
+            self._pass_absent(course)  # the last ones of forward
         at, course.num_uses = course.num_uses, course.num_uses + 1
         self.mark += 1
         self._is_using = True
