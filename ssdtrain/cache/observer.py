@@ -53,6 +53,8 @@ class _Row:
     phase: Phase
     item: int
     begin: Any
+    node: int | None = None
+    """The operator of backward that asked."""
     end: Any = None
     live_bytes: int = 0
     peak_bytes: int = 0
@@ -101,7 +103,8 @@ class Recording:
         if self._rows and self._rows[-1].end is None:
             self.seal()  # a recipe stores an input of its own
         self._read_peak()
-        self._rows.append(_Row(lane, phase, number, self._clock.now()))
+        node = asking_node() if phase is Phase.BACKWARD else None
+        self._rows.append(_Row(lane, phase, number, self._clock.now(), node))
 
     def seal(self) -> None:
         """The cache has acted; an operator runs next."""
@@ -160,8 +163,11 @@ class Recording:
                 item=row.item,
                 ms=length * alone,
                 other_bytes=max(0, row.peak_bytes - row.live_bytes) if known else 0,
+                goes_on=row.node is not None and row.node == after,
             )
-            for row, length in zip(rows, lengths, strict=True)
+            for row, length, after in zip(
+                rows, lengths, [row.node for row in rows[1:]] + [None], strict=True
+            )
         )
         return Profile(
             lanes=tuple(lane.kind for lane in self._lanes),
@@ -187,6 +193,13 @@ class Recording:
             if not lane.kind or names != [(i.name, i.num_bytes) for i in before]:
                 return None
         return kinds
+
+
+def asking_node() -> int | None:
+    """A number of the operator whose backward runs; None outside of backward."""
+    # torch has no public name for it (2.11 to 2.13).
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
 
 
 def prices(spans: Iterable[Span]) -> dict[Hashable, float]:

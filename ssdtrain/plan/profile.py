@@ -70,6 +70,9 @@ class Mark:
     other_bytes: int = 0
     """Most device memory allocated meanwhile, above the step's start, that was not a
     saved tensor: gradients, temporaries, weights gathered (0 where unknown)."""
+    goes_on: bool = False
+    """The operator that asked for this tensor asks for the next mark's, too, and holds
+    both till it ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

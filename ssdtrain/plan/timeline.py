@@ -54,6 +54,11 @@ class Timeline:
             else:
                 self.uses[item].append(at)
                 self.lane_uses[mark.lane].append(at)
+        self.node_end = list(range(len(profile.marks)))
+        """For each mark the last one of the operator that asks there."""
+        for at in reversed(range(len(profile.marks) - 1)):
+            if profile.marks[at].goes_on:
+                self.node_end[at] = self.node_end[at + 1]
         self.length_ms = [mark.ms for mark in profile.marks]
         self.other_bytes = [mark.other_bytes for mark in profile.marks]
         self.copy_out_ms = self._times(profile.links.d2h.seconds)
@@ -86,7 +91,8 @@ class Timeline:
 
         A recipe needs its inputs when its own item is first asked for. An input that
         nobody asks for later goes as soon as the recipe has run, unless it is kept:
-        then the recipe's item holds it to its own end.
+        then the recipe's item holds it to its own end. What is kept goes when the
+        operator that asked last has ended.
         """
         first = [min(uses) if uses else NEVER for uses in self.uses]
         last = [max(uses) if uses else NEVER for uses in self.uses]
@@ -109,6 +115,9 @@ class Timeline:
                         ended.discard(source)
                         if not stays:
                             ended.add(source)
+        for item, placement in enumerate(placed):
+            if placement is Placement.KEEP and last[item] != NEVER:
+                last[item] = self.node_end[last[item]]
         return Spans(first, last, ended)
 
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:

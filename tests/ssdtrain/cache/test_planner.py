@@ -182,7 +182,7 @@ def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(waits: set[int]) 
 def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
     tmp_path: Path, build: type[Net]
 ) -> None:
-    theirs, _, _ = train(None, num_steps=2, build=build)
+    theirs, _, _ = train(None, num_steps=3, build=build)
     _, _, (_, profile) = train(SETTINGS, num_steps=3, build=build)
     timeline = Timeline(profile)
     draw = random.Random(0)
@@ -201,9 +201,11 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         marks: list[int] = []
         ours, reports, (plan, _) = train(
             {**SETTINGS, "plan": str(path)},
-            num_steps=2,
+            num_steps=3,
             build=build,
-            hook=lambda _, session: marks.append(session._cache.course.mark),
+            hook=lambda _, session, marks=marks: marks.append(  # type: ignore[misc]
+                session._cache.course.mark
+            ),
         )
         assert plan.orders == orders
         assert marks[1] - marks[0] == len(profile.marks), "what is not saved counts"
@@ -211,8 +213,11 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         predicted = simulate(timeline, orders)
         for report in reports:
             assert not report.fallbacks
-            assert report.saved_peak_bytes == predicted.peak_bytes
             assert report.bytes_reloaded == predicted.links["h2d"].num_bytes
+        # A norm asks for its input and two numbers a row, and holds all till it ends.
+        assert any(mark.goes_on for mark in profile.marks)
+        peaks = {report.saved_peak_bytes for report in reports}
+        assert peaks == {predicted.peak_bytes}
 
 
 def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
