@@ -103,6 +103,10 @@ def run(options: argparse.Namespace, column: str, port: int) -> dict[str, Any]:
         "MASTER_PORT": str(port),
         "DS_DC_OFFLOAD_ACT_BUDGET_GB": str(options.memory_gb),
     }
+    if torch.cuda.is_available():
+        # DeepSpeed's builder reads numbers alone: not "9.0a", which an image may set.
+        major, minor = torch.cuda.get_device_capability()
+        environment["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
     command = [sys.executable, __file__, "--child", column]
     for name in ("size", "batch", "sequence"):
         command += [f"--{name}", str(getattr(options, name))]
