@@ -15,7 +15,8 @@ import torch
 from gather_harness import DEVICE, check_rows, indices, once_ms, synchronize
 from gather_methods import Method
 
-CORES = os.cpu_count() or 1
+# Those that this process may use: more threads than that would be slow.
+CORES = len(os.sched_getaffinity(0))
 # Turns, by the most seconds that a call is expected to take.
 TURNS = ((0.005, 7), (0.025, 3), (0.1, 2))
 BURST_S = 0.002
