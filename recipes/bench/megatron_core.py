@@ -124,7 +124,7 @@ def main() -> None:
             words += ["--only", *options.only]
         codes = wait(start(words, options.ranks), until - GRACE_S)
         print(f"ranks ended with {codes}", flush=True)
-        if not any(code != 0 for code in codes):
+        if all(code == 0 for code in codes):
             break
     if options.out.exists():
         cells = json.loads(options.out.read_text())["cells"]

@@ -121,7 +121,7 @@ class Shared:
 
 
 def merge(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result from all ranks: the slowest time, all peaks, equal if both are."""
+    """One result from all ranks: the slowest time, all peaks, equal if all are."""
     merged: dict[str, Any] = {}
     for name, value in found[0].items():
         values = [one.get(name) for one in found]

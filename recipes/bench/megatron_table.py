@@ -57,9 +57,10 @@ def placements(cells: dict[str, Any]) -> str:
 
 def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
     """A cell, with its second round if there was one: of the slowest rank."""
-    first, second = cells.get(name, {}), cells.get(f"{name} 2", {})
+    first: dict[str, Any] = cells.get(name, {})
+    second = cells.get(f"{name} 2", {})
     if "step_ms" not in first or "step_ms" not in second:
-        return first  # type: ignore[no-any-return]
+        return first
     pairs = zip(first["step_times"], second["step_times"], strict=True)
     peaks = zip(first["peak_gb"], second["peak_gb"], strict=True)
     return {

@@ -23,9 +23,9 @@ class Ledger:
         """Of these: kept leaves, which their owner holds anyway."""
         self._handed_bytes = 0
         self.num_steps = 0
+        """Steps closed."""
         self.closed: Any = None
         """When the last step was closed: a moment of the clock."""
-        """Steps closed."""
         self.predicted_ms: float | None = None
         """What the plan in force says of the running step."""
         self._start: Any = None

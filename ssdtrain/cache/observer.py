@@ -83,7 +83,8 @@ class Recording:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._start = self._clock.now()
         self._end: Any = None
-        self._waited_ms = 0.0
+        self.waited_ms = 0.0
+        """Time before the step's end that was none of it."""
 
     def lane(self, number: int, kind: str) -> None:
         """A lane begins."""
@@ -116,13 +117,9 @@ class Recording:
         row.live_bytes = own_bytes + self._lingering_bytes()
         self._device.reset_peak()
 
-    def stop(self, waited_ms: float = 0.0) -> None:
-        """The step is over: what runs from now on is none of it.
-
-        waited_ms: time before now that was none of it either.
-        """
+    def stop(self) -> None:
+        """The step is over: what runs from now on is none of it."""
         self._end = self._clock.now()
-        self._waited_ms = waited_ms
 
     def _read_peak(self) -> None:
         memory = self._device.memory()
@@ -152,7 +149,7 @@ class Recording:
         ms = self._clock.ms_between
         nexts = [row.begin for row in rows[1:]] + [self._end]
         lengths = [ms(row.end, after) for row, after in zip(rows, nexts, strict=True)]
-        tail_ms, lengths[-1] = max(0.0, lengths[-1] - self._waited_ms), 0.0
+        tail_ms, lengths[-1] = max(0.0, lengths[-1] - self.waited_ms), 0.0
         known = self._device.memory() is not None
         overlap = min(2.0, copying_ms / max(sum(lengths), 1e-9))
         alone = 1.0 / (1.0 + links.copy_slowdown * overlap)

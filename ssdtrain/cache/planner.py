@@ -167,7 +167,8 @@ class Planner:
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording
         if recording is not None:
-            recording.stop(self._waited_ms())  # before the probes below
+            recording.stop()  # before what follows, which waits for the device
+            recording.waited_ms = self._waited_ms()
         cache.course.observer = Unobserved()
         self._names.stop()
         self._trace.enabled = self._wants_trace

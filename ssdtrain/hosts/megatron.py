@@ -224,19 +224,12 @@ class Router:
             (schedules, "forward_step", schedules.forward_step, self._forward_step),
             (schedules, "backward_step", schedules.backward_step, self._backward_step),
         ]
-        for owner, name, wrap in (
-            (
-                getattr(random, "CheckpointWithoutOutput", None),
-                "checkpoint",
-                self._discarded,
-            ),
-            (
-                getattr(neighbours, "P2PCommunicator", None),
-                "_communicate",
-                self._waiting,
-            ),
+        for module, cls, name, wrap in (
+            (random, "CheckpointWithoutOutput", "checkpoint", self._discarded),
+            (neighbours, "P2PCommunicator", "_communicate", self._waiting),
         ):
-            if owner is not None:
+            if hasattr(module, cls):
+                owner = getattr(module, cls)
                 self._patched.append((owner, name, getattr(owner, name), wrap))
         self._sessions: list[Schedule] = []
 
@@ -308,10 +301,11 @@ class Router:
                 return original(communicator, *args, **kwargs)
             config.batch_p2p_sync = False
             try:
-                return original(communicator, *args, **kwargs)
+                received = original(communicator, *args, **kwargs)
             finally:
                 config.batch_p2p_sync = True
-                torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream().synchronize()
+            return received
 
         return communicate
 
@@ -381,6 +375,7 @@ def attach(
     """Let the schedules fill a lane for every micro-batch of every chunk.
 
     keep: never move the storage of this tensor.
+
     Raises:
         AttachError: an unknown Megatron-Core, or a setting that cannot work.
     """

@@ -35,7 +35,7 @@ from ssdtrain.plan.timeline import Placements, Timeline
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
-"""Marks simulated in a search, over all its candidates (about three seconds)."""
+"""Marks simulated in a search, over all its candidates (two to seven seconds)."""
 BUDGET_MARGIN = 0.019
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002

@@ -7,9 +7,9 @@ pinned memory. Memory at a mark is what the operators up to the next mark need b
 the saved tensors (measured) plus the saved tensors alive (by the plan).
 
 [Note: steady state]
-One step is simulated, and many follow. What a step puts on a link has to leave it
-within a step, or the queue grows, step by step, until compute waits for its end: behind
-a slow disk pinned memory fills up. So no step is shorter than the work of any link.
+One step is simulated, and many follow. What a step writes has to be written within a
+step, or the queue grows, step by step, until pinned memory is full and compute waits.
+So no step is shorter than its writes. For all other transfers compute waits anyway.
 (tests/ssdtrain/plan/test_simulate.py)
 """
 
@@ -184,7 +184,7 @@ class Run:
             self.outcome.moved_bytes[name] = queue.num_bytes
         tail_ms = self._line.profile.tail_ms
         if self._written:
-            # See [Note: steady state]; only writes go on when compute no longer waits.
+            # See [Note: steady state].
             last = max(self._written, key=self._written.__getitem__)
             self._wait(self._write.busy_ms - tail_ms, last)
         self.outcome.step_ms = self._now + tail_ms
@@ -201,9 +201,10 @@ class Run:
             self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
 
     def _alive(self, item: int) -> None:
-        num_bytes = self._line.items[item].num_bytes
-        self._live[item] = num_bytes
-        self._live_bytes += num_bytes
+        found = self._line.items[item]
+        own_bytes = 0 if found.held else found.num_bytes
+        self._live[item] = own_bytes
+        self._live_bytes += own_bytes
 
     def _free(self, item: int) -> None:
         self._live_bytes -= self._live.pop(item, 0)
@@ -214,12 +215,10 @@ class Run:
         line, placement = self._line, self.placed[item]
         if not line.exists(item, self.placed) or placement is Placement.RECOMPUTE:
             return
-        num_bytes = line.items[item].num_bytes
-        own_bytes = 0 if line.items[item].held else num_bytes
-        self._live[item] = own_bytes
-        self._live_bytes += own_bytes
+        self._alive(item)
         if placement not in AWAY_PLACEMENTS:
             return
+        num_bytes = line.items[item].num_bytes
         if placement is Placement.OFFLOAD_SSD:
             self._take_staging(item, num_bytes)
         copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)

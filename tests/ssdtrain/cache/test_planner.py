@@ -107,6 +107,11 @@ def train(
     return seen, reports, found
 
 
+def counting(marks: list[int]) -> Hook:
+    """Writes down how many marks have been at the start of every step."""
+    return lambda _, session: marks.append(session._cache.course.mark)
+
+
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
@@ -203,9 +208,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
             {**SETTINGS, "plan": str(path)},
             num_steps=3,
             build=build,
-            hook=lambda _, session, marks=marks: marks.append(  # type: ignore[misc]
-                session._cache.course.mark
-            ),
+            hook=counting(marks),
         )
         assert plan.orders == orders
         assert marks[1] - marks[0] == len(profile.marks), "what is not saved counts"
