@@ -46,6 +46,8 @@ FRONTIER = (0.01, 0.03, 0.1, 0.0)
 CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
 NUM_PLANNERS = 6
+MEMORY_BYTES = 16 << 30
+"""Of the storage behind the bandwidth cells."""
 LAB = Size(4096, 8, 8, 1024)
 SECOND_LAB = Size(8192, 2, 16, 1024)
 SMALL_LAB = Size(64, 2, 2, 32)
@@ -143,57 +145,57 @@ def _frontier(lab: Lab, profile: Profile, points: list[dict[str, Any]]) -> None:
 
 def _policies(lab: Lab, timeline: Timeline, found: list[dict[str, Any]]) -> None:
     """Every fixed policy, predicted and measured, added to `found`."""
+    for name, orders in _fixed(timeline):
+        cell = {"policy": name, **predicted(timeline, orders)}
+        found.append({**cell, **lab.under(orders, 1)})
+
+
+def _fixed(timeline: Timeline) -> Iterator[tuple[str, Orders]]:
     for fixed in fixed_policies(timeline):
-        orders = schedule(timeline, fixed.placements, fixed.style)
-        found.append(
-            {
-                "policy": fixed.name,
-                **predicted(timeline, orders),
-                **lab.under(orders, 1),
-            }
-        )
+        yield fixed.name, schedule(timeline, fixed.placements, fixed.style)
 
 
 def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
-    """Predicted against measured over fixed, random and chosen plans of one model."""
+    """Predicted against measured over fixed, random and chosen plans of one model.
+
+    Everything kept is measured between any two of them: a device's clock drifts.
+    """
     lab = Lab(size, device)
     plans: list[dict[str, Any]] = []
     try:
-        profile = lab.settle()
+        lab.settle()
+        profile = lab.calibrated()
         record.profile(profile)
-        lab.step()
         lab.hold()
         timeline = Timeline(profile)
         found = {"plans": plans, "profile": facts(profile)}
-        _policies(lab, timeline, plans)
-        for cell in plans:
-            cell["how"] = "policy"
-        for seed in range(num):
+        keep = keep_all(timeline)
+        before_ms = lab.under(keep, 2)["step_ms"]
+        for how, name, orders in _drawn(profile, timeline, num):
             if record.is_late:
                 break
-            orders = random_orders(timeline, seed)
-            plans.append(
-                {
-                    "how": "random",
-                    **predicted(timeline, orders),
-                    **lab.under(orders, 2),
-                }
-            )
+            cell = {"how": how, "policy": name, **predicted(timeline, orders)}
+            cell |= lab.under(orders, 2)
+            behind_ms = lab.under(keep, 2)["step_ms"]
+            plans.append({**cell, "keep_ms": (before_ms + behind_ms) / 2})
+            before_ms = behind_ms
             record.note(found)
-        for overhead in CHOSEN:
-            if record.is_late:
-                break
-            chosen = choose(profile, Goal(max_overhead=overhead))
-            plans.append(
-                {
-                    "how": "chosen",
-                    **predicted(timeline, chosen.orders),
-                    **lab.under(chosen.orders, 2),
-                }
-            )
         return found
     finally:
         lab.close()
+
+
+def _drawn(
+    profile: Profile, timeline: Timeline, num: int
+) -> Iterator[tuple[str, str, Orders]]:
+    """Plans to predict: fixed, chosen, and `num` random ones."""
+    for name, orders in _fixed(timeline):
+        yield "policy", name, orders
+    for overhead in CHOSEN:
+        chosen = choose(profile, Goal(max_overhead=overhead))
+        yield "chosen", f"max_overhead {overhead:g}", chosen.orders
+    for seed in range(num):
+        yield "random", str(seed), random_orders(timeline, seed)
 
 
 def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
@@ -271,13 +273,12 @@ def bandwidth(
     size: Size, device: torch.device, directory: str, gb_per_s: float | None
 ) -> dict[str, Any]:
     """The least peak at 1 % overhead behind a storage of this speed."""
-    limit: dict[str, Any] = {}
-    if gb_per_s is not None:
-        limit = {"write_gb_per_s": gb_per_s, "io_threads": 16}
-    lab = Lab(size, device, target="ssd", directory=directory, **limit)
+    lab = Lab(size, device, target="ssd", directory=directory, io_threads=16)
     try:
+        if gb_per_s is not None:
+            lab.limit_storage(gb_per_s, MEMORY_BYTES)
         profile = lab.settle()
-        own = [lab.step() for _ in range(4)]
+        own = [lab.step() for _ in range(7)]
         report = lab.session.last_step
         forward_backward_ms = profile.compute_ms - profile.tail_ms
         write = profile.links.ssd_write
@@ -289,8 +290,10 @@ def bandwidth(
             "keep_ms": keep["step_ms"],
             "gb_per_s": gb_per_s,
             "measured_write_gb_per_s": rate,
-            "step_ms": statistics.median(ms for ms, _ in own[1:]),
-            "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
+            "step_ms": statistics.median(ms for ms, _ in own[2:]),
+            "steps_ms": [ms for ms, _ in own],
+            "peak_gb": max(peak for _, peak in own[2:]) / 1e9,
+            "profile": facts(profile),
             "plan": plan,
             "offloaded_gb": report.bytes_offloaded / 1e9,
             "written_gb": report.bytes_written / 1e9,
@@ -329,6 +332,8 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
         size, overhead = sizes[name]
         found[f"{name}/keep"] = 30, column(size, plain, 4)
         found[f"{name}/auto"] = 75, lambda r: target(size, overhead, device, r)
+        # The device is warm by then, and its clock another.
+        found[f"{name}/keep again"] = 30, column(size, plain, 8)
 
     for name in list(sizes)[:3]:
         both(name)
@@ -344,18 +349,14 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
             45,
             lambda r, size=sizes[name][0]: frontier(size, device, r),
         )
-    found["regret"] = 90, lambda r: regret(first, device, num_budgets, r)
+    found["regret"] = 130, lambda r: regret(first, device, num_budgets, r)
     for name in sizes:
         found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
     if options.directory:
-        fast = options.fast_directory or options.directory
         for rate in (None, 12.0, 6.0, 18.0, 2.0, 24.0):
-            where = options.directory if rate is None else fast
             found[f"bandwidth/{rate or 'disk'}"] = (
                 40,
-                lambda _, rate=rate, where=where: bandwidth(
-                    second, device, where, rate
-                ),
+                lambda _, rate=rate: bandwidth(second, device, options.directory, rate),
             )
     return found
 
@@ -367,12 +368,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", nargs="+", help="cells whose name begins so")
     parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
-    parser.add_argument(
-        "--fast-directory", help="behind the rate limits, such as one in /dev/shm"
-    )
     parser.add_argument("--out", type=Path, default=RESULTS / "planner.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)  # the storage's own threads copy in main memory
     cells = Cells(options.out, options.budget_s, {"small": options.small})
     found = jobs(options, device)
     names = list(found)

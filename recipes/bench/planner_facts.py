@@ -37,6 +37,11 @@ def facts(profile: Profile) -> dict[str, Any]:
         "copy_slowdown": links.copy_slowdown,
         "copy_slowdown_error": links.copy_slowdown_error,
         "duplex_slowdown": links.duplex_slowdown,
+        "ssd_gb_per_s": [
+            None if curve is None else curve.bytes_per_second / 1e9
+            for curve in (links.ssd_write, links.ssd_read)
+        ],
+        "ssd_duplex_slowdown": links.ssd_duplex_slowdown,
         "notes": dict(profile.notes),
         "num_marks": len(profile.marks),
         "compute_ms": profile.compute_ms,

@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import ssdtrain
 from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.adapt import WINDOW_STEPS
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
@@ -25,9 +27,12 @@ from ssdtrain.plan.profile import Profile, to_json
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.storage.memory import MemoryStorage
+from ssdtrain.storage.throttle import ThrottledStorage
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
+TOUCH_BYTES = 1 << 28
 SHARE_TO_END = 0.2
 """Share of a cell's limit in which nothing new is begun."""
 
@@ -123,6 +128,20 @@ class Lab:
             peak = int(self.session.steps[-1].saved_peak_bytes)
         return ms, peak
 
+    def limit_storage(self, gb_per_s: float, room_bytes: int) -> None:
+        """From now on the storage is main memory, at this speed in each direction.
+
+        For speeds that no single file in memory reaches: its lock serves one writer.
+        """
+        memory = MemoryStorage(extent_bytes=room_bytes, fill=_touch)
+        memory.free(memory.allocate(1))  # its first writes should not be slow
+        before = self.cache.offloader.storage
+        self.cache.offloader.storage = ThrottledStorage(
+            memory, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
+        )
+        if before is not None:
+            before.close()
+
     def settle(self, most_steps: int = 8) -> Profile:
         """Steps until a plan was made."""
         while self.session.profile is None and most_steps > 0:
@@ -132,6 +151,15 @@ class Lab:
         if profile is None:
             # The plan is made where the next step begins.
             raise RuntimeError("no profile was made")
+        return profile
+
+    def calibrated(self) -> Profile:
+        """The profile at the pace of steps that follow the plan."""
+        for _ in range(WINDOW_STEPS + 2):
+            self.step()
+        profile = self.session.profile
+        if profile is None:
+            raise RuntimeError("calibrate what has settled")
         return profile
 
     def hold(self) -> None:
@@ -190,6 +218,11 @@ class Lab:
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
+
+
+def _touch(memory: torch.Tensor) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(torch.Tensor.zero_, memory.split(TOUCH_BYTES)))
 
 
 def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:

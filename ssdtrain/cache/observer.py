@@ -12,7 +12,9 @@ No host wait: all is read once the step is over.
 """
 
 import statistics
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -243,6 +245,8 @@ class Drive(NamedTuple):
 
     write: Curve
     read: Curve
+    duplex_slowdown: float = 1.0
+    """See `Links`; unless it was measured, both directions share one bandwidth."""
 
 
 def fitted_links(
@@ -262,6 +266,7 @@ def fitted_links(
         copy_slowdown=contention.copy_slowdown,
         copy_slowdown_error=contention.copy_slowdown_error,
         duplex_slowdown=contention.duplex_slowdown or 0.0,
+        ssd_duplex_slowdown=0.0 if drive is None else drive.duplex_slowdown,
     )
 
 
@@ -310,28 +315,48 @@ def _rate(copies: list[Copy]) -> float | None:
 def fitted_drive(
     storage: Storage | None, spans: Sequence[TraceSpan], num_threads: int
 ) -> Drive | None:
-    """Curves of the writes and reads of one step; where there were too few, of blocks
-    written and read for the purpose. None without a storage, or if that is full."""
+    """Curves of the writes and reads of one step, and what they cost one another; of
+    blocks written and read for the purpose where the step tells too little. None
+    without a storage, or if that is full and the step told nothing."""
     if storage is None:
         return None
     write, read = _busy(spans, "write"), _busy(spans, "read")
-    if write is not None and read is not None:
-        return Drive(write, read)
+    try:
+        probed = probed_drive(storage, num_threads)
+    except OSError:
+        return None if write is None or read is None else Drive(write, read)
+    return Drive(write or probed.write, read or probed.read, probed.duplex_slowdown)
+
+
+def probed_drive(storage: Storage, num_threads: int) -> Drive:
+    """Write blocks, read them, and do both at once.
+
+    Raises:
+        OSError: the storage is full, or fails.
+    """
     slots: list[Slot] = []
     try:
-        while len(slots) < num_threads:
+        while len(slots) < 2 * num_threads:
             slots.append(storage.allocate(PROBE_BYTES))
         buffers = [page_aligned(PROBE_BYTES) for _ in slots]
-        rates = [
-            transfer_rate(call, slots, buffers)
-            for call in (storage.write, storage.read)
+        ways = [
+            (storage.write, slots[:num_threads], buffers[:num_threads]),
+            (storage.read, slots[num_threads:], buffers[num_threads:]),
         ]
-    except OSError:
-        return None  # the step's own writes tell of it better
+        transfer_rate(storage.write, slots, buffers)  # first writes are slow
+        alone = [1.0 / transfer_rate(*way) for way in ways]
+        began = time.monotonic()
+        with ThreadPoolExecutor(len(ways)) as pool:
+            list(pool.map(lambda way: transfer_rate(*way), ways))
+        both_s = time.monotonic() - began
     finally:
         for slot in slots:
             storage.free(slot)
-    return Drive(write or _straight(rates[0] * 1e9), read or _straight(rates[1] * 1e9))
+    num_gb = num_threads * PROBE_BYTES / 1e9
+    longer, shorter = max(alone) * num_gb, min(alone) * num_gb
+    shared = min(1.0, max(0.0, (both_s - longer) / shorter))
+    write, read = (_straight(1e9 / seconds) for seconds in alone)
+    return Drive(write, read, shared)
 
 
 def _busy(spans: Sequence[TraceSpan], row: str) -> Curve | None:

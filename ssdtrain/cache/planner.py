@@ -76,6 +76,8 @@ class Planner:
         self._names = ModuleNames(roots)
         self._notes = notes
         self._drift = Drift()
+        self._seen: Profile | None = None
+        """As observed; `profile` runs at the pace of the steps since."""
         self._stage = Stage.WARM_UP
         self._attempts = 0
         self._recording: Recording | None = None
@@ -156,7 +158,7 @@ class Planner:
         if self.plan is None or not self._keeps(profile, new):
             self.plan = new
             self.num_plans += 1
-        self.profile = profile
+        self.profile = self._seen = profile
         self._rest(Stage.FOLLOWING)
         self._cache.course.plan = self.plan
         if self.plan.prediction is not None:
@@ -171,6 +173,7 @@ class Planner:
             recording.waited_ms = self._waited_ms()
         cache.course.observer = Unobserved()
         self._names.stop()
+        cache.offloader.wait_io()  # the drive is measured, and idle for its probe
         self._trace.enabled = self._wants_trace
         clock = cache.ledger.clock
         clock.keep_spans = False
@@ -247,6 +250,19 @@ class Planner:
         if verdict is Verdict.OBSERVE:
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
+        elif verdict is Verdict.REPRICE:
+            self._reprice()
+
+    def _reprice(self) -> None:
+        """See [Note: pace] in plan/adapt.py."""
+        plan, seen, error = self.plan, self._seen, self._drift.error
+        if plan is None or seen is None or error is None:
+            return
+        first = simulate(Timeline(seen), plan.orders)
+        busy_ms = max(first.step_ms - first.stall_ms, first.step_ms / 2.0)
+        self.profile = seen.paced(1.0 + error * first.step_ms / busy_ms)
+        priced = simulate(Timeline(self.profile), plan.orders)
+        self.plan = Plan(orders=plan.orders, policy=plan.policy, prediction=priced)
 
     def _predict(self) -> None:
         following = self._stage is Stage.FOLLOWING and self.plan is not None

@@ -115,6 +115,7 @@ def _links(links: Sequence[Links]) -> Links:
         copy_slowdown=slowdown,
         copy_slowdown_error=error,
         duplex_slowdown=max(link.duplex_slowdown for link in links),
+        ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),
     )
 
 

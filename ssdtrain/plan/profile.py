@@ -11,7 +11,7 @@ plan names its releases and loads by them.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,8 @@ class Links:
     """Standard error of `copy_slowdown`."""
     duplex_slowdown: float = 0.0
     """Fraction by which copies in both directions slow one another down."""
+    ssd_duplex_slowdown: float = 0.0
+    """Likewise of the SSD's writes and reads; 1 where both share one bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,19 @@ class Profile:
             if item.owner < 0
         )
 
+    def paced(self, pace: float) -> "Profile":
+        """The same step on a device whose operators take `pace` times as long."""
+        return replace(
+            self,
+            kinds={
+                kind: tuple(replace(i, recipe_ms=pace * i.recipe_ms) for i in items)
+                for kind, items in self.kinds.items()
+            },
+            marks=tuple(replace(mark, ms=pace * mark.ms) for mark in self.marks),
+            head_ms=pace * self.head_ms,
+            tail_ms=pace * self.tail_ms,
+        )
+
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for a plan of one profile to fit another."""
         kinds = tuple(
@@ -206,6 +221,7 @@ def _links(values: Mapping[str, Any]) -> Links:
         copy_slowdown=values["copy_slowdown"],
         copy_slowdown_error=values.get("copy_slowdown_error", COPY_SLOWDOWN_ERROR),
         duplex_slowdown=values.get("duplex_slowdown", 0.0),  # older profiles
+        ssd_duplex_slowdown=values.get("ssd_duplex_slowdown", 0.0),
         **curves,  # type: ignore[arg-type]
     )
 

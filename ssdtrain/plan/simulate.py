@@ -9,7 +9,8 @@ the saved tensors (measured) plus the saved tensors alive (by the plan).
 [Note: steady state]
 One step is simulated, and many follow. What a step writes has to be written within a
 step, or the queue grows, step by step, until pinned memory is full and compute waits.
-So no step is shorter than its writes. For all other transfers compute waits anyway.
+So no step is shorter than its writes, nor, as far as both share one bandwidth, than
+its writes and reads. For all other transfers compute waits anyway.
 (tests/ssdtrain/plan/test_simulate.py)
 """
 
@@ -61,6 +62,8 @@ class _Queue:
         self._duplex = duplex_slowdown
         self.free_ms = 0.0
         self.busy_ms = 0.0
+        self.alone_ms = 0.0
+        """What the transfers would take without the opposite direction."""
         self.num_bytes = 0
 
     def beside(self, start_ms: float, length_ms: float) -> float:
@@ -73,6 +76,7 @@ class _Queue:
     def serve(self, ready_ms: float, time_ms: float, num_bytes: int) -> float:
         """When a transfer that is ready at `ready_ms` has ended."""
         start = ready_ms if ready_ms > self.free_ms else self.free_ms
+        self.alone_ms += time_ms
         if self._duplex and self.other is not None:
             shared_ms = min(self.other.free_ms - start, time_ms)
             time_ms += self._duplex * max(0.0, shared_ms)
@@ -127,7 +131,9 @@ class Run:
         duplex = links.duplex_slowdown
         self._out, self._in = _Queue(duplex), _Queue(duplex)
         self._out.other, self._in.other = self._in, self._out
-        self._write, self._read = _Queue(), _Queue()
+        shared = links.ssd_duplex_slowdown
+        self._write, self._read = _Queue(shared), _Queue(shared)
+        self._write.other, self._read.other = self._read, self._write
         self._draining: list[tuple[float, int]] = []
         self._host_bytes = 0
         self._backward_ms: dict[int, float] = {}
@@ -186,7 +192,8 @@ class Run:
         if self._written:
             # See [Note: steady state].
             last = max(self._written, key=self._written.__getitem__)
-            self._wait(self._write.busy_ms - tail_ms, last)
+            reading_ms = self._links.ssd_duplex_slowdown * self._read.alone_ms
+            self._wait(self._write.alone_ms + reading_ms - tail_ms, last)
         self.outcome.step_ms = self._now + tail_ms
 
     def _by_depth(self, item: int) -> tuple[bool, int]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache import planner
-from ssdtrain.cache.observer import prices
+from ssdtrain.cache.observer import fitted_drive, prices
 from ssdtrain.cache.planner import Stage
 from ssdtrain.counters import Fallback
+from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.adapt import WINDOW_STEPS, Verdict
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, to_json
@@ -25,6 +28,9 @@ from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
+from ssdtrain.storage.base import Slot
+from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.memory import MemoryStorage
 
 WIDTH = 64
 ROWS = 32
@@ -166,6 +172,74 @@ def test_a_step_that_pinned_its_memory_is_observed_again(
     # Longer sequences in the observed step: it has to pin more than the warm-up did.
     train(SETTINGS, num_steps=6, hook=hook, rows=lambda step: ROWS if step else 1)
     assert planned[0] == num_steps + 1
+
+
+@pytest.mark.parametrize("error", [0.05, -0.03])
+def test_the_price_follows_the_pace_of_the_steps(error: float) -> None:
+    """See [Note: pace] in plan/adapt.py."""
+    prices: list[float] = []
+
+    def hook(step: int, session: ssdtrain.Session) -> None:
+        planner = session._planner
+        if step != 3 or planner is None or session.plan is None:
+            return
+        before = session.plan
+        for _ in range(WINDOW_STEPS):
+            verdict = planner._drift.step((1 + error) * planner._drift.predicted_ms, 0)
+        assert verdict is Verdict.REPRICE
+        planner._reprice()
+        assert session.plan.orders == before.orders
+        assert before.prediction is not None
+        assert session.plan.prediction is not None
+        prices.extend((before.prediction.step_ms, session.plan.prediction.step_ms))
+        assert session.plan.prediction.peak_bytes == before.prediction.peak_bytes
+
+    train({**SETTINGS, "max_overhead": 0.0}, num_steps=4, hook=hook)
+    first, now = prices
+    assert now / first - 1 == pytest.approx(error, abs=0.01)
+
+
+class OneMedium(ForwardingStorage):
+    """Writes and reads in one queue, at 0.1 GB/s; `shared` off: a queue for each."""
+
+    def __init__(self, inner: MemoryStorage, shared: bool) -> None:
+        super().__init__(inner)
+        self._write = threading.Lock()
+        self._read = self._write if shared else threading.Lock()
+
+    def write(self, slot: Slot, buffer: Tensor) -> None:
+        with self._write:
+            super().write(slot, buffer)
+            time.sleep(buffer.numel() / 1e8)
+
+    def read(self, slot: Slot, buffer: Tensor) -> None:
+        with self._read:
+            super().read(slot, buffer)
+            time.sleep(buffer.numel() / 1e8)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_drive_is_probed_in_both_directions_at_once(shared: bool) -> None:
+    memory = MemoryStorage()
+    drive = fitted_drive(OneMedium(memory, shared), [], num_threads=2)
+    assert drive is not None
+    assert (drive.duplex_slowdown > 0.5) == shared
+    assert 0.05e9 < drive.write.bytes_per_second < 0.101e9
+    assert memory.stats().used_bytes == 0
+
+
+def test_a_full_drive_is_not_probed() -> None:
+    full = MemoryStorage(capacity_bytes=1 << 20)
+    assert fitted_drive(full, [], num_threads=2) is None
+    spans = [
+        TraceSpan(row, row, n * 1_000_000, (n + 1) * 1_000_000, 1_000_000)
+        for row in ("write", "read")
+        for n in range(4)
+    ]
+    told = fitted_drive(full, spans, num_threads=2)
+    assert told is not None
+    assert told.write.bytes_per_second == pytest.approx(1e9)
+    assert told.duplex_slowdown == 1.0  # as of one medium, until it is known
 
 
 @pytest.mark.parametrize("waits", [{2}, {1, 2}])

@@ -179,6 +179,24 @@ def test_no_step_is_shorter_than_its_writes(share: float) -> None:
         assert sum(stall.ms for stall in found.stalls) == pytest.approx(found.stall_ms)
 
 
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
+def test_writes_and_reads_share_a_disk_as_far_as_measured(shared: float) -> None:
+    num = 40
+    compute_ms = made.chain(num).compute_ms
+    speed = num * MB / (1.5 * compute_ms / 1e3) / 1e9
+    drive = {"ssd_write": made.curve(speed), "ssd_read": made.curve(speed)}
+    links = made.links(10.0, **drive, ssd_duplex_slowdown=shared)
+    profile = replace(made.chain(num), links=links, host_bytes=100 * num * MB)
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1)
+    outcome = Run(Timeline(profile), orders_of(profile, each)).run()
+    one_way_ms = num * MB / (speed * 1e9) * 1e3
+    read_ms = outcome.moved_bytes["ssd_read"] / (speed * 1e9) * 1e3
+    assert 0.0 < read_ms < one_way_ms  # what is not written yet is not read
+    least_ms = one_way_ms + shared * read_ms
+    assert outcome.step_ms >= least_ms - 1e-6
+    assert outcome.step_ms == pytest.approx(least_ms, rel=0.15)
+
+
 def test_ssd_without_a_curve_is_an_error() -> None:
     profile = made.chain(2)
     each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
