@@ -18,7 +18,7 @@ import gc
 import itertools
 import statistics
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,7 +235,7 @@ def run_cell(
     return found
 
 
-def bits(losses: list[float]) -> bytes:
+def bits(losses: Sequence[float]) -> bytes:
     """Equal for equal losses, not-a-number included."""
     return struct.pack(f"<{len(losses)}d", *losses)
 
@@ -247,7 +247,10 @@ def summarize(cells: Cells) -> None:
         if "step_ms" in cell and "step_ms" in keep:
             cell["step_ratio"] = cell["step_ms"] / keep["step_ms"]
             cell["peak_ratio"] = cell["peak_gb"] / (keep["peak_gb"] or 1)
-            cell["losses_equal"] = bits(cell["losses"]) == bits(keep["losses"])
+            # Cells of an earlier run may have taken fewer steps.
+            both = list(zip(cell["losses"], keep["losses"], strict=False))
+            own, kept = zip(*both, strict=True)
+            cell["losses_equal"] = bits(own) == bits(kept)
     cells.save()
 
 
