@@ -90,7 +90,8 @@ class Links:
     duplex_slowdown: float = 0.0
     """Fraction by which copies in both directions slow one another down."""
     ssd_duplex_slowdown: float = 0.0
-    """Likewise of the SSD's writes and reads; 1 where both share one bandwidth."""
+    """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
+    where mixing them costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
