@@ -25,7 +25,7 @@ from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
-from ssdtrain.remat.finder import Finder
+from ssdtrain.remat.finder import Finder, with_products
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import Endurance
 from ssdtrain.storage.rank import rank_of
@@ -204,7 +204,7 @@ def offload(
             for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
                     cache.keep_storage_of(buffer)
-        if settings.recompute is Recompute.AUTO:
+        if settings.recompute is not Recompute.OFF:
             _attach_recipes(cache, modules, patches, settings)
         session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
@@ -226,9 +226,11 @@ def _attach_recipes(
     patches: Patches,
     settings: OffloadConfig,
 ) -> None:
-    finder = Finder()
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    # See [Note: matrix products] in remat/products.py.
+    full = settings.recompute is Recompute.FULL or (on_gpu and not fixed)
+    finder = Finder(with_products()) if full else Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:

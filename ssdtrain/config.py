@@ -37,10 +37,13 @@ class PlanChoice(str, Enum):
 
 
 class Recompute(str, Enum):
-    """Whether cheap deterministic operators are rebuilt instead of stored."""
+    """Which deterministic operators are rebuilt instead of stored."""
 
     AUTO = "auto"
-    """Use every recipe that was admitted as bitwise equal on this device."""
+    """Every cheap recipe that was admitted as bitwise equal on this device; matrix
+    products, too, where a plan for a GPU weighs their time."""
+    FULL = "full"
+    """Every recipe, matrix products included, under any plan."""
     OFF = "off"
     """Rebuild nothing."""
 
