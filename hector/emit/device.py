@@ -1,18 +1,22 @@
 """The Triton back end: generated modules, launches, memory of intermediate values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hector.arrays import GraphArrays
-from hector.emit.gemm import (
-    DotPrecision,
-    Emitted,
+from hector.emit.bound import BoundPlan
+from hector.emit.contract import Contraction
+from hector.emit.gemm import DotPrecision, Emitted
+from hector.emit.launch import (
+    ALIGNMENT_BYTES,
+    Launch,
+    Step,
+    TorchOp,
+    compile_together,
 )
-from hector.emit.launch import ALIGNMENT_BYTES, Launch, compile_together
 from hector.emit.module import generate
 from hector.emit.reference import Reference
 from hector.emit.source import Arg, ArgKind
@@ -46,23 +50,6 @@ def dot_precision(dtype: torch.dtype) -> DotPrecision:
     )
 
 
-@dataclass(frozen=True)
-class _TorchOp:
-    """An operation on parameters run by PyTorch."""
-
-    node: Node
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One kernel of the plan, and whose memory begins and ends with it; see
-    [Note: lifetimes]."""
-
-    makes: tuple[tuple[Node, tuple[int, ...], torch.dtype], ...]
-    work: tuple[Launch | _TorchOp, ...]
-    dead: tuple[Node, ...]
-
-
 class DevicePlan:
     """A plan bound to a graph, ready to launch."""
 
@@ -83,17 +70,23 @@ class DevicePlan:
         for position, kernel in enumerate(plan.kernels):
             dead = tuple(n for n, (_, last) in lives.items() if last == position)
             if isinstance(kernel, ParameterOp | Fallback):
-                steps.append(_Step((), (_TorchOp(kernel.out),), dead))
+                steps.append(Step((), (TorchOp(kernel.out),), dead))
                 continue
             made = generate(kernel, self.schedules[position], precision)
             texts.append(made.text)
             launches = (self._launch(e, f) for e, f in made.functions())
             makes = tuple((n, self._shape(n), dtypes.of(n)) for n in kernel.outputs)
             work = tuple(launch for launch in launches if launch is not None)
-            steps.append(_Step(makes, work, dead))
+            steps.append(Step(makes, work, dead))
         self.steps = tuple(steps)
         self.source = "\n\n".join(texts)
         self.compiled = False
+        self.bound: BoundPlan | None = None
+        self._contractions = {
+            k.out: Contraction(k.out, arrays.rows)
+            for k in plan.kernels
+            if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
+        }
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
@@ -171,8 +164,11 @@ class DevicePlan:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             # Triton launches on the current device, wherever the tensors are.
             with torch.cuda.device(device):
-                return self._run(bindings, device)
-        return self._run(bindings, device)
+                return self._run_bound(bindings) or self._run(bindings, device)
+        return self._run_bound(bindings) or self._run(bindings, device)
+
+    def _run_bound(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor] | None:
+        return None if self.bound is None else self.bound.run(bindings)
 
     def _run(
         self, bindings: Mapping[Node, Tensor], device: torch.device
@@ -188,7 +184,7 @@ class DevicePlan:
                 values[node] = torch.empty(shape, dtype=dtype, device=device)
             scratch: dict[Node, Tensor] = {}
             for work in step.work:
-                if isinstance(work, _TorchOp):
+                if isinstance(work, TorchOp):
                     values[work.node] = self._torch(work.node, values)
                     continue
                 args = work.args
@@ -201,7 +197,16 @@ class DevicePlan:
                 work.release()
             for node in step.dead:
                 del values[node]
+        if aligned:
+            self._bind(device)
         return values
+
+    def _bind(self, device: torch.device) -> None:
+        """For the next calls, once every kernel is compiled; the interpreter compiles
+        none."""
+        launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
+        if self.bound is None and all(w.compiled is not None for w in launches):
+            self.bound = BoundPlan(self.steps, device, self._torch)
 
     def _compile(self, values: Mapping[Node, Tensor]) -> None:
         """Before the first launch, when the dtypes of the bound values are known."""
@@ -213,8 +218,9 @@ class DevicePlan:
         for step in self.steps:
             dtypes.update((n, dtype) for n, _, dtype in step.makes)
             for work in step.work:
-                if isinstance(work, _TorchOp):
-                    dtypes[work.node] = self.dtypes.of(work.node)
+                if isinstance(work, TorchOp):
+                    like = work.node.inputs[0] if _is_view(work.node) else work.node
+                    dtypes[work.node] = dtypes.get(like, self.dtypes.of(work.node))
                 else:
                     launches.append(work)
         compile_together(launches, dtypes)
@@ -240,17 +246,30 @@ class DevicePlan:
             known[node] = torch.empty(shape, dtype=torch.float32, device=device)
         return known[node]
 
-    def _torch(self, node: Node, values: Mapping[Node, Tensor]) -> Tensor:
+    def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
+        value = values.get(node.inputs[0])
+        if value is not None and _is_view(node):
+            # Kernels widen what they load: no copy unless the caller wants a dtype.
+            dtype = self.dtypes.fixed.get(node, value.dtype)
+            return value.view(self._shape(node)).to(dtype)
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
             else _rows(values[i], i.shape)
             for i in node.inputs
         ]
-        made = self.reference.evaluate(node, args)
+        contraction = self._contractions.get(node)
+        if contraction is not None:
+            made = contraction(*args)
+        else:
+            made = self.reference.evaluate(node, args)
         dtype = self.dtypes.of(node)
         made = made if made.dtype is dtype else made.to(dtype)
         return made if made.is_contiguous() else made.contiguous()
+
+
+def _is_view(node: Node) -> bool:
+    return node.op is Op.RESHAPE
 
 
 def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
