@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hector.emit.launch import ALIGNMENT_BYTES, Launch, Step, TorchOp
+from hector.emit.launch import ALIGNMENT_BYTES, Key, Launch, Partial, Step, TorchOp
 from hector.ir.node import Node
 
 SHARED_BYTES = 1 << 25
@@ -36,18 +36,11 @@ RunTorch = Callable[[Node, Mapping[Any, Tensor]], Tensor]
 """The value of a parameter operation from those of its operands."""
 
 
-class _Partial(NamedTuple):
-    """Partial sums of one kernel: known by where it stands in the plan."""
-
-    position: int
-    node: Node
-
-
 class _Make(NamedTuple):
     """Memory of a value: where its address stands, and what it looks like."""
 
     slot: int
-    key: Any
+    key: Key
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -75,7 +68,7 @@ class _Bound:
 
     makes: tuple[_Make, ...]
     work: tuple[_Call | _Operation, ...]
-    dead: tuple[Any, ...]
+    dead: tuple[Key, ...]
 
 
 class BoundPlan:
@@ -86,19 +79,23 @@ class BoundPlan:
     ) -> None:
         self.device, self.run_torch = device, run_torch
         self._table: list[Any] = [None, None]
-        self._slots: dict[Any, int] = {}
+        self._slots: dict[Key, int] = {}
         self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
         """Kept: they hold the graph's arrays, whose addresses stand in the table."""
-        bound = [self._bind(i, s) for i, s in enumerate(steps)]
+        bound = [self._bind(s) for s in steps]
         made = {m.key for s in bound for m in s.makes}
         made |= {w.node for s in bound for w in s.work if isinstance(w, _Operation)}
-        self.given = tuple((n, s) for n, s in self._slots.items() if n not in made)
+        self.given = tuple(
+            (n, s)
+            for n, s in self._slots.items()
+            if isinstance(n, Node) and n not in made
+        )
         self.shared_bytes = 0
         self._shared: list[tuple[int, int]] = []
         """(place in the table, offset) of each value in the shared memory."""
         self.steps = self._share(bound)
 
-    def _slot(self, key: Any) -> int:
+    def _slot(self, key: Key) -> int:
         if key not in self._slots:
             self._slots[key] = self._static(None)
         return self._slots[key]
@@ -107,29 +104,20 @@ class BoundPlan:
         self._table.append(value)
         return len(self._table) - 1
 
-    def _bind(self, position: int, step: Step) -> _Bound:
-        makes = [_Make(self._slot(n), n, s, d) for n, s, d in step.makes]
-        partials: dict[_Partial, _Make] = {}
-        work: list[_Call | _Operation] = []
-        for item in step.work:
-            if isinstance(item, TorchOp):
-                work.append(_Operation(item.node, self._slot(item.node)))
-                continue
-            for _, node, rows in item.partials:
-                key = _Partial(position, node)
-                shape = (rows, node.type.width)
-                made = _Make(self._slot(key), key, shape, torch.float32)
-                partials.setdefault(key, made)
-            work.append(self._call(item, position))
-        return _Bound(
-            (*makes, *partials.values()), tuple(work), (*step.dead, *partials)
+    def _bind(self, step: Step) -> _Bound:
+        work = (
+            _Operation(w.node, self._slot(w.node))
+            if isinstance(w, TorchOp)
+            else self._call(w)
+            for w in step.work
         )
+        makes = (_Make(self._slot(k), k, s, d) for k, s, d in step.makes)
+        return _Bound(tuple(makes), tuple(work), step.dead)
 
-    def _call(self, launch: Launch, position: int) -> _Call:
+    def _call(self, launch: Launch) -> _Call:
         kernel = launch.compiled
-        places: dict[int, int] = {p: self._slot(n) for p, n in launch.slots}
-        for p, node, _ in launch.partials:
-            places[p] = self._slot(_Partial(position, node))
+        places = {p: self._slot(n) for p, n in launch.slots}
+        places.update((p, self._slot(Partial(n))) for p, n in launch.partials)
         for p, value in enumerate(launch.args):
             if p not in places:
                 known = value.data_ptr() if isinstance(value, Tensor) else value
@@ -142,7 +130,7 @@ class BoundPlan:
 
     def _share(self, steps: list[_Bound]) -> tuple[_Bound, ...]:
         """The steps without what finds room in the shared memory."""
-        read = {
+        read: set[Key] = {
             i
             for s in steps
             for w in s.work
@@ -166,7 +154,7 @@ class BoundPlan:
             for s in steps
         )
 
-    def run(self, bindings: Mapping[Node, Tensor]) -> dict[Any, Tensor] | None:
+    def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor] | None:
         """Values by node: everything bound, and the plan's results; None, and nothing
         was launched, if an input's address is not what the kernels were made for."""
         table = self._table.copy()

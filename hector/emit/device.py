@@ -13,13 +13,15 @@ from hector.emit.gemm import DotPrecision, Emitted
 from hector.emit.launch import (
     ALIGNMENT_BYTES,
     Launch,
+    Partial,
     Step,
     TorchOp,
     compile_together,
 )
-from hector.emit.module import generate
+from hector.emit.module import Generated, generate, generate_sums, sums_of
 from hector.emit.reference import Reference
 from hector.emit.source import Arg, ArgKind
+from hector.emit.sums import Sum
 from hector.ir.kernels import (
     Fallback,
     ParameterOp,
@@ -28,7 +30,7 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
-from hector.passes.lifetimes import lifetimes
+from hector.passes.lifetimes import late_sums, lifetimes
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",
@@ -65,19 +67,29 @@ class DevicePlan:
         self.reference = Reference(arrays, torch.float32)
         precision = dot_precision(dtypes.feature)
         texts: list[str] = []
-        lives = lifetimes(plan)
-        steps = []
+        lives, late = lifetimes(plan), late_sums(plan)
+        steps: list[Step] = []
+        left: list[Sum] = []
         for position, kernel in enumerate(plan.kernels):
             dead = tuple(n for n, (_, last) in lives.items() if last == position)
             if isinstance(kernel, ParameterOp | Fallback):
                 steps.append(Step((), (TorchOp(kernel.out),), dead))
                 continue
-            made = generate(kernel, self.schedules[position], precision)
+            made = generate(kernel, self.schedules[position], precision, late)
             texts.append(made.text)
-            launches = (self._launch(e, f) for e, f in made.functions())
-            makes = tuple((n, self._shape(n), dtypes.of(n)) for n in kernel.outputs)
-            work = tuple(launch for launch in launches if launch is not None)
-            steps.append(Step(makes, work, dead))
+            makes = [(n, self._shape(n), dtypes.of(n)) for n in kernel.outputs]
+            sums = sums_of(kernel, self.schedules[position])
+            partials = [self._partial(s) for s in sums]
+            ended = [Partial(s.out) for s in sums if s.out not in late]
+            steps.append(
+                Step((*makes, *partials), self._launches(made), (*dead, *ended))
+            )
+            left += made.sums
+        if left:
+            made = generate_sums(left)
+            texts.append(made.text)
+            ended = [Partial(s.out) for s in left]
+            steps.append(Step((), self._launches(made), tuple(ended)))
         self.steps = tuple(steps)
         self.source = "\n\n".join(texts)
         self.compiled = False
@@ -91,13 +103,21 @@ class DevicePlan:
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
 
+    def _partial(self, s: Sum) -> tuple[Partial, tuple[int, ...], torch.dtype]:
+        rows = self.arrays.tiles(*s.tiles).num_tiles
+        return Partial(s.out), (rows, s.out.type.width), torch.float32
+
+    def _launches(self, made: Generated) -> tuple[Launch, ...]:
+        found = (self._launch(e, f) for e, f in made.functions())
+        return tuple(launch for launch in found if launch is not None)
+
     def _launch(self, e: Emitted, function: Any) -> Launch | None:
         grid = tuple(self._extent(g) for g in e.grid)
         if 0 in grid:
             return None
         fixed: list[Any] = []
         slots: list[tuple[int, Node]] = []
-        partials: list[tuple[int, Node, int]] = []
+        partials: list[tuple[int, Node]] = []
         for position, arg in enumerate(e.source.args.values()):
             fixed.append(None)
             if arg.kind is ArgKind.VALUE and isinstance(arg.what, Node):
@@ -106,7 +126,7 @@ class DevicePlan:
                 else:
                     slots.append((position, arg.what))
             elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
-                partials.append((position, arg.what, grid[0]))
+                partials.append((position, arg.what))
             else:
                 fixed[-1] = self._static(arg)
         return Launch(
@@ -124,8 +144,8 @@ class DevicePlan:
         kind, *rest = g
         if kind == "tiles":
             return self.arrays.tiles(*rest).num_tiles
-        if kind == "types":
-            return len(self.arrays.type_offsets(*rest)) - 1
+        if kind == "sums":
+            return self._programs(*rest)
         if kind == "heavy":
             return self.arrays.num_heavy(*rest)
         if kind == "light":
@@ -135,11 +155,18 @@ class DevicePlan:
         domain, block = rest
         return -(-self.arrays.rows(domain) // int(block))
 
+    def _programs(self, sums: tuple[Sum, ...]) -> int:
+        return sum(
+            s.programs * (len(self.arrays.type_offsets(*s.tiles[:2])) - 1) for s in sums
+        )
+
     def _static(self, arg: Arg) -> Any:
         a, what = self.arrays, arg.what
         match arg.kind:
             case ArgKind.COUNT if isinstance(what, Domain):
                 return a.rows(what)
+            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(what[0], Sum):
+                return self._programs(what)
             case ArgKind.COUNT:
                 return a.num_heavy(*what)  # type: ignore[misc]
             case ArgKind.INDEX:
@@ -173,7 +200,7 @@ class DevicePlan:
     def _run(
         self, bindings: Mapping[Node, Tensor], device: torch.device
     ) -> dict[Node, Tensor]:
-        values = dict(bindings)
+        values: dict[Any, Tensor] = dict(bindings)
         aligned = not any(
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
@@ -182,7 +209,6 @@ class DevicePlan:
         for step in self.steps:
             for node, shape, dtype in step.makes:
                 values[node] = torch.empty(shape, dtype=dtype, device=device)
-            scratch: dict[Node, Tensor] = {}
             for work in step.work:
                 if isinstance(work, TorchOp):
                     values[work.node] = self._torch(work.node, values)
@@ -190,8 +216,8 @@ class DevicePlan:
                 args = work.args
                 for position, node in work.slots:
                     args[position] = values[node]
-                for position, node, tiles in work.partials:
-                    args[position] = self._scratch(scratch, node, tiles)
+                for position, node in work.partials:
+                    args[position] = values[Partial(node)]
                 work(aligned)
                 # The stream orders this memory's next use after the kernel.
                 work.release()
@@ -216,7 +242,7 @@ class DevicePlan:
         dtypes = {n: t.dtype for n, t in values.items()}
         launches: list[Launch] = []
         for step in self.steps:
-            dtypes.update((n, dtype) for n, _, dtype in step.makes)
+            dtypes.update((n, d) for n, _, d in step.makes if isinstance(n, Node))
             for work in step.work:
                 if isinstance(work, TorchOp):
                     like = work.node.inputs[0] if _is_view(work.node) else work.node
@@ -238,13 +264,6 @@ class DevicePlan:
             shape = (value.shape[0], *node.shape)
             found.append(value if value.shape == shape else value.view(shape))
         return found
-
-    def _scratch(self, known: dict[Node, Tensor], node: Node, tiles: int) -> Tensor:
-        if node not in known:
-            device = self.arrays.graph.device
-            shape = (tiles, node.type.width)
-            known[node] = torch.empty(shape, dtype=torch.float32, device=device)
-        return known[node]
 
     def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
         value = values.get(node.inputs[0])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,8 +28,8 @@ class Launch:
     args: list[Any]
     slots: tuple[tuple[int, Node], ...]
     """(position, value) of each argument that holds a value."""
-    partials: tuple[tuple[int, Node, int], ...]
-    """(position, value, rows) of each argument that holds partial sums."""
+    partials: tuple[tuple[int, Node], ...]
+    """(position, value) of each argument that holds a value's partial sums."""
     options: dict[str, int]
     compiled: Any = None
     """The kernel that Triton made for aligned values, once it ran."""
@@ -43,7 +43,7 @@ class Launch:
         """Forget the tensors of this call: values must not outlive it."""
         for position, _ in self.slots:
             self.args[position] = None
-        for position, _, _ in self.partials:
+        for position, _ in self.partials:
             self.args[position] = None
 
     def compile(self, dtypes: Mapping[Node, torch.dtype]) -> None:
@@ -51,9 +51,19 @@ class Launch:
         args = list(self.args)
         for position, node in self.slots:
             args[position] = dtypes[node]
-        for position, _, _ in self.partials:
+        for position, _ in self.partials:
             args[position] = torch.float32
         self.function.warmup(*args, grid=self.grid, **self.options)
+
+
+class Partial(NamedTuple):
+    """The partial sums of a value, which are memory like a value's."""
+
+    node: Node
+
+
+Key = Node | Partial
+"""What has memory in a plan."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +78,9 @@ class Step:
     """One kernel of the plan, and whose memory begins and ends with it; see
     [Note: lifetimes]."""
 
-    makes: tuple[tuple[Node, tuple[int, ...], torch.dtype], ...]
+    makes: tuple[tuple[Key, tuple[int, ...], torch.dtype], ...]
     work: tuple[Launch | TorchOp, ...]
-    dead: tuple[Node, ...]
+    dead: tuple[Key, ...]
 
 
 def compile_together(
