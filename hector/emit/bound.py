@@ -75,20 +75,33 @@ class BoundPlan:
     """See [Note: bound plans]. Every launch of `steps` has its compiled kernel."""
 
     def __init__(
-        self, steps: Sequence[Step], device: torch.device, run_torch: RunTorch
+        self,
+        steps: Sequence[Step],
+        device: torch.device,
+        run_torch: RunTorch,
+        kept: Mapping[Node, Tensor],
     ) -> None:
         self.device, self.run_torch = device, run_torch
+        self.kept = dict(kept)
+        """Values that depend on the graph alone: the same in every call."""
         self._table: list[Any] = [None, None]
         self._slots: dict[Key, int] = {}
         self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
         """Kept: they hold the graph's arrays, whose addresses stand in the table."""
-        bound = [self._bind(s) for s in steps]
+        made_once = (all(k in kept for k, _, _ in s.makes) for s in steps)
+        bound = [
+            self._bind(s)
+            for s, once in zip(steps, made_once, strict=True)
+            if not (once and s.makes)
+        ]
+        for node, value in self.kept.items():
+            self._table[self._slot(node)] = value.data_ptr()
         made = {m.key for s in bound for m in s.makes}
         made |= {w.node for s in bound for w in s.work if isinstance(w, _Operation)}
         self.given = tuple(
             (n, s)
             for n, s in self._slots.items()
-            if isinstance(n, Node) and n not in made
+            if isinstance(n, Node) and n not in made and n not in self.kept
         )
         self.shared_bytes = 0
         self._shared: list[tuple[int, int]] = []
@@ -165,7 +178,7 @@ class BoundPlan:
             table[slot] = pointer
         memory = self._place(table)
         device = self.device
-        values: dict[Any, Tensor] = dict(bindings)
+        values: dict[Any, Tensor] = {**bindings, **self.kept}
         for step in self.steps:
             for slot, key, shape, dtype in step.makes:
                 made = values[key] = torch.empty(shape, dtype=dtype, device=device)

@@ -30,7 +30,7 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
-from hector.passes.lifetimes import late_sums, lifetimes
+from hector.passes.lifetimes import constants, late_sums, lifetimes
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",
@@ -94,6 +94,8 @@ class DevicePlan:
         self.source = "\n\n".join(texts)
         self.compiled = False
         self.bound: BoundPlan | None = None
+        self._kept: dict[Node, Tensor] = {}
+        self._constant = constants(plan)
         self._contractions = {
             k.out: Contraction(k.out, arrays.rows)
             for k in plan.kernels
@@ -221,6 +223,8 @@ class DevicePlan:
                 work(aligned)
                 # The stream orders this memory's next use after the kernel.
                 work.release()
+            made = (n for n, _, _ in step.makes if n in self._constant)
+            self._kept.update((n, values[n]) for n in made)
             for node in step.dead:
                 del values[node]
         if aligned:
@@ -232,7 +236,7 @@ class DevicePlan:
         none."""
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
         if self.bound is None and all(w.compiled is not None for w in launches):
-            self.bound = BoundPlan(self.steps, device, self._torch)
+            self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
 
     def _compile(self, values: Mapping[Node, Tensor]) -> None:
         """Before the first launch, when the dtypes of the bound values are known."""

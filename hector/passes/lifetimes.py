@@ -8,7 +8,7 @@ behind its last kernel: their partial rows live that long.
 """
 
 from hector.ir.kernels import Outer, Plan, Traversal
-from hector.ir.node import Node
+from hector.ir.node import Node, Op
 from hector.ir.types import TYPE_DOMAINS
 
 
@@ -38,3 +38,14 @@ def late_sums(plan: Plan) -> frozenset[Node]:
         if node.domain in TYPE_DOMAINS
     }
     return frozenset((made & set(plan.outputs)) - read)
+
+
+def constants(plan: Plan) -> frozenset[Node]:
+    """Values of rows that depend on the graph alone, such as one over a degree."""
+    found: set[Node] = set()
+    for kernel in plan.kernels:
+        if isinstance(kernel, Traversal) and all(
+            n.op is Op.GRAPH or n in found for n in kernel.operands
+        ):
+            found.update(kernel.outputs)
+    return frozenset(found)

@@ -20,6 +20,7 @@ from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Plan
 from hector.ir.node import Node, Op
+from hector.passes.lifetimes import constants
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
 from hector.runtime import graph_arrays
 from recipes.bench.hector_check import random_graph
@@ -30,6 +31,7 @@ if torch.cuda.is_available():
         "the interpreter stands in for compiled kernels", allow_module_level=True
     )
 
+NONE = Optimizations()
 BOTH = Optimizations(compact=True, reorder=True)
 
 
@@ -71,7 +73,7 @@ def _given(plan: Plan, graph: HeteroGraph, types: ValueTypes) -> dict[Node, Tens
     }
 
 
-@pytest.fixture(params=[("rgat", BOTH), ("hgt", Optimizations()), ("rgcn", BOTH)])
+@pytest.fixture(params=[("rgat", BOTH), ("hgt", NONE), ("rgcn", NONE)])
 def made(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[DevicePlan, dict[Node, Tensor], dict[Node, Tensor]]]:
@@ -105,7 +107,8 @@ def test_addresses_give_the_same_bits(
 ) -> None:
     monkeypatch.setattr(bound, "SHARED_BYTES", shared_bytes)
     device, given, want = made
-    ready = BoundPlan(device.steps, torch.device("cpu"), device._torch)
+    kept = device._kept
+    ready = BoundPlan(device.steps, torch.device("cpu"), device._torch, kept)
     assert (ready.shared_bytes > 0) == (shared_bytes > 0)
     # Results of one call are not memory of the next one.
     first, second = ready.run(given), ready.run(given)
@@ -119,8 +122,9 @@ def test_a_plan_binds_itself_after_its_first_call(made: Any) -> None:
     device, given, want = made
     assert device.bound is not None
     _same(device, device.run(given), want)
-    streams = {s for launch in device.bound.launches for s in launch.compiled.streams}
-    assert streams == {None}
+    calls = [len(launch.compiled.streams) for launch in device.bound.launches]
+    once = constants(device.plan)
+    assert calls.count(0) == len(once) and set(calls) <= {0, 1}
 
 
 def test_an_input_at_an_odd_address_takes_the_slow_way(made: Any) -> None:
@@ -132,6 +136,15 @@ def test_an_input_at_an_odd_address_takes_the_slow_way(made: Any) -> None:
     assert moved[node].data_ptr() % 16
     assert device.bound.run(moved) is None
     _same(device, device.run(moved), want)
+
+
+def test_what_depends_on_the_graph_alone_is_made_once() -> None:
+    plan = dict(plans("rgcn", 8, NONE))[f"{NONE}/backward"]
+    (once,) = constants(plan)
+    assert repr(once).split(" = ")[1].startswith("div")
+    for model in ("rgat", "hgt"):
+        for _, other in plans(model, 8, BOTH):
+            assert not constants(other)
 
 
 @pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
