@@ -77,7 +77,10 @@ class DevicePlan:
                 continue
             made = generate(kernel, self.schedules[position], precision, late)
             texts.append(made.text)
-            makes = [(n, self._shape(n), dtypes.of(n)) for n in kernel.outputs]
+            makes = [
+                (n, dtypes.shapes.get(n) or self._shape(n), dtypes.of(n))
+                for n in kernel.outputs
+            ]
             sums = sums_of(kernel, self.schedules[position])
             partials = [self._partial(s) for s in sums]
             ended = [Partial(s.out) for s in sums if s.out not in late]
@@ -258,15 +261,12 @@ class DevicePlan:
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]
     ) -> list[Tensor]:
-        """Wanted values as [rows, *shape]; joining or splitting heads is a view."""
+        """The memory of wanted values; joining or splitting heads changes none."""
         found = []
         for node in wanted:
-            memory = node
-            while memory not in values and memory.op is Op.RESHAPE:
-                memory = memory.inputs[0]
-            value = values[memory]
-            shape = (value.shape[0], *node.shape)
-            found.append(value if value.shape == shape else value.view(shape))
+            while node not in values and node.op is Op.RESHAPE:
+                node = node.inputs[0]
+            found.append(values[node])
         return found
 
     def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
@@ -303,13 +303,17 @@ def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class ValueTypes:
-    """Which dtype each stored value has."""
+    """Which dtype each stored value has, and the shapes that differ from rows of
+    (heads, width): kernels see memory alone."""
 
     def __init__(
-        self, feature: torch.dtype, fixed: Mapping[Node, torch.dtype] | None = None
+        self,
+        feature: torch.dtype,
+        fixed: Mapping[Node, torch.dtype] | None = None,
+        shapes: Mapping[Node, tuple[int, ...]] | None = None,
     ) -> None:
         self.feature = feature
-        self.fixed = dict(fixed or {})
+        self.fixed, self.shapes = dict(fixed or {}), dict(shapes or {})
 
     def of(self, node: Node) -> torch.dtype:
         if node in self.fixed:
