@@ -20,9 +20,11 @@ from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Plan
 from hector.ir.node import Node, Op
+from hector.nn import HGTConv, RGATConv, RGCNConv
+from hector.nn.common import CompiledConv
 from hector.passes.lifetimes import constants
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
-from hector.runtime import graph_arrays
+from hector.runtime import Backend, executables, graph_arrays
 from recipes.bench.hector_check import random_graph
 from recipes.bench.hector_models import plans
 
@@ -73,9 +75,21 @@ def _given(plan: Plan, graph: HeteroGraph, types: ValueTypes) -> dict[Node, Tens
     }
 
 
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch leaves a compiled kernel behind, as on a GPU."""
+    seen = Launch.__call__
+
+    def run(launch: Launch, aligned: bool) -> None:
+        launch.compiled = Compiled(launch, list(launch.args))
+        seen(launch, aligned)
+
+    monkeypatch.setattr(Launch, "__call__", run)
+
+
 @pytest.fixture(params=[("rgat", BOTH), ("hgt", NONE), ("rgcn", NONE)])
 def made(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, launches: None
 ) -> Iterator[tuple[DevicePlan, dict[Node, Tensor], dict[Node, Tensor]]]:
     """A backward plan that ran once, what it was given and what it returned."""
     name, settings = request.param
@@ -84,13 +98,6 @@ def made(
     plan = dict(plans(name, 8, settings))[f"{settings}/backward"]
     schedules = [default_schedule(k, arrays) for k in plan.kernels]
     device = DevicePlan(plan, arrays, types, schedules)
-    seen = Launch.__call__
-
-    def run(launch: Launch, aligned: bool) -> None:
-        launch.compiled = Compiled(launch, list(launch.args))
-        seen(launch, aligned)
-
-    monkeypatch.setattr(Launch, "__call__", run)
     given = _given(plan, graph, types)
     yield device, given, device.run(given)
 
@@ -160,3 +167,47 @@ def test_contractions_are_einsums(model: str, settings: Optimizations) -> None:
             args = [torch.randn(arrays.rows(i.domain), *i.shape) for i in node.inputs]
             want = oracle.evaluate(node, args)
             torch.testing.assert_close(contraction(*args), want)
+
+
+def _layer(kind: str, graph: HeteroGraph) -> CompiledConv:
+    if kind == "hgt":
+        names = list(graph.node_type_names)
+        types = [(names[0], f"r{i}", names[0]) for i in range(graph.num_edge_types)]
+        return HGTConv(8, 8, (names, types))
+    return {"rgcn": RGCNConv, "rgat": RGATConv}[kind](8, 8, graph.num_edge_types)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["rgcn", "rgat", "hgt"])
+def test_bound_layers_train_as_the_reference_does(
+    kind: str, dtype: torch.dtype, launches: None
+) -> None:
+    graph = random_graph((20, 70, 3, 2), "cpu")
+    torch.manual_seed(0)
+    layer = _layer(kind, graph).to(dtype)
+    oracle = _layer(kind, graph)
+    oracle.load_state_dict(layer.state_dict())
+    layer.set_options(backend=Backend.TRITON, optimizations=BOTH)
+    # The interpreter multiplies the bits of bfloat16.
+    tolerance = 1e-4 if dtype is torch.float32 else 3e-2
+    for _ in range(3):
+        x = torch.randn(graph.num_nodes, 8).to(dtype).requires_grad_()
+        y = x.detach().float().requires_grad_()
+        for module, rows in ((layer, x), (oracle, y)):
+            module.zero_grad()
+            module(rows, graph).square().sum().backward()
+        pairs = [(x.grad, y.grad)]
+        pairs += [(p.grad, q.grad) for p, q in _parameters(layer, oracle)]
+        for got, want in pairs:
+            assert (got is None) == (want is None)
+            if got is not None and want is not None:
+                assert got.shape == want.shape and got.dtype is dtype
+                scale = float(want.abs().max().clamp(min=1e-2))
+                assert float((got.float() - want).abs().max()) <= tolerance * scale
+    assert any(e._backward._device.bound for e in executables(graph) if e.trains)
+
+
+def _parameters(
+    a: CompiledConv, b: CompiledConv
+) -> Iterator[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    yield from zip(a.parameters(), b.parameters(), strict=True)
