@@ -39,7 +39,7 @@ HEAVY_TILE = 8192
 by one program, step after step, so its steps are few and wide."""
 MAX_HELD = 96
 """Elements of all tiles that a thread holds: registers that let programs share a
-multiprocessor. Walks with five tiles at 160 took twice as long an edge as others."""
+multiprocessor."""
 LONG_WALK = 128
 """Steps of one program that last longer than the lanes of shared programs walk (at most
 `heavy_rows` steps) and heavy groups in wide steps after them, whatever the mean."""
