@@ -167,7 +167,8 @@ class CompiledLayer:
         program = Program(
             outputs=tuple((f"out{i}", r.node) for i, r in enumerate(results))
         )
-        compiled = Compiled(state.builder, program, self.options)
+        shapes = [_row_shape(r) for r in results]
+        compiled = Compiled(state.builder, program, self.options, shapes)
         sources = tuple(state.bound[n] for n in compiled.inputs)
         return _Specialized(compiled, sources, tuple(results), single)
 
@@ -180,19 +181,15 @@ class Prepared:
     ) -> None:
         self._made, self.executable, self._graph = made, executable, graph
         self.sources = made.sources
-        self._views = [
-            _row_shape(r) if r.node.domain is not Domain.EDGE else None
-            for r in made.results
-        ]
 
     def __call__(self, values: Mapping[str, Tensor]) -> Any:
         """The function's results for its tensor arguments by name."""
         outputs = self.executable([values[s] for s in self.sources])
-        shaped = [
-            t.view(t.shape[0], *v) if v is not None else _result(s, t, self._graph)
-            for s, t, v in zip(self._made.results, outputs, self._views, strict=True)
+        found = [
+            _in_callers_order(t, self._graph) if s.node.domain is Domain.EDGE else t
+            for s, t in zip(self._made.results, outputs, strict=True)
         ]
-        return shaped[0] if self._made.single else tuple(shaped)
+        return found[0] if self._made.single else tuple(found)
 
 
 def _call(made: _Specialized, graph: HeteroGraph, tensors: list[Tensor]) -> Any:
@@ -281,16 +278,13 @@ def _node_arguments(function: Callable[..., Any]) -> set[str]:
     return found
 
 
-def _result(s: Sym, value: Tensor, graph: HeteroGraph) -> Tensor:
-    """A result with the rank the layer's code gives it, edges in the caller's order."""
-    value = value.view(value.shape[0], *_row_shape(s))
-    if s.node.domain is Domain.EDGE:
-        order = torch.empty_like(graph.edge_order)
-        order[graph.edge_order] = torch.arange(
-            graph.num_edges, device=graph.edge_order.device
-        )
-        value = value[order]
-    return value
+def _in_callers_order(value: Tensor, graph: HeteroGraph) -> Tensor:
+    """Edge rows in the order in which the caller gave the edges."""
+    order = torch.empty_like(graph.edge_order)
+    order[graph.edge_order] = torch.arange(
+        graph.num_edges, device=graph.edge_order.device
+    )
+    return value[order]
 
 
 @overload

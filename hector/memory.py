@@ -9,20 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from hector.emit.module import sums_of
 from hector.emit.schedules import Sizes, default_schedule
-from hector.ir.kernels import (
-    Fallback,
-    Kernel,
-    Outer,
-    OuterSchedule,
-    ParameterOp,
-    Plan,
-    Traversal,
-    TraversalSchedule,
-)
+from hector.ir.kernels import Fallback, Kernel, ParameterOp, Plan
 from hector.ir.node import Node, Op, stored
-from hector.ir.types import NARROW, ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain
-from hector.passes.lifetimes import lifetimes
+from hector.ir.types import NARROW, ROW_DOMAINS, Domain
+from hector.passes.lifetimes import late_sums, lifetimes
 from hector.passes.pipeline import TrainingPlan
 
 SLACK = 1.1
@@ -87,10 +79,13 @@ def plan_memory(plan: Plan, sizes: Sizes, feature_bytes: int) -> PlanMemory:
         for node, (first, last) in lifetimes(plan).items()
         if not _is_view(node)
     )
-    peak = 0
+    peak, waiting = 0, 0
+    late = late_sums(plan)
     for position, kernel in enumerate(plan.kernels):
         alive = sum(b.num_bytes for b in buffers if b.first <= position <= b.last)
-        peak = max(peak, alive + _partial_bytes(kernel, sizes))
+        partial = _partial_bytes(kernel, sizes)
+        peak = max(peak, alive + waiting + sum(partial.values()))
+        waiting += sum(b for n, b in partial.items() if n in late)
     return PlanMemory(buffers=buffers, peak_bytes=peak)
 
 
@@ -134,25 +129,17 @@ def _is_view(node: Node) -> bool:
     return node.op is Op.RESHAPE
 
 
-def _partial_bytes(kernel: Kernel, sizes: Sizes) -> int:
+def _partial_bytes(kernel: Kernel, sizes: Sizes) -> dict[Node, int]:
     """Partial sums of a kernel that reduces rows to types: fp32, a row a chunk; every
     type may end in a chunk of its own."""
     if isinstance(kernel, ParameterOp | Fallback):
-        return 0
-    schedule = default_schedule(kernel, sizes)
-    total = 0
-    if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
-        chunks = _chunks(sizes, kernel.domain, kernel.out, schedule.chunk_rows)
-        return 4 * chunks * kernel.out.type.width
-    if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
-        group = kernel.loop.group
-        if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
-            for node in kernel.stores:
-                if node.domain in TYPE_DOMAINS:
-                    domain = kernel.loop.domain
-                    chunks = _chunks(sizes, domain, node, schedule.chunk_rows)
-                    total += 4 * chunks * node.type.width
-    return total
+        return {}
+    found = {}
+    for one in sums_of(kernel, default_schedule(kernel, sizes)):
+        domain, _, chunk_rows = one.tiles
+        chunks = _chunks(sizes, domain, one.out, chunk_rows)
+        found[one.out] = 4 * chunks * one.out.type.width
+    return found
 
 
 def _chunks(sizes: Sizes, domain: Domain, out: Node, chunk_rows: int) -> int:

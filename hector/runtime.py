@@ -87,6 +87,19 @@ def executables(graph: HeteroGraph) -> list["Executable"]:
     return list(graph.__dict__.get("_hector_executables", {}).values())
 
 
+@dataclass
+class _Results:
+    """How the caller wants stored values that a plan returns; the rest is the plan's
+    choice. A view that nobody needs to take is host time saved."""
+
+    dtypes: dict[Node, torch.dtype] = field(default_factory=dict)
+    shapes: dict[Node, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, node: Node, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.dtypes[stored(node)] = dtype
+        self.shapes[stored(node)] = shape
+
+
 class _Runner:
     """A plan on one back end."""
 
@@ -95,7 +108,7 @@ class _Runner:
         plan: Plan,
         arrays: GraphArrays,
         feature: torch.dtype,
-        fixed: Mapping[Node, torch.dtype],
+        results: "_Results",
         options: Options,
     ) -> None:
         self.plan = plan
@@ -105,7 +118,7 @@ class _Runner:
             from hector.emit.device import DevicePlan, ValueTypes
             from hector.emit.tune import schedules_for
 
-            types = ValueTypes(feature, fixed)
+            types = ValueTypes(feature, results.dtypes, results.shapes)
             chosen: Sequence[Schedule | None] = schedules_for(
                 plan, arrays, types, options.tune, options.mapping
             )
@@ -121,7 +134,7 @@ class _Runner:
     def run(
         self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
     ) -> list[Tensor]:
-        """Values of `wanted`, each [rows, *shape]."""
+        """Values of `wanted`: memory in whatever shape it was asked for."""
         if self._reference is not None:
             values = self._reference.run(wanted, bindings)
             return [values[n] for n in wanted]
@@ -164,19 +177,29 @@ class Executable:
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
             self.output_grads = plans.output_grads
             self.gradients = [plans.gradients.get(n) for n in self.inputs]
-            fixed = {stored(g): dtypes[n] for n, g in plans.gradients.items()}
-            self._backward = _Runner(backward, arrays, feature, fixed, options)
+            asked = _Results()
+            for i in key.wanted:
+                gradient = self.gradients[i]
+                if gradient is not None:
+                    asked.add(gradient, key.dtypes[i], key.shapes[i])
+            self._backward = _Runner(backward, arrays, feature, asked, options)
         else:
             forward = inference_plan(compiled.builder, program)
             self.outputs = compiled.finished_outputs(program)
             self.saved = ()
-        self._forward = _Runner(
-            forward, arrays, feature, _outputs(self, feature), options
+        self.shapes = tuple(
+            (arrays.rows(n.domain), *(n.shape if s is None else s))
+            for n, s in zip(self.outputs, compiled.row_shapes, strict=True)
         )
+        asked = _Results()
+        for node, shape in zip(self.outputs, self.shapes, strict=True):
+            asked.add(node, feature, shape)
+        self._forward = _Runner(forward, arrays, feature, asked, options)
         self.report = self._describe(settings, forward, backward, options)
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outputs [rows, *shape], in the autograd graph if gradients are wanted."""
+        """Outputs in their rows' shapes, in the autograd graph if gradients are
+        wanted."""
         if self.trains:
             result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return result
@@ -206,7 +229,8 @@ class Executable:
         results = self._forward.run(bindings, (*self.outputs, *made))
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
-        return results[: len(self.outputs)], saved
+        outputs = zip(results, self.shapes, strict=False)
+        return [_seen_as(t, shape) for t, shape in outputs], saved
 
     def backward(
         self, grads: Sequence[Tensor], saved: Sequence[Tensor]
@@ -233,13 +257,14 @@ class Executable:
         }
 
 
-def _outputs(e: Executable, feature: torch.dtype) -> dict[Node, torch.dtype]:
-    return {stored(n): feature for n in e.outputs}
+def _seen_as(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return t if t.shape == shape else t.view(shape)
 
 
 @dataclass(frozen=True)
 class _Key:
     dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
     wanted: tuple[int, ...]
 
 
@@ -259,7 +284,7 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = ctx.exe.backward(grads, ctx.saved_tensors)
         shaped = [
-            None if g is None else g.view(s)
+            None if g is None else _seen_as(g, s)
             for g, s in zip(found, ctx.shapes, strict=True)
         ]
         return (None, *shaped)
@@ -268,8 +293,17 @@ class _Run(torch.autograd.Function):
 class Compiled:
     """A program and its executables."""
 
-    def __init__(self, builder: Builder, program: Program, options: Options) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        program: Program,
+        options: Options,
+        row_shapes: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> None:
         self.builder, self.program, self.options = builder, program, options
+        self.row_shapes = row_shapes or (None,) * len(program.outputs)
+        """Of each output, the shape of a row that the caller wants; None: (heads,
+        width)."""
         self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
         self._optimized: dict[Optimizations, Program] = {}
         self._candidates: dict[tuple[Optimizations, bool], Plan | TrainingPlan] = {}
@@ -277,7 +311,7 @@ class Compiled:
     def __call__(
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Outputs [rows, *shape] for inputs in the order of `self.inputs`."""
+        """Outputs [rows, ...] for inputs in the order of `self.inputs`."""
         return self.executable(graph, tensors)(tensors)
 
     def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
@@ -286,7 +320,8 @@ class Compiled:
         wanted: tuple[int, ...] = ()
         if torch.is_grad_enabled():
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
-        key = _Key(tuple(t.dtype for t in tensors), wanted)
+        dtypes, shapes = (t.dtype for t in tensors), (tuple(t.shape) for t in tensors)
+        key = _Key(tuple(dtypes), tuple(shapes), wanted)
         cache = graph.__dict__.setdefault("_hector_executables", {})
         exe = cache.get((self, key))
         if exe is None:

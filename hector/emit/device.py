@@ -1,21 +1,27 @@
 """The Triton back end: generated modules, launches, memory of intermediate values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hector.arrays import GraphArrays
-from hector.emit.gemm import (
-    DotPrecision,
-    Emitted,
+from hector.emit.bound import BoundPlan
+from hector.emit.contract import Contraction
+from hector.emit.gemm import DotPrecision, Emitted
+from hector.emit.launch import (
+    ALIGNMENT_BYTES,
+    Launch,
+    Partial,
+    Step,
+    TorchOp,
+    compile_together,
 )
-from hector.emit.launch import ALIGNMENT_BYTES, Launch, compile_together
-from hector.emit.module import generate
+from hector.emit.module import Generated, generate, generate_sums, sums_of
 from hector.emit.reference import Reference
 from hector.emit.source import Arg, ArgKind
+from hector.emit.sums import Sum
 from hector.ir.kernels import (
     Fallback,
     ParameterOp,
@@ -24,7 +30,7 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
-from hector.passes.lifetimes import lifetimes
+from hector.passes.lifetimes import constants, late_sums, lifetimes
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",
@@ -46,23 +52,6 @@ def dot_precision(dtype: torch.dtype) -> DotPrecision:
     )
 
 
-@dataclass(frozen=True)
-class _TorchOp:
-    """An operation on parameters run by PyTorch."""
-
-    node: Node
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One kernel of the plan, and whose memory begins and ends with it; see
-    [Note: lifetimes]."""
-
-    makes: tuple[tuple[Node, tuple[int, ...], torch.dtype], ...]
-    work: tuple[Launch | _TorchOp, ...]
-    dead: tuple[Node, ...]
-
-
 class DevicePlan:
     """A plan bound to a graph, ready to launch."""
 
@@ -78,25 +67,54 @@ class DevicePlan:
         self.reference = Reference(arrays, torch.float32)
         precision = dot_precision(dtypes.feature)
         texts: list[str] = []
-        lives = lifetimes(plan)
-        steps = []
+        lives, late = lifetimes(plan), late_sums(plan)
+        steps: list[Step] = []
+        left: list[Sum] = []
         for position, kernel in enumerate(plan.kernels):
             dead = tuple(n for n, (_, last) in lives.items() if last == position)
             if isinstance(kernel, ParameterOp | Fallback):
-                steps.append(_Step((), (_TorchOp(kernel.out),), dead))
+                steps.append(Step((), (TorchOp(kernel.out),), dead))
                 continue
-            made = generate(kernel, self.schedules[position], precision)
+            made = generate(kernel, self.schedules[position], precision, late)
             texts.append(made.text)
-            launches = (self._launch(e, f) for e, f in made.functions())
-            makes = tuple((n, self._shape(n), dtypes.of(n)) for n in kernel.outputs)
-            work = tuple(launch for launch in launches if launch is not None)
-            steps.append(_Step(makes, work, dead))
+            makes = [
+                (n, dtypes.shapes.get(n) or self._shape(n), dtypes.of(n))
+                for n in kernel.outputs
+            ]
+            sums = sums_of(kernel, self.schedules[position])
+            partials = [self._partial(s) for s in sums]
+            ended = [Partial(s.out) for s in sums if s.out not in late]
+            steps.append(
+                Step((*makes, *partials), self._launches(made), (*dead, *ended))
+            )
+            left += made.sums
+        if left:
+            made = generate_sums(left)
+            texts.append(made.text)
+            ended = [Partial(s.out) for s in left]
+            steps.append(Step((), self._launches(made), tuple(ended)))
         self.steps = tuple(steps)
         self.source = "\n\n".join(texts)
         self.compiled = False
+        self.bound: BoundPlan | None = None
+        self._kept: dict[Node, Tensor] = {}
+        self._constant = constants(plan)
+        self._contractions = {
+            k.out: Contraction(k.out, arrays.rows)
+            for k in plan.kernels
+            if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
+        }
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
+
+    def _partial(self, s: Sum) -> tuple[Partial, tuple[int, ...], torch.dtype]:
+        rows = self.arrays.tiles(*s.tiles).num_tiles
+        return Partial(s.out), (rows, s.out.type.width), torch.float32
+
+    def _launches(self, made: Generated) -> tuple[Launch, ...]:
+        found = (self._launch(e, f) for e, f in made.functions())
+        return tuple(launch for launch in found if launch is not None)
 
     def _launch(self, e: Emitted, function: Any) -> Launch | None:
         grid = tuple(self._extent(g) for g in e.grid)
@@ -104,7 +122,7 @@ class DevicePlan:
             return None
         fixed: list[Any] = []
         slots: list[tuple[int, Node]] = []
-        partials: list[tuple[int, Node, int]] = []
+        partials: list[tuple[int, Node]] = []
         for position, arg in enumerate(e.source.args.values()):
             fixed.append(None)
             if arg.kind is ArgKind.VALUE and isinstance(arg.what, Node):
@@ -113,7 +131,7 @@ class DevicePlan:
                 else:
                     slots.append((position, arg.what))
             elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
-                partials.append((position, arg.what, grid[0]))
+                partials.append((position, arg.what))
             else:
                 fixed[-1] = self._static(arg)
         return Launch(
@@ -131,8 +149,8 @@ class DevicePlan:
         kind, *rest = g
         if kind == "tiles":
             return self.arrays.tiles(*rest).num_tiles
-        if kind == "types":
-            return len(self.arrays.type_offsets(*rest)) - 1
+        if kind == "sums":
+            return self._programs(*rest)
         if kind == "heavy":
             return self.arrays.num_heavy(*rest)
         if kind == "light":
@@ -142,11 +160,18 @@ class DevicePlan:
         domain, block = rest
         return -(-self.arrays.rows(domain) // int(block))
 
+    def _programs(self, sums: tuple[Sum, ...]) -> int:
+        return sum(
+            s.programs * (len(self.arrays.type_offsets(*s.tiles[:2])) - 1) for s in sums
+        )
+
     def _static(self, arg: Arg) -> Any:
         a, what = self.arrays, arg.what
         match arg.kind:
             case ArgKind.COUNT if isinstance(what, Domain):
                 return a.rows(what)
+            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(what[0], Sum):
+                return self._programs(what)
             case ArgKind.COUNT:
                 return a.num_heavy(*what)  # type: ignore[misc]
             case ArgKind.INDEX:
@@ -171,13 +196,16 @@ class DevicePlan:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             # Triton launches on the current device, wherever the tensors are.
             with torch.cuda.device(device):
-                return self._run(bindings, device)
-        return self._run(bindings, device)
+                return self._run_bound(bindings) or self._run(bindings, device)
+        return self._run_bound(bindings) or self._run(bindings, device)
+
+    def _run_bound(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor] | None:
+        return None if self.bound is None else self.bound.run(bindings)
 
     def _run(
         self, bindings: Mapping[Node, Tensor], device: torch.device
     ) -> dict[Node, Tensor]:
-        values = dict(bindings)
+        values: dict[Any, Tensor] = dict(bindings)
         aligned = not any(
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
@@ -186,22 +214,32 @@ class DevicePlan:
         for step in self.steps:
             for node, shape, dtype in step.makes:
                 values[node] = torch.empty(shape, dtype=dtype, device=device)
-            scratch: dict[Node, Tensor] = {}
             for work in step.work:
-                if isinstance(work, _TorchOp):
+                if isinstance(work, TorchOp):
                     values[work.node] = self._torch(work.node, values)
                     continue
                 args = work.args
                 for position, node in work.slots:
                     args[position] = values[node]
-                for position, node, tiles in work.partials:
-                    args[position] = self._scratch(scratch, node, tiles)
+                for position, node in work.partials:
+                    args[position] = values[Partial(node)]
                 work(aligned)
                 # The stream orders this memory's next use after the kernel.
                 work.release()
+            made = (n for n, _, _ in step.makes if n in self._constant)
+            self._kept.update((n, values[n]) for n in made)
             for node in step.dead:
                 del values[node]
+        if aligned:
+            self._bind(device)
         return values
+
+    def _bind(self, device: torch.device) -> None:
+        """For the next calls, once every kernel is compiled; the interpreter compiles
+        none."""
+        launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
+        if self.bound is None and all(w.compiled is not None for w in launches):
+            self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
 
     def _compile(self, values: Mapping[Node, Tensor]) -> None:
         """Before the first launch, when the dtypes of the bound values are known."""
@@ -211,10 +249,11 @@ class DevicePlan:
         dtypes = {n: t.dtype for n, t in values.items()}
         launches: list[Launch] = []
         for step in self.steps:
-            dtypes.update((n, dtype) for n, _, dtype in step.makes)
+            dtypes.update((n, d) for n, _, d in step.makes if isinstance(n, Node))
             for work in step.work:
-                if isinstance(work, _TorchOp):
-                    dtypes[work.node] = self.dtypes.of(work.node)
+                if isinstance(work, TorchOp):
+                    like = work.node.inputs[0] if _is_view(work.node) else work.node
+                    dtypes[work.node] = dtypes.get(like, self.dtypes.of(work.node))
                 else:
                     launches.append(work)
         compile_together(launches, dtypes)
@@ -222,35 +261,38 @@ class DevicePlan:
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]
     ) -> list[Tensor]:
-        """Wanted values as [rows, *shape]; joining or splitting heads is a view."""
+        """The memory of wanted values; joining or splitting heads changes none."""
         found = []
         for node in wanted:
-            memory = node
-            while memory not in values and memory.op is Op.RESHAPE:
-                memory = memory.inputs[0]
-            value = values[memory]
-            shape = (value.shape[0], *node.shape)
-            found.append(value if value.shape == shape else value.view(shape))
+            while node not in values and node.op is Op.RESHAPE:
+                node = node.inputs[0]
+            found.append(values[node])
         return found
 
-    def _scratch(self, known: dict[Node, Tensor], node: Node, tiles: int) -> Tensor:
-        if node not in known:
-            device = self.arrays.graph.device
-            shape = (tiles, node.type.width)
-            known[node] = torch.empty(shape, dtype=torch.float32, device=device)
-        return known[node]
-
-    def _torch(self, node: Node, values: Mapping[Node, Tensor]) -> Tensor:
+    def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
+        value = values.get(node.inputs[0])
+        if value is not None and _is_view(node):
+            # Kernels widen what they load: no copy unless the caller wants a dtype.
+            dtype = self.dtypes.fixed.get(node, value.dtype)
+            return value.view(self._shape(node)).to(dtype)
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
             else _rows(values[i], i.shape)
             for i in node.inputs
         ]
-        made = self.reference.evaluate(node, args)
+        contraction = self._contractions.get(node)
+        if contraction is not None:
+            made = contraction(*args)
+        else:
+            made = self.reference.evaluate(node, args)
         dtype = self.dtypes.of(node)
         made = made if made.dtype is dtype else made.to(dtype)
         return made if made.is_contiguous() else made.contiguous()
+
+
+def _is_view(node: Node) -> bool:
+    return node.op is Op.RESHAPE
 
 
 def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -261,13 +303,17 @@ def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class ValueTypes:
-    """Which dtype each stored value has."""
+    """Which dtype each stored value has, and the shapes that differ from rows of
+    (heads, width): kernels see memory alone."""
 
     def __init__(
-        self, feature: torch.dtype, fixed: Mapping[Node, torch.dtype] | None = None
+        self,
+        feature: torch.dtype,
+        fixed: Mapping[Node, torch.dtype] | None = None,
+        shapes: Mapping[Node, tuple[int, ...]] | None = None,
     ) -> None:
         self.feature = feature
-        self.fixed = dict(fixed or {})
+        self.fixed, self.shapes = dict(fixed or {}), dict(shapes or {})
 
     def of(self, node: Node) -> torch.dtype:
         if node in self.fixed:

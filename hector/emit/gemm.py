@@ -39,7 +39,7 @@ class Emitted:
     doc: str
     grid: tuple[object, ...]
     """Per axis an int, or the Arg-kind key ('tiles', domain, index, block) or
-    ('rows', domain, per program) or ('groups', domain, index, per program)."""
+    ('rows', domain, per program) or ('sums', sums)."""
     num_warps: int
     num_stages: int
 
@@ -208,34 +208,3 @@ def _block(
     if scale is not None:
         name = src.let("v", f"{name}.to(tl.float32) * {scale}[:, None]")
     return name
-
-
-def emit_reduce(
-    tiles: tuple[Domain, Index, int], out: object, width: int, name: str
-) -> Emitted:
-    """Adds the partial rows of each type in order: deterministic, no atomics."""
-    src = Source(name)
-    block, step = min(pow2(width), 128), 16
-    ptr = src.arg(ArgKind.TILE_PTR, tiles, "tile_ptr")
-    part = src.arg(ArgKind.PARTIAL, out, "partial")
-    to = src.arg(ArgKind.VALUE, out, "out")
-    src.emit("kind = tl.program_id(0)")
-    src.emit(f"col = tl.program_id(1) * {block} + tl.arange(0, {block})")
-    src.emit(f"ok = col < {width}")
-    src.emit(f"acc = tl.zeros([{step}, {block}], tl.float32)")
-    src.emit(f"lo = tl.load({ptr} + kind)")
-    src.emit(f"hi = tl.load({ptr} + kind + 1)")
-    with src.block(f"for first in range(lo, hi, {step}):"):
-        src.emit(f"tile = first + tl.arange(0, {step})")
-        where = f"{part} + tile.to(tl.int64)[:, None] * {width} + col[None, :]"
-        mask = "(tile < hi)[:, None] & ok[None, :]"
-        src.emit(f"acc += tl.load({where}, mask={mask}, other=0.0)")
-    src.emit("total = tl.sum(acc, axis=0)")
-    src.emit(f"tl.store({to} + kind.to(tl.int64) * {width} + col, total, mask=ok)")
-    return Emitted(
-        source=src,
-        doc="sum of partial results a type",
-        grid=(("types", tiles[0], tiles[1]), -(-width // block), 1),
-        num_warps=4,
-        num_stages=2,
-    )

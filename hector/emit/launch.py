@@ -1,11 +1,11 @@
 """Launches of generated kernels, and their compilation ahead of the first one."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,8 +19,8 @@ ALIGNMENT_BYTES = 16
 class Launch:
     """One kernel launch; slots are filled in at each call.
 
-    After its first launch the compiled kernel is called directly: Triton's dispatch by
-    argument types, most of a launch's host time, has nothing left to decide.
+    This is the way of the first call, of the interpreter and of inputs at odd
+    addresses; see [Note: bound plans] for the others.
     """
 
     function: Any
@@ -28,24 +28,22 @@ class Launch:
     args: list[Any]
     slots: tuple[tuple[int, Node], ...]
     """(position, value) of each argument that holds a value."""
-    partials: tuple[tuple[int, Node, int], ...]
-    """(position, value, rows) of each argument that holds partial sums."""
+    partials: tuple[tuple[int, Node], ...]
+    """(position, value) of each argument that holds a value's partial sums."""
     options: dict[str, int]
-    direct: Callable[..., Any] | None = None
+    compiled: Any = None
+    """The kernel that Triton made for aligned values, once it ran."""
 
     def __call__(self, aligned: bool) -> None:
-        if self.direct is not None and aligned:
-            self.direct(*self.args)
-            return
         made = self.function[self.grid](*self.args, **self.options)
-        if made is not None and aligned and hasattr(made, "__getitem__"):
-            self.direct = made[self.grid]
+        if made is not None and aligned and hasattr(made, "packed_metadata"):
+            self.compiled = made
 
     def release(self) -> None:
         """Forget the tensors of this call: values must not outlive it."""
         for position, _ in self.slots:
             self.args[position] = None
-        for position, _, _ in self.partials:
+        for position, _ in self.partials:
             self.args[position] = None
 
     def compile(self, dtypes: Mapping[Node, torch.dtype]) -> None:
@@ -53,9 +51,36 @@ class Launch:
         args = list(self.args)
         for position, node in self.slots:
             args[position] = dtypes[node]
-        for position, _, _ in self.partials:
+        for position, _ in self.partials:
             args[position] = torch.float32
         self.function.warmup(*args, grid=self.grid, **self.options)
+
+
+class Partial(NamedTuple):
+    """The partial sums of a value, which are memory like a value's."""
+
+    node: Node
+
+
+Key = Node | Partial
+"""What has memory in a plan."""
+
+
+@dataclass(frozen=True)
+class TorchOp:
+    """An operation on parameters run by PyTorch."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel of the plan, and whose memory begins and ends with it; see
+    [Note: lifetimes]."""
+
+    makes: tuple[tuple[Key, tuple[int, ...], torch.dtype], ...]
+    work: tuple[Launch | TorchOp, ...]
+    dead: tuple[Key, ...]
 
 
 def compile_together(

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +21,9 @@ from hector.emit.gemm import (
     Emitted,
     emit_gemm,
     emit_outer,
-    emit_reduce,
 )
 from hector.emit.source import HEADER
+from hector.emit.sums import Sum, emit_sums
 from hector.emit.traversal import Groups, emit_traversal
 from hector.ir.kernels import (
     Gemm,
@@ -36,6 +36,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
+from hector.ir.node import Node
 from hector.ir.types import TARGET, TYPE_DOMAINS
 
 _UNNAMED = "hector_kernel"
@@ -49,6 +50,8 @@ class Generated:
     text: str
     name: str
     emitted: tuple[Emitted, ...]
+    sums: tuple[Sum, ...] = ()
+    """Partial sums that it leaves to be added: see `hector.emit.sums`."""
 
     def functions(self) -> Iterator[tuple[Emitted, Any]]:
         """What is launched, with the imported functions."""
@@ -58,43 +61,61 @@ class Generated:
 
 
 def generate(
-    kernel: Kernel, schedule: Schedule | None, precision: DotPrecision
+    kernel: Kernel,
+    schedule: Schedule | None,
+    precision: DotPrecision,
+    late: frozenset[Node] = frozenset(),
 ) -> Generated:
-    """The module of one instance."""
-    emitted = tuple(emit(kernel, _UNNAMED, schedule, precision))
+    """The module of one instance; sums into `late` values are left to be added."""
+    emitted = emit(kernel, _UNNAMED, schedule, precision)
+    sums = sums_of(kernel, schedule)
+    now = [s for s in sums if s.out not in late]
+    if now:
+        emitted.append(emit_sums(now, f"{_UNNAMED}_sum"))
+    left = tuple(s for s in sums if s.out in late)
+    return _named(_KINDS.get(type(kernel), "kernel"), emitted, left)
+
+
+def generate_sums(sums: Sequence[Sum]) -> Generated:
+    """The module that adds what `generate` left."""
+    return _named("sums", [emit_sums(sums, _UNNAMED)], ())
+
+
+def _named(kind: str, emitted: Sequence[Emitted], sums: tuple[Sum, ...]) -> Generated:
     # Serial numbers differ from program to program; quotes would end the docstring.
     docs = (re.sub(r"%\d+", "%", e.doc).replace('"', "'") for e in emitted)
     parts = (e.source.text(doc) for e, doc in zip(emitted, docs, strict=True))
     text = HEADER + "".join(f"\n\n{p}" for p in parts)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f"hector_{_KINDS.get(type(kernel), 'kernel')}_{digest}"
-    return Generated(text.replace(_UNNAMED, name), name, emitted)
+    name = f"hector_{kind}_{digest}"
+    return Generated(text.replace(_UNNAMED, name), name, tuple(emitted), sums)
 
 
 def emit(
     kernel: Kernel, name: str, schedule: Schedule | None, precision: DotPrecision
 ) -> list[Emitted]:
-    """The generated kernels of one instance, in launch order."""
+    """The generated kernels of one instance, in launch order, but for its sums."""
     if isinstance(kernel, Gemm) and isinstance(schedule, GemmSchedule):
         return [emit_gemm(kernel, name, schedule, precision)]
     if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
-        tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
-        return [
-            emit_outer(kernel, name, schedule, precision),
-            emit_reduce(tiles, kernel.out, kernel.out.type.width, f"{name}_sum"),
-        ]
+        return [emit_outer(kernel, name, schedule, precision)]
     if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
         if schedule.mapping is SegmentMapping.SPLIT:
             return emit_split(kernel, name, schedule)
-        parts = [emit_traversal(kernel, name, schedule)]
+        return [emit_traversal(kernel, name, schedule)]
+    return []
+
+
+def sums_of(kernel: Kernel, schedule: Schedule | None) -> list[Sum]:
+    """The values of which an instance leaves partial rows."""
+    if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
+        tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
+        return [Sum(tiles, kernel.out)]
+    if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
         group = kernel.loop.group
         if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:
             tiles = (kernel.loop.domain, group, schedule.chunk_rows)
-            for i, node in enumerate(kernel.stores):
-                if node.domain in TYPE_DOMAINS:
-                    width = node.type.width
-                    parts.append(emit_reduce(tiles, node, width, f"{name}_sum{i}"))
-        return parts
+            return [Sum(tiles, n) for n in kernel.stores if n.domain in TYPE_DOMAINS]
     return []
 
 

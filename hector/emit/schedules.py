@@ -21,6 +21,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
+from hector.ir.node import Op
 from hector.ir.types import TARGET, TYPE_DOMAINS, Domain, Index
 
 TARGET_PROGRAMS = 1024
@@ -36,9 +37,12 @@ MAX_TILE = 4096
 HEAVY_TILE = 8192
 """The same of a program that has a heavy group to itself: the longest group is walked
 by one program, step after step, so its steps are few and wide."""
+MAX_HELD = 96
+"""Elements of all tiles that a thread holds: registers that let programs share a
+multiprocessor."""
 LONG_WALK = 128
 """Steps of one program that last longer than the lanes of shared programs walk (at most
-`heavy_rows` steps) and heavy groups in wide steps after them."""
+`heavy_rows` steps) and heavy groups in wide steps after them, whatever the mean."""
 
 
 class Sizes(Protocol):
@@ -117,15 +121,24 @@ def _traversal(
     groups = max(arrays.rows(target), 1)
     mean = max(rows // groups, 1)
     block = min(max(pow2(mean), 4), 32)
-    if mapping is None and mean <= SMALL_GROUP:
+    if mapping is None:
         longest = arrays.longest(k.loop.domain, k.loop.group)
-        if groups >= MANY_GROUPS or longest > LONG_WALK * block:
+        many = mean <= SMALL_GROUP and groups >= MANY_GROUPS
+        if many or longest > LONG_WALK * block:
             mapping = SegmentMapping.SPLIT
     if mapping not in (None, SegmentMapping.PROGRAM):
         return _shared(width, mapping)
     tile = block * width
     warps = 1 if tile <= 1024 else 2 if tile <= 2048 else 4
+    while warps < 8 and tile * _num_tiles(k, width) > MAX_HELD * 32 * warps:
+        warps *= 2
     return TraversalSchedule(block=_fit(block, width), num_warps=warps)
+
+
+def _num_tiles(k: Traversal, width: int) -> int:
+    """Tiles that a program holds at once: wide rows that it reads and wide sums."""
+    sums = (m for m in k.members if m.op is Op.AGG)
+    return sum(pow2(n.type.width) == width for n in (*k.loads, *sums))
 
 
 def _shared(width: int, mapping: SegmentMapping) -> TraversalSchedule:

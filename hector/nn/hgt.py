@@ -25,8 +25,16 @@ class _TypedLinears(nn.Module):
             {name: nn.Linear(size, out_channels) for name, size in in_channels.items()}
         )
 
-    def stacked(self, names: list[str], width: int) -> tuple[Tensor, Tensor]:
-        """Weights [types, width, out] (rows of narrower types are 0) and biases."""
+    def stacked(
+        self, names: list[str], width: int, parts: int
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Weights [types, width, out] (rows of narrower types are 0) and biases
+        [types, out] of each of `parts` equal parts of the outputs.
+
+        Rows are joined, not stacked: what each parameter's gradient gets back then is
+        a run of rows that needs no copy. Transposing is one copy for all parts, and
+        without gradients it is made once.
+        """
         weights = [self._of(name, "weight") for name in names]
         biases = [self._of(name, "bias") for name in names]
         # Padding copies: on small graphs that is a visible part of a call.
@@ -34,7 +42,10 @@ class _TypedLinears(nn.Module):
             w if w.shape[1] == width else functional.pad(w, (0, width - w.shape[1]))
             for w in weights
         ]
-        return torch.stack(padded).transpose(1, 2), torch.stack(biases)
+        joined = torch.cat(padded).view(len(names), parts, -1, width)
+        shifts = torch.cat(biases).view(len(names), parts, -1)
+        by_part = joined.permute(1, 0, 3, 2).contiguous()
+        return by_part.unbind(), shifts.transpose(0, 1).contiguous().unbind()
 
     def _of(self, name: str, what: str) -> Tensor:
         found: Tensor = getattr(self.lins[name], what)
@@ -96,8 +107,9 @@ class HGTConv(CompiledConv):
         self.k_rel = _RelationWeights(heads, relations, width)
         self.v_rel = _RelationWeights(heads, relations, width)
         self.skip = nn.ParameterDict({n: empty(1) for n in self.node_types})
+        self._relation_keys = ["__".join(t) for t in self.edge_types]
         self.p_rel = nn.ParameterDict(
-            {"__".join(t): empty(1, heads) for t in self.edge_types}
+            {key: empty(1, heads) for key in self._relation_keys}
         )
         self._flat: list[nn.Parameter] = []
         self._cached: tuple[object, SimpleNamespace] | None = None
@@ -168,13 +180,13 @@ class HGTConv(CompiledConv):
 
     def _stacked(self, width: int) -> SimpleNamespace:
         names = self.node_types
-        kqv, bias = self.kqv_lin.stacked(names, width)
-        k, q, v = kqv.chunk(3, dim=2)
-        bk, bq, bv = bias.chunk(3, dim=1)
-        out, b_out = self.out_lin.stacked(names, self.out_channels)
+        (k, q, v), (bk, bq, bv) = self.kqv_lin.stacked(names, width, parts=3)
+        (out,), (b_out,) = self.out_lin.stacked(names, self.out_channels, parts=1)
         p = SimpleNamespace(k=k, q=q, v=v, bk=bk, bq=bq, bv=bv, out=out, b_out=b_out)
         p.k_rel, p.v_rel = self.k_rel.by_relation(), self.v_rel.by_relation()
-        p.p_rel = torch.cat([self.p_rel["__".join(t)] for t in self.edge_types])
+        # One look at all: finding one by name takes longer than to join it.
+        priors = dict(self.p_rel.named_parameters(remove_duplicate=False))
+        p.p_rel = torch.cat([priors[key] for key in self._relation_keys])
         if self._uniform:
             p.skip = torch.cat([self.skip[n] for n in names])
         return p

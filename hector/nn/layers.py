@@ -159,7 +159,10 @@ def _finished(total: Any, n: Any, p: Any, o: Any) -> Any:
     if o.mod == "scaled":
         hidden = relu(in_degree(n) * p.l1 + p.b1)
         total = total * (hidden @ p.l2 + p.b2)
-    return reshape(total, -1)
+    out = reshape(total, -1)
+    if o.bias:
+        out = out + p.bias
+    return out
 
 
 @compile()

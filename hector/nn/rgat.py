@@ -31,6 +31,8 @@ class RGATOptions:
     num_blocks: int = 0
     edge_dim: int = 0
     negative_slope: float = 0.2
+    bias: bool = False
+    """A bias is added to the sums as they are: no heads to be averaged first."""
 
 
 class RGATConv(CompiledConv):
@@ -85,6 +87,7 @@ class RGATConv(CompiledConv):
             num_blocks=num_blocks or 0,
             edge_dim=0,
             negative_slope=slope,
+            bias=bias and self.dim == 1 and (self.concat or self.heads == 1),
         )
         self._make_parameters(bias)
         self.reset_parameters()
@@ -185,7 +188,7 @@ class RGATConv(CompiledConv):
                 graph, x, edge_attr, keep, self._parameters_read(), options
             )
         out = self._joined(parts)
-        if self.bias is not None:
+        if self.bias is not None and not options.bias:
             out = out + self.bias
         if return_attention_weights is None:
             return out
@@ -231,6 +234,8 @@ class RGATConv(CompiledConv):
             if self.num_bases is not None
             else self.weight
         )
+        if self.bias is not None and self._options_read.bias:
+            p.bias = self.bias
         if self.lin_edge is not None:
             p.lin_edge, p.e = self.lin_edge.weight.t(), self.e
         if self.mod == "additive":

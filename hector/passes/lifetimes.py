@@ -3,11 +3,13 @@
 [Note: lifetimes] A value that a plan makes gets memory at the kernel that stores it and
 loses it after the last kernel that reads it; results of the plan stay. Kernels run in
 the order of one stream, so memory may be used again as soon as its last reader has been
-launched.
+launched. Sums into types that no kernel of the plan reads (`late_sums`) are completed
+behind its last kernel: their partial rows live that long.
 """
 
-from hector.ir.kernels import Plan
-from hector.ir.node import Node
+from hector.ir.kernels import Outer, Plan, Traversal
+from hector.ir.node import Node, Op
+from hector.ir.types import TYPE_DOMAINS
 
 
 def lifetimes(plan: Plan) -> dict[Node, tuple[int, int]]:
@@ -23,3 +25,27 @@ def lifetimes(plan: Plan) -> dict[Node, tuple[int, int]]:
     for node in plan.outputs:
         last[node] = len(plan.kernels)
     return {n: (first[n], last[n]) for n in first}
+
+
+def late_sums(plan: Plan) -> frozenset[Node]:
+    """Sums into types that the plan makes and none of its kernels reads."""
+    read = {node for kernel in plan.kernels for node in kernel.operands}
+    made = {
+        node
+        for kernel in plan.kernels
+        if isinstance(kernel, Outer | Traversal)
+        for node in kernel.outputs
+        if node.domain in TYPE_DOMAINS
+    }
+    return frozenset((made & set(plan.outputs)) - read)
+
+
+def constants(plan: Plan) -> frozenset[Node]:
+    """Values of rows that depend on the graph alone, such as one over a degree."""
+    found: set[Node] = set()
+    for kernel in plan.kernels:
+        if isinstance(kernel, Traversal) and all(
+            n.op is Op.GRAPH or n in found for n in kernel.operands
+        ):
+            found.update(kernel.outputs)
+    return frozenset(found)

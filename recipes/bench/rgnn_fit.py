@@ -4,7 +4,10 @@
 
 The plans of every record are rebuilt from the layer and the record's setting; the
 graph's counts come from the results. The constants minimize the mean squared logarithm
-of predicted over measured time, found by moving one after the other.
+of predicted over measured time within a cell, found by moving one after the other:
+what the model is asked is how settings compare, so an error that all settings of a cell
+share counts a tenth. `--leave-out` chooses for each graph with constants fitted to the
+others.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,8 @@ FIELDS = (
     "bytes_per_second",
     "gather_bytes_per_second",
     "cached_bytes_per_second",
+    "run_bytes_per_second",
+    "outer_factor",
     "launch_seconds",
     "parameter_launch_seconds",
     "inference_seconds",
@@ -46,6 +52,8 @@ FIELDS = (
 """What whole steps tell apart: products and empty kernels never bound one."""
 LOSS_PASSES = 6
 """Times that log-softmax, the likelihood and their backwards pass over the output."""
+SHARED = 0.1
+"""Share of a cell's mean error in what is minimized."""
 STEPS = (2.0, 1.3, 1.1, 1.03)
 """Factors by which a constant is moved, coarse to fine."""
 
@@ -154,10 +162,25 @@ def samples(data: dict[str, Any]) -> list[Sample]:
     return found
 
 
+def cells_of(taken: Sequence[Sample]) -> list[dict[str, Sample]]:
+    """The samples of each cell, by setting."""
+    cells: dict[str, dict[str, Sample]] = {}
+    for s in taken:
+        cell = {k: v for k, v in s.key.items() if k != "contender"}
+        cells.setdefault(json.dumps(cell, sort_keys=True), {})[s.setting] = s
+    return list(cells.values())
+
+
 def error(device: DeviceModel, taken: Sequence[Sample]) -> float:
-    """Root of the mean squared logarithm of predicted over measured time."""
-    logs = [math.log(s.predicted(device) / s.seconds) for s in taken]
-    return math.sqrt(sum(x * x for x in logs) / len(logs))
+    """Root of the mean squared logarithm of predicted over measured time: what a
+    cell's settings share counts `SHARED`."""
+    total, count = 0.0, 0
+    for cell in cells_of(taken):
+        logs = [math.log(s.predicted(device) / s.seconds) for s in cell.values()]
+        mean = sum(logs) / len(logs)
+        total += sum((x - mean) ** 2 + SHARED * mean**2 for x in logs)
+        count += len(logs)
+    return math.sqrt(total / count)
 
 
 def fit(
@@ -182,12 +205,8 @@ def fit(
 def choices(device: DeviceModel, taken: Sequence[Sample]) -> tuple[int, int, float]:
     """(cells where the predicted best setting is within 5 % of the best measured one,
     cells with at least two settings, mean of chosen over best time)."""
-    cells: dict[str, dict[str, Sample]] = {}
-    for s in taken:
-        cell = {k: v for k, v in s.key.items() if k != "contender"}
-        cells.setdefault(json.dumps(cell, sort_keys=True), {})[s.setting] = s
     ratios = []
-    for found in cells.values():
+    for found in cells_of(taken):
         if len(found) < 2:
             continue
         chosen = min(found.values(), key=lambda s: s.predicted(device))
@@ -196,14 +215,30 @@ def choices(device: DeviceModel, taken: Sequence[Sample]) -> tuple[int, int, flo
     return sum(r <= 1.05 for r in ratios), len(ratios), mean
 
 
+def leave_out(taken: Sequence[Sample]) -> None:
+    """Prints how the choices on each graph fare with constants of the others."""
+    for graph in dict.fromkeys(s.key["graph"] for s in taken):
+        others = [s for s in taken if s.key["graph"] != graph]
+        mine = [s for s in taken if s.key["graph"] == graph]
+        fitted = fit(DeviceModel(), partial(error, taken=others), FIELDS)
+        good, count, mean = choices(fitted, mine)
+        print(
+            f"without {graph}: within 5 % in {good} of {count} cells, mean {mean:.3f}"
+        )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("results", type=Path)
+    parser.add_argument("--leave-out", action="store_true", help="one graph a time")
     args = parser.parse_args(argv)
     taken = samples(json.loads(args.results.read_text()))
     if not taken:
         print("no times of compiled layers in", args.results)
         return 1
+    if args.leave_out:
+        leave_out(taken)
+        return 0
     before = DeviceModel()
     after = fit(before, lambda d: error(d, taken), FIELDS)
     for label, device in (("before", before), ("after", after)):

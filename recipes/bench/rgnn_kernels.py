@@ -47,7 +47,7 @@ def _one(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> dict[str, A
     ready = DevicePlan(plan, arrays, types, [default_schedule(kernel, arrays)])
     bound = operands(kernel, arrays, types)
     us = 1e6 * seconds_of(lambda: ready.run(bound), arrays.graph.device)
-    moved = work.streamed_bytes + work.gathered_bytes + work.cached_bytes
+    moved = work.moved_bytes
     return {
         "us": us,
         "predicted_us": 1e6 * model.kernel_seconds(kernel),

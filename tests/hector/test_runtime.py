@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hector import Backend, HeteroGraph, Optimizations
 from hector.arrays import GraphArrays
-from hector.cost import EXPOSED, CostModel, DeviceModel, Work
+from hector.cost import EXPOSED, INDEX_BYTES, CostModel, DeviceModel, Work
 from hector.datasets.generate import GraphSpec, generate
 from hector.emit.phases import phases_of
 from hector.emit.schedules import HEAVY_TILE, default_schedule, walk_steps
@@ -19,7 +19,7 @@ from hector.ir.kernels import (
     Traversal,
     TraversalSchedule,
 )
-from hector.ir.types import Domain, Index
+from hector.ir.types import Domain, Index, RowType
 from hector.passes.pipeline import ALL_SETTINGS
 from hector.runtime import executables, uses_triton
 from hector.statistics import statistics
@@ -148,6 +148,8 @@ def test_plans_print_and_do_not_differ_from_run_to_run() -> None:
 
 # The cost model.
 
+_BY_PAIR = Loop(domain=Domain.EDGE, group=Index.DST_PAIR)
+
 
 def test_the_work_of_a_gemm_and_a_traversal() -> None:
     """Counted by hand: 40 nodes, 120 edges, rows of 64 floats."""
@@ -161,15 +163,34 @@ def test_the_work_of_a_gemm_and_a_traversal() -> None:
     row, edges = 64 * 4, g.num_edges
     assert model.work(gemm) == Work(
         streamed_bytes=edges * row,
-        gathered_bytes=edges * row,
+        run_bytes=edges * row,
         operations=2.0 * edges * 64 * 64,
     )
     half = CostModel(arrays, device, value_bytes=2).work(gemm)
-    assert half.gathered_bytes == edges * row / 2
-    cached = CostModel(arrays, DeviceModel()).work(gemm)
-    assert (cached.gathered_bytes, cached.cached_bytes) == (0, edges * row)
+    assert half.run_bytes == edges * row / 2
+    # By destination, edges come in another order than the one they are stored in:
+    # their own rows are gathered, and a score of 4 bytes costs a sector.
     walk = next(k for k in plan.kernels if isinstance(k, Traversal))
-    assert model.work(walk).streamed_bytes > 0
+    assert sorted(n.type.width for n in walk.loads) == [1, 1, 64]
+    assert [n.type for n in walk.stores] == [RowType(Domain.NODE, (1, 64))]
+    anywhere = edges * (row + 2 * device.sector_bytes)
+    assert model.work(walk) == Work(
+        streamed_bytes=g.num_nodes * row + 2 * edges * INDEX_BYTES,
+        gathered_bytes=anywhere,
+    )
+    cached = CostModel(arrays, DeviceModel()).work(walk)
+    assert (cached.gathered_bytes, cached.cached_bytes) == (0, anywhere)
+    # Edges of one destination in a relation lie together.
+    pairs = next(
+        k
+        for n, p in plans("rgcn", 64, Optimizations(reorder=True))
+        for k in p.kernels
+        if "infer" in n and getattr(k, "loop", None) == _BY_PAIR
+    )
+    assert model.work(pairs) == Work(
+        streamed_bytes=arrays.rows(Domain.DST_PAIR) * row + 3 * edges * INDEX_BYTES,
+        run_bytes=edges * row,
+    )
     assert model.kernel_seconds(walk) > device.kernel_seconds
     # The host starts kernels while the device runs them: the larger one counts, and a
     # share of the other.

@@ -1,4 +1,5 @@
-"""Runs the kernel cases in a process of their own: see kernel_cases.py."""
+"""Runs the kernel cases in a process of their own: see kernel_cases.py and
+bound_cases.py."""
 
 import os
 import subprocess
@@ -14,7 +15,8 @@ DYNAMIC_LOOPS = (3, 7)
 
 
 @pytest.mark.timeout(900)
-def test_generated_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", ["kernel_cases.py", "bound_cases.py"])
+def test_generated_kernels(tmp_path: Path, cases: str) -> None:
     triton = pytest.importorskip("triton")
     env = {**os.environ, "HECTOR_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
     if not torch.cuda.is_available():
@@ -22,9 +24,9 @@ def test_generated_kernels(tmp_path: Path) -> None:
         if version < DYNAMIC_LOOPS:
             pytest.skip(f"the interpreter of Triton {triton.__version__} has no loops")
         env["TRITON_INTERPRET"] = "1"
-    cases = Path(__file__).with_name("kernel_cases.py")
+    path = Path(__file__).with_name(cases)
     # numpy warns of what masked lanes hold.
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", str(cases)]
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", str(path)]
     command += ["-W", "ignore", "-p", "no:cacheprovider", "-o", "timeout=800"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

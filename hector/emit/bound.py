@@ -1,0 +1,208 @@
+"""Plans whose kernels are compiled: a call is allocations and launches, nothing else.
+
+[Note: bound plans] On small graphs the host bounds a step, and most of a launch's host
+time goes into questions that have the same answer in every call: which binary, where
+a tensor's memory is, whether the device can reach it, which stream. So after the first
+call everything that a plan passes to its kernels stands in one table: counts and the
+addresses of the graph's arrays from the start, those of values filled in once a call.
+A launch picks its arguments from the table and calls the compiled kernel; addresses as
+integers are passed on as they are. (Hooks that were set on Triton's launches do not see
+these.) Values that nobody outside the plan reads share one allocation if they are
+small; the stream orders its next use after the plan's kernels. Larger ones keep their
+own memory, so that it ends with its last reader: see [Note: lifetimes].
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hector.emit.launch import ALIGNMENT_BYTES, Key, Launch, Partial, Step, TorchOp
+from hector.ir.node import Node
+
+SHARED_BYTES = 1 << 25
+"""Most bytes of one plan's values that share an allocation for all of its run."""
+PLACE_BYTES = 256
+"""A shared value starts at a multiple of this."""
+STREAM, NOTHING = 0, 1
+"""Places in the table."""
+
+RunTorch = Callable[[Node, Mapping[Any, Tensor]], Tensor]
+"""The value of a parameter operation from those of its operands."""
+
+
+class _Make(NamedTuple):
+    """Memory of a value: where its address stands, and what it looks like."""
+
+    slot: int
+    key: Key
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        size = prod(self.shape) * self.dtype.itemsize
+        return -(-size // PLACE_BYTES) * PLACE_BYTES
+
+
+class _Call(NamedTuple):
+    """A launch: the compiled kernel and what picks its arguments from the table."""
+
+    run: Callable[..., object]
+    pick: Callable[[list[Any]], tuple[Any, ...]]
+
+
+class _Operation(NamedTuple):
+    node: Node
+    slot: int
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """One step with places for names."""
+
+    makes: tuple[_Make, ...]
+    work: tuple[_Call | _Operation, ...]
+    dead: tuple[Key, ...]
+
+
+class BoundPlan:
+    """See [Note: bound plans]. Every launch of `steps` has its compiled kernel."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        device: torch.device,
+        run_torch: RunTorch,
+        kept: Mapping[Node, Tensor],
+    ) -> None:
+        self.device, self.run_torch = device, run_torch
+        self.kept = dict(kept)
+        """Values that depend on the graph alone: the same in every call."""
+        self._table: list[Any] = [None, None]
+        self._slots: dict[Key, int] = {}
+        self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
+        """Kept: they hold the graph's arrays, whose addresses stand in the table."""
+        made_once = (all(k in kept for k, _, _ in s.makes) for s in steps)
+        bound = [
+            self._bind(s)
+            for s, once in zip(steps, made_once, strict=True)
+            if not (once and s.makes)
+        ]
+        for node, value in self.kept.items():
+            self._table[self._slot(node)] = value.data_ptr()
+        made = {m.key for s in bound for m in s.makes}
+        made |= {w.node for s in bound for w in s.work if isinstance(w, _Operation)}
+        self.given = tuple(
+            (n, s)
+            for n, s in self._slots.items()
+            if isinstance(n, Node) and n not in made and n not in self.kept
+        )
+        self.shared_bytes = 0
+        self._shared: list[tuple[int, int]] = []
+        """(place in the table, offset) of each value in the shared memory."""
+        self.steps = self._share(bound)
+
+    def _slot(self, key: Key) -> int:
+        if key not in self._slots:
+            self._slots[key] = self._static(None)
+        return self._slots[key]
+
+    def _static(self, value: Any) -> int:
+        self._table.append(value)
+        return len(self._table) - 1
+
+    def _bind(self, step: Step) -> _Bound:
+        work = (
+            _Operation(w.node, self._slot(w.node))
+            if isinstance(w, TorchOp)
+            else self._call(w)
+            for w in step.work
+        )
+        makes = (_Make(self._slot(k), k, s, d) for k, s, d in step.makes)
+        return _Bound(tuple(makes), tuple(work), step.dead)
+
+    def _call(self, launch: Launch) -> _Call:
+        kernel = launch.compiled
+        places = {p: self._slot(n) for p, n in launch.slots}
+        places.update((p, self._slot(Partial(n))) for p, n in launch.partials)
+        for p, value in enumerate(launch.args):
+            if p not in places:
+                known = value.data_ptr() if isinstance(value, Tensor) else value
+                places[p] = self._static(known)
+        head = (self._static(kernel.function), self._static(kernel.packed_metadata))
+        order = (places[p] for p in range(len(launch.args)))
+        # After the metadata: what hooks would be told, and the hooks.
+        pick = itemgetter(STREAM, *head, NOTHING, NOTHING, NOTHING, *order)
+        return _Call(partial(kernel.run, *launch.grid), pick)
+
+    def _share(self, steps: list[_Bound]) -> tuple[_Bound, ...]:
+        """The steps without what finds room in the shared memory."""
+        read: set[Key] = {
+            i
+            for s in steps
+            for w in s.work
+            if isinstance(w, _Operation)
+            for i in w.node.inputs
+        }
+        ends = {key for s in steps for key in s.dead} - read
+        inner = [m for s in steps for m in s.makes if m.key in ends]
+        if sum(m.num_bytes for m in inner) > SHARED_BYTES:
+            return tuple(steps)
+        for make in inner:
+            self._shared.append((make.slot, self.shared_bytes))
+            self.shared_bytes += make.num_bytes
+        gone = {m.key for m in inner}
+        return tuple(
+            _Bound(
+                tuple(m for m in s.makes if m.key not in gone),
+                s.work,
+                tuple(k for k in s.dead if k not in gone),
+            )
+            for s in steps
+        )
+
+    def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor] | None:
+        """Values by node: everything bound, and the plan's results; None, and nothing
+        was launched, if an input's address is not what the kernels were made for."""
+        table = self._table.copy()
+        for node, slot in self.given:
+            pointer = bindings[node].data_ptr()
+            if pointer % ALIGNMENT_BYTES:
+                return None
+            table[slot] = pointer
+        memory = self._place(table)
+        device = self.device
+        values: dict[Any, Tensor] = {**bindings, **self.kept}
+        for step in self.steps:
+            for slot, key, shape, dtype in step.makes:
+                made = values[key] = torch.empty(shape, dtype=dtype, device=device)
+                table[slot] = made.data_ptr()
+            for item in step.work:
+                if isinstance(item, _Call):
+                    item.run(*item.pick(table))
+                else:
+                    made = values[item.node] = self.run_torch(item.node, values)
+                    table[item.slot] = made.data_ptr()
+            for key in step.dead:
+                del values[key]
+        # The stream orders this memory's next use after the kernels.
+        del memory
+        return values
+
+    def _place(self, table: list[Any]) -> Tensor | None:
+        """The stream and the shared memory of one call."""
+        if self.device.type == "cuda":
+            table[STREAM] = torch.cuda.current_stream(self.device).cuda_stream
+        if not self.shared_bytes:
+            return None
+        memory = torch.empty(self.shared_bytes, dtype=torch.uint8, device=self.device)
+        base = memory.data_ptr()
+        for slot, offset in self._shared:
+            table[slot] = base + offset
+        return memory
