@@ -81,6 +81,32 @@ def test_products_give_the_same_bytes(
     assert not report.fallbacks
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(16, 128, WIDTH), (2048, WIDTH)], ids=["3d", "2d"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_on_a_gpu_a_plan_uses_products(
+    bias: bool, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """The observed step rebuilds whatever it can, so the profile tells."""
+    model = net(bias, dtype).cuda()
+    x = torch.randn(shape, dtype=dtype, device="cuda")
+    theirs, _ = gradients(model, x, None)
+    optim = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {**FULL, "recompute": "auto", "plan": "auto", "max_overhead": 1.0}
+    with ssdtrain.offload(model, **settings) as session:
+        for _ in range(4):
+            model(x).square().mean().backward()
+            assert_equal([p.grad for p in model.parameters()], theirs)
+            optim.step()
+            optim.zero_grad()
+        assert session.profile is not None
+        items = [i for kind in session.profile.kinds.values() for i in kind]
+    made = [i for i in items if i.recipe == (WITH_BIAS if bias else WITHOUT)]
+    assert len(made) == 4
+    assert all(item.recipe_ms > 0 for item in made)
+
+
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all", "auto"])
 def test_auto_leaves_products_alone_without_a_plan_that_weighs_them(plan: str) -> None:
     settings = {**FULL, "recompute": "auto", "plan": plan}
