@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View, identify, is_plain
+from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import RECIPE, Ledger
 from ssdtrain.cache.record import (
@@ -58,11 +58,14 @@ class Cache(Protocol):
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a tensor back."""
 
+    def probe_of(self, tensor: Tensor) -> Probe:
+        """A probe of a plain tensor on the device."""
+
 
 class Note(NamedTuple):
     """Put on a node: an output of it was saved, and is this view of that."""
 
-    owner: "weakref.ref[Record] | weakref.ref[Rebuilt]"
+    owner: "weakref.ref[Record | Rebuilt]"
     view: View
     probe: Probe
 
@@ -141,12 +144,16 @@ class Rebuilder:
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
         rebuilt = self._open(tensor, key)
-        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
+        return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
 
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
         rebuilt = self._alive.get(key)
-        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
+        return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
+
+    def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
+        rebuilt.num_handles += 1
+        return Handle(RebuiltView(rebuilt, view, self._cache.probe_of(tensor)))
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
@@ -267,20 +274,24 @@ class Rebuilder:
         if tensor.dim() == 4 and tensor.device.type == "cuda":
             handle.random_state = state_of_cuda(tensor.device)
         base = tensor if tensor._base is None else tensor._base
-        source = handle.source
-        if base.grad_fn is None or base._version or not is_plain(base):
+        source, node = handle.source, base.grad_fn
+        if node is None or base._version:
             return
-        outputs = notes_of(base.grad_fn).outputs
+        owner: Record | Rebuilt
         if isinstance(source, RecordView):
-            record = source.record
-            offset = base.storage_offset() * base.itemsize - record.key.start_byte
-            view = identify(base)[1]._replace(offset_bytes=int(offset))
-            outputs[base.output_nr] = Note(weakref.ref(record), view, source.probe)
+            owner, start = source.record, source.record.key.start_byte
         elif isinstance(source, RebuiltView):
-            view = identify(base)[1]
-            outputs[base.output_nr] = Note(
-                weakref.ref(source.rebuilt), view, source.probe
-            )
+            owner, start = source.rebuilt, 0
+        else:
+            return
+        view = source.view
+        if base is not tensor:
+            if not is_plain(base):
+                return
+            first = int(base.storage_offset()) * base.itemsize
+            view = view_of(base, first - start)
+        outputs = notes_of(node).outputs
+        outputs[base.output_nr] = Note(weakref.ref(owner), view, source.probe)
 
     # -- the keeper of remat ------------------------------------------------------
 
@@ -378,11 +389,6 @@ class Rebuilder:
                 "alone. Set recompute='off', or mend the recipe."
             )
         return tensor
-
-
-def _handle_of(rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
-    rebuilt.num_handles += 1
-    return Handle(RebuiltView(rebuilt, view, Probe.of(tensor)))
 
 
 def _count_handle(handle: Handle) -> None:
