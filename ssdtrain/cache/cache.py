@@ -28,7 +28,7 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
-from ssdtrain.cache.rebuilder import NoRecipes, Recipes
+from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,

@@ -68,6 +68,10 @@ class Recipe(NamedTuple):
 class Observer(Protocol):
     """Hears of every mark. Off is an object: `Unobserved`."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether telling it is worth the time."""
+
     def lane(self, number: int, kind: str) -> None:
         """A lane begins."""
 
@@ -86,6 +90,8 @@ class Observer(Protocol):
 
 class Unobserved:
     """Hears nothing."""
+
+    listens = False
 
     def lane(self, number: int, kind: str) -> None:
         """Nothing."""
@@ -144,9 +150,10 @@ class Course:
         number, order = self._expected(course, name, num_bytes)
         course.num_items = number + 1
         self.mark += 1
-        saved = Saved(name, num_bytes, self.serving, held)
-        self.observer.item(course.number, number, saved)
-        self.observer.mark(course.number, Phase.FORWARD, number)
+        if self.observer.listens:
+            saved = Saved(name, num_bytes, self.serving, held)
+            self.observer.item(course.number, number, saved)
+            self.observer.mark(course.number, Phase.FORWARD, number)
         due = None
         if order is not None and order.release_after > 0:
             due = self.mark + order.release_after
@@ -199,8 +206,10 @@ class Course:
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""
+        if not self.observer.listens:
+            return
         inputs = set()
-        for held in rebuilt.expression.held():
+        for held in rebuilt.expression.held:
             source = held.holder.source
             if isinstance(source, RecordView) and source.record.lane is rebuilt.lane:
                 inputs.add(source.record.item)

@@ -21,7 +21,7 @@ Mutation through `.data` stays invisible, as in plain autograd.
 (tests/ssdtrain/cache/test_in_place.py)
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +172,14 @@ def raw_bytes(tensor: Tensor, key: Key) -> Tensor:
     return alias.set_(tensor.untyped_storage(), key.start_byte, size, (1,))
 
 
+class Named(Protocol):
+    """What a probe tells of."""
+
+    @property
+    def name(self) -> str:
+        """Made only when it is told."""
+
+
 class Probe(NamedTuple):
     """Sees in-place changes of a tensor without keeping its memory."""
 
@@ -190,13 +198,14 @@ class Probe(NamedTuple):
         counter.data = nothing
         return cls(counter, tensor._version)
 
-    def check(self, name: str) -> None:
+    def check(self, owner: Named) -> None:
         """Compare the version.
 
         Raises:
             InPlaceError: the tensor was changed after it was saved.
         """
-        check_version(self.counter, self.version, name)
+        if self.counter._version != self.version:
+            check_version(self.counter, self.version, owner.name)
 
 
 def check_version(tensor: Tensor, version: int, name: str) -> None:

@@ -79,41 +79,6 @@ class Note(NamedTuple):
         return Handle(RebuiltView(owner, self.view, self.probe))
 
 
-class Recipes(Protocol):
-    """What the cache asks when it packs a record. Off is an object: `NoRecipes`."""
-
-    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """A handle that rebuilds the tensor, or None: store it."""
-
-    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """Another handle of a tensor that is rebuilt already, or None."""
-
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """This handle was given for this tensor."""
-
-    def use(self, source: RebuiltView) -> Tensor:
-        """The tensor, rebuilt. Called in backward."""
-
-
-class NoRecipes:
-    """Rebuilds nothing and leaves no trace."""
-
-    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """Store it."""
-        return None
-
-    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """There is none."""
-        return None
-
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """Remember nothing."""
-
-    def use(self, source: RebuiltView) -> Tensor:
-        """Never called: `offer` gave no such handle."""
-        raise RuntimeError(f"{source.rebuilt.name}: a recipe without recipes")
-
-
 class Rebuilder:
     """Recipes of one cache."""
 
@@ -159,7 +124,8 @@ class Rebuilder:
         base = tensor if tensor._base is None else tensor._base
         lane = self._cache.lanes.current
         whole = key.start_byte == 0 and key.end_byte == base.nbytes
-        if not whole or not is_plain(base) or not is_dense(base):
+        plain = base is tensor or is_plain(base)  # `tensor` was looked at
+        if not whole or not plain or not is_dense(base):
             return None
         if base.is_conj() or base.is_neg():
             return None
@@ -173,13 +139,18 @@ class Rebuilder:
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
         self._alive[key] = rebuilt
         stored_bytes = 0
-        for held in expression.held():
+        for held in expression.held:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
-        counters = self._cache.ledger.counters
-        counters.add("num_records")
-        for name in ("bytes_saved", "bytes_recomputed", RECIPE + expression.recipe):
-            counters.add(name, rebuilt.num_bytes - stored_bytes)
+        spared_bytes = rebuilt.num_bytes - stored_bytes
+        self._cache.ledger.counters.add_all(
+            {
+                "num_records": 1,
+                "bytes_saved": spared_bytes,
+                "bytes_recomputed": spared_bytes,
+                RECIPE + expression.recipe: spared_bytes,
+            }
+        )
         return rebuilt
 
     def _find(self, base: Tensor) -> Expression | None:
@@ -233,7 +204,7 @@ class Rebuilder:
             return False
 
     def _preview(self, expression: Expression) -> Tensor:
-        tensors = [self._peek(held.holder) for held in expression.held()]
+        tensors = [self._peek(held.holder) for held in expression.held]
         return evaluate(expression, tensors)
 
     def _peek(self, handle: Handle) -> Tensor:
@@ -361,7 +332,7 @@ class Rebuilder:
             InPlaceError: it, or an input of its recipe, was changed after it was saved.
         """
         rebuilt = source.rebuilt
-        source.probe.check(rebuilt.name)
+        source.probe.check(rebuilt)
         if rebuilt.data is None:
             rebuilt.data = raw(self._rebuild(rebuilt))
             self._cache.ledger.live(rebuilt.num_bytes)
@@ -375,7 +346,7 @@ class Rebuilder:
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression = rebuilt.expression
-        tensors = [self._cache.unpack(held.holder) for held in expression.held()]
+        tensors = [self._cache.unpack(held.holder) for held in expression.held]
         clock, size = self._cache.ledger.clock, rebuilt.num_bytes
         # A mask has no gradient; everything else was made by a differentiable operator.
         gradient = size if rebuilt.layout.dtype.is_floating_point else 0

@@ -242,7 +242,6 @@ class Rebuilt:
         "item",
         "lane",
         "layout",
-        "name",
         "num_bytes",
         "num_handles",
         "num_uses",
@@ -261,8 +260,6 @@ class Rebuilt:
         self.layout = layout
         self.lane = lane
         self.retired = retired
-        shape = "x".join(map(str, layout.shape))
-        self.name = f"{expression.recipe} [{shape}]"
         self.num_bytes = layout.num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
@@ -271,6 +268,12 @@ class Rebuilt:
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
         lane.num_live += 1
+
+    @property
+    def name(self) -> str:
+        """As `name_of` in course.py calls saved tensors."""
+        shape = "x".join(map(str, self.layout.shape))
+        return f"{self.expression.recipe} [{shape}]"
 
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
@@ -350,7 +353,7 @@ class RecordView(NamedTuple):
         Raises:
             InPlaceError: it was changed after it was saved.
         """
-        self.probe.check(self.record.name)
+        self.probe.check(self.record)
         if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
             check_late_writer(self.record.name)
 
