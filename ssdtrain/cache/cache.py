@@ -333,7 +333,7 @@ class TensorCache:
         What is loaded too early *is* the backward peak, so device memory is taken
         just in time; the storage is read further ahead, into free staging.
         """
-        budget = self.limits.prefetch_bytes
+        budget, least = self.limits.prefetch_bytes, self.limits.least_bytes
         ahead = 0
         recalling = self.offloader.storage is not None
         for record in upcoming:
@@ -347,7 +347,8 @@ class TensorCache:
                 ahead += record.num_bytes
             elif record.state is RecordState.AWAY and record.parcel is not None:
                 recalling = recalling and self.offloader.recall(record.parcel)
-            if ahead >= budget and not recalling:
+            # No record is smaller: none that comes later would fit.
+            if ahead and ahead + least > budget and not recalling:
                 return
 
     # -- life ---------------------------------------------------------------------
