@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -140,6 +141,12 @@ class Counters:
         """Add to a sum."""
         with self._lock:
             self._sums[name] = self._sums.get(name, 0) + amount
+
+    def add_all(self, amounts: Mapping[str, float]) -> None:
+        """Add to several sums."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._sums[name] = self._sums.get(name, 0) + amount
 
     def maximum(self, name: str, value: float) -> None:
         """Raise a maximum."""

@@ -193,7 +193,7 @@ class Lab:
         self, window_bytes: int, prefetch_bytes: int, fraction: float, recipes: bool
     ) -> dict[str, Any]:
         """A point of the grid: no plan, the policy's own numbers."""
-        from ssdtrain.cache.rebuilder import NoRecipes
+        from ssdtrain.cache.recipes import NoRecipes
 
         before = self.cache.limits, self.cache.policy
         self.cache.limits = CacheLimits(

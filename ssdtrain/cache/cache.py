@@ -7,18 +7,19 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.course import Course, Entry, name_of
+from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.identity import (
     Key,
+    Probe,
     Stamp,
     View,
     identify,
-    is_held,
     is_plain,
     parameter_of,
     raw_bytes,
@@ -27,7 +28,7 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
-from ssdtrain.cache.rebuilder import NoRecipes, Recipes
+from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -41,11 +42,12 @@ from ssdtrain.cache.record import (
     handle_of,
 )
 from ssdtrain.cache.traced import untraced
+from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
-from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
+from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
-from ssdtrain.plan.placement import Candidate, Placement, Policy
+from ssdtrain.plan.placement import Candidate, Policy
 from ssdtrain.transfer.offloader import Offloader
 
 
@@ -76,7 +78,8 @@ class TensorCache:
         self._window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
-        self._pace = Pace(self.device, self._window, self.ledger)
+        self._unplanned = UnplannedMoves(offloader, self._window, self.ledger)
+        self._nothing = torch.empty(0, device=self.device.torch_device)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -125,11 +128,14 @@ class TensorCache:
             with self._lock:
                 self.collect()
                 self._enter_backward(rebuilt.lane)
-                with self.course.using(rebuilt.lane, rebuilt.item) as at:
+                at = self.course.begin_use(rebuilt.lane, rebuilt.item)
+                try:
                     self.moves.release_due()
                     tensor = self.recipes.use(source)
                     self.moves.load_due(rebuilt.lane, at, self._start_load)
                     return tensor
+                finally:
+                    self.course.end_use(at)
         return self._unpack_record(source)
 
     # -- pack ---------------------------------------------------------------------
@@ -155,10 +161,14 @@ class TensorCache:
         handle = (
             self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
             if record is None
-            else handle_of(record, tensor, view)
+            else handle_of(record, view, self.probe_of(tensor))
         )
         self.recipes.note(tensor, handle)
         return handle
+
+    def probe_of(self, tensor: Tensor) -> Probe:
+        """A probe of a plain tensor on the device."""
+        return Probe.of(tensor, self._nothing)
 
     def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
         """The first handle of a record or of a recipe."""
@@ -166,10 +176,14 @@ class TensorCache:
         self.moves.release_due()
         handle: Handle | None = None
         if entry.may_be_rebuilt:
-            with self.course.serving(entry.number):
+            before, self.course.serving = self.course.serving, entry.number
+            try:
                 handle = self.recipes.offer(tensor, key, view)
+            finally:
+                self.course.serving = before
         if handle is None:
-            handle = handle_of(self._open_record(tensor, key, entry), tensor, view)
+            record = self._open_record(tensor, key, entry)
+            handle = handle_of(record, view, self.probe_of(tensor))
         elif isinstance(handle.source, RebuiltView):
             handle.source.rebuilt.item = entry.number
             self.course.rebuilds(handle.source.rebuilt)
@@ -179,63 +193,39 @@ class TensorCache:
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, name_of(tensor), self.retired)
+        record = Record(key, lane, entry.name, self.retired)
         record.item = entry.number
         self.course.of(lane).records[entry.number] = weakref.ref(record)
         self._records[key] = record
         record.data = raw_bytes(tensor, key)
-        self.ledger.live(record.num_bytes)
-        self._counters.add("num_records")
-        self._counters.add("bytes_saved", record.num_bytes)
+        num_bytes = record.num_bytes
+        self.ledger.live(num_bytes)
+        if entry.order is not None and entry.order.placement in PLANNED:
+            leaves = self.moves.send(record, entry)
+        else:
+            leaves = self._ask_policy(record, bytes_before, entry.held)
+        if entry.held and not leaves:
+            record.held_bytes = self.ledger.hold(num_bytes)
+        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        self._counters.add_all(
+            {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
+        )
+        return record
+
+    def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
+        """Whether it leaves."""
+        lane = record.lane
+        window_bytes = self.limits.window_of(lane.expected_largest_bytes)
         candidate = Candidate(
             ordinal=record.ordinal,
             num_bytes=record.num_bytes,
             bytes_before=bytes_before,
-            tail_bytes=self.window_bytes(lane),
+            tail_bytes=window_bytes,
             outlook=lane.profile.outlook,
-            held=is_held(tensor),
+            held=held,
         )
-        planned = entry.order is not None and entry.order.placement in PLANNED
-        leaves = (
-            self.moves.send(record, entry)
-            if planned
-            else self._send_away(record, self.policy.place(candidate))
-        )
-        if candidate.held and not leaves:
-            record.held_bytes = self.ledger.hold(record.num_bytes)
-        fate = "bytes_offloaded" if leaves else "bytes_kept"
-        self._counters.add(fate, record.num_bytes)
-        return record
-
-    def _send_away(self, record: Record, placement: Placement) -> bool:
-        lane = record.lane
-        if placement is Placement.KEEP_LAST:
-            lane.kept_last_bytes += record.num_bytes
-            room = max(0, self.window_bytes(lane) - lane.kept_last_bytes)
-            self.ledger.live(-self._window.release_down_to(room))
-            return False
-        if placement is Placement.KEEP or record.data is None:
-            return False
-        in_time = placement is Placement.OFFLOAD_IF_IN_TIME
-        limit = self.window_bytes(lane) - record.num_bytes
-        if in_time and not self._pace.make_room(limit):
-            self.offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
-            return False
-        patient = self._pace.compute_is_busy if in_time else (lambda: True)
-        parcel = self.offloader.store(record.data, record.name, patient)
-        if parcel is None:
-            return False
-        record.parcel = parcel
-        record.state = RecordState.LEAVING
-        self._window.add(record, record.data, parcel)
-        self.ledger.live(
-            -self._window.release_down_to(max(limit, 0) + record.num_bytes)
-        )
-        return True
-
-    def window_bytes(self, lane: Lane) -> int:
-        """The release window for this lane, in bytes."""
-        return self.limits.window_of(lane.expected_largest_bytes)
+        placement = self.policy.place(candidate)
+        return self._unplanned.send(record, placement, window_bytes)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -246,7 +236,8 @@ class TensorCache:
             self.collect()
             self._enter_backward(lane)
             first_use = record.num_uses == 0
-            with self.course.using(lane, record.item) as at:
+            at = self.course.begin_use(lane, record.item)
+            try:
                 self.moves.release_due()
                 tensor = source.view.rebuild(self._fetch(record))
                 record.num_uses += 1
@@ -254,11 +245,13 @@ class TensorCache:
                     lane.uses.append(record.ordinal)
                 if self.course.of(lane).orders is not None:
                     self.moves.load_due(lane, at, self._start_load)
-                elif first_use:
+                elif first_use and lane.has_moved:
                     self._prefetch(lane.upcoming(record.ordinal))
                 if record.num_uses >= record.num_handles:
                     self._after_last_use(record)
                 return tensor
+            finally:
+                self.course.end_use(at)
 
     def _enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
@@ -332,17 +325,17 @@ class TensorCache:
         with self._lock:
             self.collect()
             self._enter_backward(lane)
-            self._prefetch(lane.first_upcoming())
+            self._prefetch(lane.upcoming())
 
-    def _prefetch(self, upcoming: list[Record]) -> None:
+    def _prefetch(self, upcoming: Iterable[Record]) -> None:
         """Load ahead, soonest first, within the byte budget.
 
         What is loaded too early *is* the backward peak, so device memory is taken
         just in time; the storage is read further ahead, into free staging.
         """
-        budget = self.limits.prefetch_bytes
+        budget, least = self.limits.prefetch_bytes, self.limits.least_bytes
         ahead = 0
-        recalling = True
+        recalling = self.offloader.storage is not None
         for record in upcoming:
             if budget is None:
                 budget = self.limits.prefetch_of(record.lane.expected_largest_bytes)
@@ -354,7 +347,8 @@ class TensorCache:
                 ahead += record.num_bytes
             elif record.state is RecordState.AWAY and record.parcel is not None:
                 recalling = recalling and self.offloader.recall(record.parcel)
-            if ahead >= budget and not recalling:
+            # No record is smaller: none that comes later would fit.
+            if ahead and ahead + least > budget and not recalling:
                 return
 
     # -- life ---------------------------------------------------------------------

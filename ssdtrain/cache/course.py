@@ -4,8 +4,7 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -23,6 +22,8 @@ from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Phase
 
 OUTSIDE_PLAN = -1
+# Sequence lengths that change at every step must not make this grow without end.
+MAX_NAMES = 4096
 
 
 class Saved(NamedTuple):
@@ -44,6 +45,9 @@ class Entry(NamedTuple):
     """None: not planned."""
     due: int | None
     """Mark of its release."""
+    name: str
+    held: bool
+    """See `Saved`."""
 
     @property
     def may_be_rebuilt(self) -> bool:
@@ -64,6 +68,10 @@ class Recipe(NamedTuple):
 class Observer(Protocol):
     """Hears of every mark. Off is an object: `Unobserved`."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether telling it is worth the time."""
+
     def lane(self, number: int, kind: str) -> None:
         """A lane begins."""
 
@@ -82,6 +90,8 @@ class Observer(Protocol):
 
 class Unobserved:
     """Hears nothing."""
+
+    listens = False
 
     def lane(self, number: int, kind: str) -> None:
         """Nothing."""
@@ -110,8 +120,10 @@ class Course:
         self.num_strayed = 0
         """Lanes of this step that the plan did not fit."""
         self._num_lanes = 0
-        self._serving = OUTSIDE_PLAN
+        self.serving = OUTSIDE_PLAN
+        """The item whose recipe is served by what is packed now."""
         self._is_using = False
+        self._names: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def step_starts(self) -> None:
         """Lanes count from 0 again."""
@@ -133,18 +145,30 @@ class Course:
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
         """A new item of the lane: a mark."""
-        course, name = self.of(lane), name_of(tensor)
+        course, name, held = self.of(lane), self._name_of(tensor), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
         number, order = self._expected(course, name, num_bytes)
         course.num_items = number + 1
         self.mark += 1
-        saved = Saved(name, num_bytes, self._serving, is_held(tensor))
-        self.observer.item(course.number, number, saved)
-        self.observer.mark(course.number, Phase.FORWARD, number)
+        if self.observer.listens:
+            saved = Saved(name, num_bytes, self.serving, held)
+            self.observer.item(course.number, number, saved)
+            self.observer.mark(course.number, Phase.FORWARD, number)
         due = None
         if order is not None and order.release_after > 0:
             due = self.mark + order.release_after
-        return Entry(number, order, due)
+        return Entry(number, order, due, name, held)
+
+    def _name_of(self, tensor: Tensor) -> str:
+        """`name_of`, made once for each producer and shape."""
+        node = tensor.grad_fn
+        key = "" if node is None else node.name(), tensor.shape
+        name = self._names.get(key)
+        if name is None:
+            if len(self._names) >= MAX_NAMES:
+                self._names.clear()
+            name = self._names[key] = name_of(tensor)
+        return name
 
     def _expected(
         self, course: LaneCourse, name: str, num_bytes: int
@@ -182,8 +206,10 @@ class Course:
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""
+        if not self.observer.listens:
+            return
         inputs = set()
-        for held in rebuilt.expression.held():
+        for held in rebuilt.expression.held:
             source = held.holder.source
             if isinstance(source, RecordView) and source.record.lane is rebuilt.lane:
                 inputs.add(source.record.item)
@@ -193,24 +219,15 @@ class Course:
         recipe = Recipe(rebuilt.expression.recipe, tuple(sorted(inputs)), rebuilt.place)
         self.observer.recipe(self.of(rebuilt.lane).number, rebuilt.item, recipe)
 
-    @contextmanager
-    def serving(self, number: int) -> Iterator[None]:
-        """What is packed inside serves the recipe of this item."""
-        before, self._serving = self._serving, number
-        try:
-            yield
-        finally:
-            self._serving = before
+    def begin_use(self, lane: Lane, number: int) -> int | None:
+        """Autograd uses an item: a mark, unless a recipe asks.
 
-    @contextmanager
-    def using(self, lane: Lane, number: int) -> Iterator[int | None]:
-        """Around autograd's use of an item: a mark, unless a recipe asks.
-
-        Gives the number of the use in its lane; None inside another use.
+        Returns:
+            The number of the use in its lane; None inside another use. To be given to
+            `end_use`, whatever happens.
         """
         if self._is_using:
-            yield None
-            return
+            return None
         course = self.of(lane)
         if not course.num_uses:
             self._pass_absent(course)  # the last ones of forward
@@ -218,9 +235,11 @@ class Course:
         self.mark += 1
         self._is_using = True
         self.observer.mark(course.number, Phase.BACKWARD, number)
-        try:
-            yield at
-        finally:
+        return at
+
+    def end_use(self, at: int | None) -> None:
+        """The cache has acted for the use that `begin_use` gave."""
+        if at is not None:
             self._is_using = False
             self.observer.seal()
 

@@ -21,7 +21,7 @@ Mutation through `.data` stays invisible, as in plain autograd.
 (tests/ssdtrain/cache/test_in_place.py)
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +86,9 @@ def is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.layout is torch.strided
+        and (tensor.is_cuda or tensor.is_cpu)
         and not tensor.is_nested
         and not tensor.is_quantized
-        and tensor.device.type in ("cpu", "cuda")
     )
 
 
@@ -100,6 +100,8 @@ def parameter_of(tensor: Tensor) -> nn.Parameter | None:
     if isinstance(tensor, nn.Parameter):
         return tensor
     base = tensor._base
+    if base is None:  # torch asks in Python whether something is a parameter
+        return None
     return base if isinstance(base, nn.Parameter) else None
 
 
@@ -127,16 +129,20 @@ def extent_bytes(tensor: Tensor) -> tuple[int, int]:
     """First byte and end of the tensor's elements inside its storage."""
     # No symbolic sizes here: those live in the compiler, and hooks run outside it.
     start = int(tensor.storage_offset()) * tensor.itemsize
+    if tensor.is_contiguous():  # most are: no look at the strides
+        return start, start + tensor.nbytes
     if tensor.numel() == 0:
         return start, start
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    steps = sum((int(n) - 1) * int(s) for n, s in sizes)
-    return start, start + (steps + 1) * tensor.itemsize
+    last = 0
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (int(size) - 1) * int(stride)
+    return start, start + (last + 1) * tensor.itemsize
 
 
 def identify(tensor: Tensor) -> tuple[Key, View]:
     """Key of the record that holds this plain tensor, and the view of it."""
     start, end = extent_bytes(tensor)
+    first = start
     base = tensor._base
     if base is not None and is_plain(base):
         base_start, base_end = extent_bytes(base)
@@ -144,15 +150,19 @@ def identify(tensor: Tensor) -> tuple[Key, View]:
         start, end = min(start, base_start), max(end, base_end)
     start -= start % ALIGN_BYTES
     key = Key(stamp_of(tensor), tensor._version, start, end)
-    view = View(
+    return key, view_of(tensor, first - start)
+
+
+def view_of(tensor: Tensor, offset_bytes: int) -> View:
+    """How it lies in a record that begins so many bytes before it."""
+    return View(
         tensor.dtype,
         tensor.shape,
         tensor.stride(),
-        int(tensor.storage_offset()) * tensor.itemsize - start,
+        offset_bytes,
         tensor.is_conj(),
         tensor.is_neg(),
     )
-    return key, view
 
 
 def raw_bytes(tensor: Tensor, key: Key) -> Tensor:
@@ -162,6 +172,14 @@ def raw_bytes(tensor: Tensor, key: Key) -> Tensor:
     return alias.set_(tensor.untyped_storage(), key.start_byte, size, (1,))
 
 
+class Named(Protocol):
+    """What a probe tells of."""
+
+    @property
+    def name(self) -> str:
+        """Made only when it is told."""
+
+
 class Probe(NamedTuple):
     """Sees in-place changes of a tensor without keeping its memory."""
 
@@ -169,19 +187,25 @@ class Probe(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Probe":
-        """A probe of a plain tensor at its present version."""
+    def of(cls, tensor: Tensor, nothing: Tensor) -> "Probe":
+        """A probe of a plain tensor at its present version.
+
+        Args:
+            tensor: whose counter it shares.
+            nothing: an empty tensor on its device, for all probes.
+        """
         counter = tensor.detach()
-        counter.data = tensor.new_empty(0)
+        counter.data = nothing
         return cls(counter, tensor._version)
 
-    def check(self, name: str) -> None:
+    def check(self, owner: Named) -> None:
         """Compare the version.
 
         Raises:
             InPlaceError: the tensor was changed after it was saved.
         """
-        check_version(self.counter, self.version, name)
+        if self.counter._version != self.version:
+            check_version(self.counter, self.version, owner.name)
 
 
 def check_version(tensor: Tensor, version: int, name: str) -> None:

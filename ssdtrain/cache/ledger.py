@@ -22,6 +22,8 @@ class Ledger:
         self.held_bytes = 0
         """Of these: kept leaves, which their owner holds anyway."""
         self._handed_bytes = 0
+        self._peak_bytes = 0
+        """Most of `live_bytes` in this step, as the counters know it."""
         self.num_steps = 0
         """Steps closed."""
         self.closed: Any = None
@@ -40,7 +42,8 @@ class Ledger:
         """Saved tensors came alive (positive) or were released (negative)."""
         self.live_bytes += change_bytes
         self.clock.sample()
-        if change_bytes > 0:
+        if self.live_bytes > self._peak_bytes and change_bytes > 0:
+            self._peak_bytes = self.live_bytes
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
 
     def hold(self, num_bytes: int) -> int:
@@ -89,6 +92,7 @@ class Ledger:
     def close_step(self) -> Callable[[], StepReport]:
         """End the step; the report waits for the device, so it is built on demand."""
         sums, maxima = self.counters.take()
+        self._peak_bytes = 0
         stall_ms = self._device.cut_stalls()
         recipe_ms = self.clock.cut()
         self.closed = self.clock.now()

@@ -65,6 +65,8 @@ class _Row:
 class Recording:
     """The observer of one step. See [Note: what is measured]."""
 
+    listens = True
+
     def __init__(
         self,
         device: Device,

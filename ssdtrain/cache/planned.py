@@ -39,8 +39,7 @@ class PlannedMoves:
         parcel = self._offloader.store(record.data, record.name, lambda: True)
         if parcel is None:
             return False
-        record.parcel = parcel
-        record.state = RecordState.LEAVING
+        record.leave(parcel)
         self._window.add(record, record.data, parcel, entry.due)
         if entry.order.placement is Placement.OFFLOAD_SSD:
             self._offloader.send_on(parcel)
@@ -48,7 +47,9 @@ class PlannedMoves:
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, behind its copy."""
-        self._ledger.live(-self._window.release_due(self._course.mark))
+        freed = self._window.release_due(self._course.mark)
+        if freed:
+            self._ledger.live(-freed)
 
     def load_due(
         self, lane: Lane, at: int | None, start_load: Callable[[Record], None]

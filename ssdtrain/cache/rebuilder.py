@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import Key, Probe, View, identify, is_plain
+from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import RECIPE, Ledger
 from ssdtrain.cache.record import (
@@ -58,11 +58,14 @@ class Cache(Protocol):
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a tensor back."""
 
+    def probe_of(self, tensor: Tensor) -> Probe:
+        """A probe of a plain tensor on the device."""
+
 
 class Note(NamedTuple):
     """Put on a node: an output of it was saved, and is this view of that."""
 
-    owner: "weakref.ref[Record] | weakref.ref[Rebuilt]"
+    owner: "weakref.ref[Record | Rebuilt]"
     view: View
     probe: Probe
 
@@ -74,41 +77,6 @@ class Note(NamedTuple):
         if isinstance(owner, Record):
             return Handle(RecordView(owner, self.view, self.probe))
         return Handle(RebuiltView(owner, self.view, self.probe))
-
-
-class Recipes(Protocol):
-    """What the cache asks when it packs a record. Off is an object: `NoRecipes`."""
-
-    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """A handle that rebuilds the tensor, or None: store it."""
-
-    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """Another handle of a tensor that is rebuilt already, or None."""
-
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """This handle was given for this tensor."""
-
-    def use(self, source: RebuiltView) -> Tensor:
-        """The tensor, rebuilt. Called in backward."""
-
-
-class NoRecipes:
-    """Rebuilds nothing and leaves no trace."""
-
-    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """Store it."""
-        return None
-
-    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """There is none."""
-        return None
-
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """Remember nothing."""
-
-    def use(self, source: RebuiltView) -> Tensor:
-        """Never called: `offer` gave no such handle."""
-        raise RuntimeError(f"{source.rebuilt.name}: a recipe without recipes")
 
 
 class Rebuilder:
@@ -141,18 +109,23 @@ class Rebuilder:
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
         rebuilt = self._open(tensor, key)
-        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
+        return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
 
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
         rebuilt = self._alive.get(key)
-        return None if rebuilt is None else _handle_of(rebuilt, tensor, view)
+        return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
+
+    def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
+        rebuilt.num_handles += 1
+        return Handle(RebuiltView(rebuilt, view, self._cache.probe_of(tensor)))
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
         lane = self._cache.lanes.current
         whole = key.start_byte == 0 and key.end_byte == base.nbytes
-        if not whole or not is_plain(base) or not is_dense(base):
+        plain = base is tensor or is_plain(base)  # `tensor` was looked at
+        if not whole or not plain or not is_dense(base):
             return None
         if base.is_conj() or base.is_neg():
             return None
@@ -166,13 +139,18 @@ class Rebuilder:
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
         self._alive[key] = rebuilt
         stored_bytes = 0
-        for held in expression.held():
+        for held in expression.held:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
-        counters = self._cache.ledger.counters
-        counters.add("num_records")
-        for name in ("bytes_saved", "bytes_recomputed", RECIPE + expression.recipe):
-            counters.add(name, rebuilt.num_bytes - stored_bytes)
+        spared_bytes = rebuilt.num_bytes - stored_bytes
+        self._cache.ledger.counters.add_all(
+            {
+                "num_records": 1,
+                "bytes_saved": spared_bytes,
+                "bytes_recomputed": spared_bytes,
+                RECIPE + expression.recipe: spared_bytes,
+            }
+        )
         return rebuilt
 
     def _find(self, base: Tensor) -> Expression | None:
@@ -226,7 +204,7 @@ class Rebuilder:
             return False
 
     def _preview(self, expression: Expression) -> Tensor:
-        tensors = [self._peek(held.holder) for held in expression.held()]
+        tensors = [self._peek(held.holder) for held in expression.held]
         return evaluate(expression, tensors)
 
     def _peek(self, handle: Handle) -> Tensor:
@@ -267,20 +245,24 @@ class Rebuilder:
         if tensor.dim() == 4 and tensor.device.type == "cuda":
             handle.random_state = state_of_cuda(tensor.device)
         base = tensor if tensor._base is None else tensor._base
-        source = handle.source
-        if base.grad_fn is None or base._version or not is_plain(base):
+        source, node = handle.source, base.grad_fn
+        if node is None or base._version:
             return
-        outputs = notes_of(base.grad_fn).outputs
+        owner: Record | Rebuilt
         if isinstance(source, RecordView):
-            record = source.record
-            offset = base.storage_offset() * base.itemsize - record.key.start_byte
-            view = identify(base)[1]._replace(offset_bytes=int(offset))
-            outputs[base.output_nr] = Note(weakref.ref(record), view, source.probe)
+            owner, start = source.record, source.record.key.start_byte
         elif isinstance(source, RebuiltView):
-            view = identify(base)[1]
-            outputs[base.output_nr] = Note(
-                weakref.ref(source.rebuilt), view, source.probe
-            )
+            owner, start = source.rebuilt, 0
+        else:
+            return
+        view = source.view
+        if base is not tensor:
+            if not is_plain(base):
+                return
+            first = int(base.storage_offset()) * base.itemsize
+            view = view_of(base, first - start)
+        outputs = notes_of(node).outputs
+        outputs[base.output_nr] = Note(weakref.ref(owner), view, source.probe)
 
     # -- the keeper of remat ------------------------------------------------------
 
@@ -363,7 +345,7 @@ class Rebuilder:
             InPlaceError: it, or an input of its recipe, was changed after it was saved.
         """
         rebuilt = source.rebuilt
-        source.probe.check(rebuilt.name)
+        source.probe.check(rebuilt)
         if rebuilt.data is None:
             rebuilt.data = raw(self._rebuild(rebuilt))
             self._cache.ledger.live(rebuilt.num_bytes)
@@ -377,7 +359,7 @@ class Rebuilder:
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression = rebuilt.expression
-        tensors = [self._cache.unpack(held.holder) for held in expression.held()]
+        tensors = [self._cache.unpack(held.holder) for held in expression.held]
         clock, size = self._cache.ledger.clock, rebuilt.num_bytes
         # A mask has no gradient; everything else was made by a differentiable operator.
         gradient = size if rebuilt.layout.dtype.is_floating_point else 0
@@ -391,11 +373,6 @@ class Rebuilder:
                 "alone. Set recompute='off', or mend the recipe."
             )
         return tensor
-
-
-def _handle_of(rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
-    rebuilt.num_handles += 1
-    return Handle(RebuiltView(rebuilt, view, Probe.of(tensor)))
 
 
 def _count_handle(handle: Handle) -> None:

@@ -8,7 +8,7 @@ takes no lock, because the garbage collector may run it anywhere.
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -115,6 +115,8 @@ class Lane:
         """Admitted recipes so far: the places of [Note: recipe budget]."""
         self.num_unguarded = 0
         """Recipes so far that must be admitted by place: [Note: transients]."""
+        self.has_moved = False
+        """Whether a record of it was ever on its way out."""
         self.kept_last_bytes = 0
         self.num_live = 0
         self.open = True
@@ -150,16 +152,18 @@ class Lane:
         self._order = learned
         self._position = {ordinal: at for at, ordinal in enumerate(learned)}
 
-    def upcoming(self, ordinal: int) -> list["Record"]:
-        """Live records expected after `ordinal`, soonest first."""
-        start = self._position.get(ordinal, len(self._position)) + 1
-        found = (self.records[at]() for at in self._order[start:])
-        return [record for record in found if record is not None]
+    def upcoming(self, ordinal: int | None = None) -> Iterator["Record"]:
+        """Live records expected after `ordinal`, soonest first.
 
-    def first_upcoming(self) -> list["Record"]:
-        """Live records in expected order, before backward has used any."""
-        found = (self.records[at]() for at in self._order)
-        return [record for record in found if record is not None]
+        None: before backward has used any.
+        """
+        start = 0
+        if ordinal is not None:
+            start = self._position.get(ordinal, len(self._position)) + 1
+        for place in range(start, len(self._order)):
+            record = self.records[self._order[place]]()
+            if record is not None:
+                yield record
 
     def learn(self) -> None:
         """Keep what this run taught for the next lane of the same kind."""
@@ -212,6 +216,12 @@ class Record:
         self.retired = retired
         lane.join(self)
 
+    def leave(self, parcel: Parcel) -> None:
+        """Its bytes are on their way out."""
+        self.parcel = parcel
+        self.state = RecordState.LEAVING
+        self.lane.has_moved = True
+
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
         held = self.held_bytes
@@ -232,7 +242,6 @@ class Rebuilt:
         "item",
         "lane",
         "layout",
-        "name",
         "num_bytes",
         "num_handles",
         "num_uses",
@@ -251,8 +260,6 @@ class Rebuilt:
         self.layout = layout
         self.lane = lane
         self.retired = retired
-        shape = "x".join(map(str, layout.shape))
-        self.name = f"{expression.recipe} [{shape}]"
         self.num_bytes = layout.num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
@@ -261,6 +268,12 @@ class Rebuilt:
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
         lane.num_live += 1
+
+    @property
+    def name(self) -> str:
+        """As `name_of` in course.py calls saved tensors."""
+        shape = "x".join(map(str, self.layout.shape))
+        return f"{self.expression.recipe} [{shape}]"
 
     def __del__(self) -> None:
         live = 0 if self.data is None else self.num_bytes
@@ -340,7 +353,7 @@ class RecordView(NamedTuple):
         Raises:
             InPlaceError: it was changed after it was saved.
         """
-        self.probe.check(self.record.name)
+        self.probe.check(self.record)
         if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
             check_late_writer(self.record.name)
 
@@ -369,7 +382,7 @@ class Handle:
         """What `verify` saw at pack; None: not to be checked."""
 
 
-def handle_of(record: Record, tensor: Tensor, view: View) -> Handle:
-    """One more handle of a record, for this tensor inside it."""
+def handle_of(record: Record, view: View, probe: Probe) -> Handle:
+    """One more handle of a record, for a tensor inside it."""
     record.num_handles += 1
-    return Handle(RecordView(record, view, Probe.of(tensor)))
+    return Handle(RecordView(record, view, probe))

@@ -88,6 +88,8 @@ class ReleaseWindow:
         """By the parcel's id (a leaver holds it), in the order of their copies."""
         self._lingering: dict[int, None] = {}
         """See [Note: lingering]; in the order of backward."""
+        self._num_due = 0
+        """Leavers that a plan releases."""
         self.num_bytes = 0
 
     def add(
@@ -97,6 +99,7 @@ class ReleaseWindow:
         order = self._device.order()
         leaver = Leaver(weakref.ref(record), data, parcel, order, due)
         self._leavers[id(parcel)] = leaver
+        self._num_due += due is not None
         self.num_bytes += data.numel()
 
     def oldest_has_left(self) -> bool:
@@ -115,6 +118,7 @@ class ReleaseWindow:
     def _release(self, number: int) -> int:
         leaver = self._leavers.pop(number)
         self._lingering.pop(number, None)
+        self._num_due -= leaver.due is not None
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
@@ -139,6 +143,8 @@ class ReleaseWindow:
 
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; bytes freed."""
+        if not self._num_due:
+            return 0
         count = 0
         for at, leaver in enumerate(self._leavers.values()):
             if leaver.due is not None and leaver.due > mark:
@@ -169,6 +175,8 @@ class ReleaseWindow:
 
     def let_go(self) -> None:
         """Drop what lingers and has left. Costs no wait."""
+        if not self._lingering:
+            return
         # Backward comes to the last copy first: the last to linger has left first.
         for number in reversed(list(self._lingering)):
             if not self._leavers[number].parcel.copied.query():

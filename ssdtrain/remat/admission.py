@@ -62,6 +62,8 @@ def is_dense(tensor: Tensor) -> bool:
     """Whether its elements fill its storage from the first byte, without gaps."""
     if tensor.storage_offset() or tensor.numel() == 0:
         return False
+    if tensor.is_contiguous():
+        return True
     steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return steps + 1 == tensor.numel()
 

@@ -45,32 +45,34 @@ class Span(NamedTuple):
 class Budget(Protocol):
     """Decides whether a recipe may spend its time. Off is an object: `NoBudget`."""
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether it wants to observe the next step."""
+
     def allows(self, place: Hashable) -> bool:
         """Whether the recipe at this place is to be used."""
 
-    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> None:
         """A finished step.
 
         Args:
             step_ms: from its first forward to that of the next.
             spans: its rebuilds in their order.
             high_bytes: most device memory in use in the step.
-
-        Returns:
-            Whether more steps should be observed.
         """
 
 
 class NoBudget:
     """Everything is allowed, nothing is measured for it."""
 
+    is_watching = False
+
     def allows(self, place: Hashable) -> bool:
         """Always."""
         return True
 
-    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> None:
         """No need."""
-        return False
 
 
 class OverheadBudget:
@@ -89,7 +91,12 @@ class OverheadBudget:
         """Whether it fits; what was never measured does."""
         return place not in self._skipped
 
-    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> bool:
+    @property
+    def is_watching(self) -> bool:
+        """Whether it does not know enough."""
+        return self._num_observed < NUM_WATCHED_STEPS
+
+    def observe(self, step_ms: float, spans: Sequence[Span], high_bytes: int) -> None:
         """Learn from a step. The least time seen counts: first runs are slow."""
         costs_ms: defaultdict[Hashable, float] = defaultdict(float)
         sizes: defaultdict[Hashable, int] = defaultdict(int)
@@ -106,7 +113,6 @@ class OverheadBudget:
             self._in_vain = before_peak(spans, high_bytes)
         if self._num_observed >= NUM_MEASURED_STEPS:
             self._skipped = self._in_vain | self._too_slow()
-        return self._num_observed < NUM_WATCHED_STEPS
 
     def _too_slow(self) -> frozenset[Hashable]:
         left_ms = RECIPE_SHARE * self._max_overhead * self._plain_ms

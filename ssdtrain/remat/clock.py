@@ -25,6 +25,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self._index = device.index
         self._rebuilds: list[_Rebuild] = []
         self._last: list[_Rebuild] = []
         self._step_start: Any = None
@@ -77,7 +78,7 @@ class Clock:
         if not self._cuda:
             return time.monotonic_ns()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._index))
         return event
 
     def cut(self) -> Callable[[], dict[str, float]]:
@@ -111,7 +112,7 @@ class Clock:
     def watch(self, budget: Budget) -> None:
         """Tell the budget of every step until it knows enough."""
         self._budget = budget
-        self._watching = True
+        self._watching = budget.is_watching
 
     def step_starts(self) -> None:
         """The first forward of a step is about to run.
@@ -129,7 +130,8 @@ class Clock:
         step_ms = self.ms_between(before, start)
         spans = [self._span(each) for each in self._last]
         self._last = []
-        self._watching = self._budget.observe(step_ms, spans, self._last_high_bytes)
+        self._budget.observe(step_ms, spans, self._last_high_bytes)
+        self._watching = self._budget.is_watching
 
     def ms_between(self, start: Any, end: Any) -> float:
         """Milliseconds between two moments; waits until the second is reached."""

@@ -1,7 +1,8 @@
 """A saved tensor as a function of other saved tensors."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +31,20 @@ class Layout(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes of the elements."""
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie in the order of their indices, without gaps."""
-        return self.stride == _contiguous(self.shape)
+        dense = 1
+        for size, stride in zip(
+            reversed(self.shape), reversed(self.stride), strict=True
+        ):
+            if stride != dense:
+                return False
+            if size > 1:
+                dense *= size
+        return True
 
     @property
     def shape_class(self) -> Hashable:
@@ -44,14 +53,6 @@ class Layout(NamedTuple):
         last = self.shape[-1:], self.stride[-1:]
         dense = self.is_contiguous
         return self.dtype, len(self.shape), last, dense, size.bit_length(), size % 64
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    stride, strides = 1, []
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class State(NamedTuple):
@@ -66,7 +67,11 @@ class State(NamedTuple):
         return "random"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+# Not frozen, here and below: several are made at every saved tensor, and that would
+# cost more than all else they do.
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
 class Held:
     """A tensor that somebody else keeps; its holder can bring it back."""
 
@@ -88,7 +93,7 @@ class Held:
         return self.layout.shape_class
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class Expression:
     """`function(*operands, **constants)`, a tensor."""
 
@@ -98,23 +103,33 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
+    depth: int = field(init=False)
+    """Length of the longest chain below, this one included."""
+    has_transients: bool = field(init=False)
+    """Whether a tensor on the way was never saved by anybody.
 
-    @property
-    def depth(self) -> int:
-        """Length of the longest chain below, this one included."""
-        depths = (getattr(operand, "depth", 0) for operand in self.operands)
-        return 1 + max(depths, default=0)
+    [Note: transients]
+    Nothing guards such a tensor: if the model changed it in place under no_grad
+    between the two operators, no version tells. Therefore such an expression is
+    admitted for every place in the lane separately, not for its class.
+    """
+    held: tuple[Held, ...] = field(init=False)
+    """Every tensor it is made of, in the order `compute` takes them."""
 
-    @property
-    def has_transients(self) -> bool:
-        """Whether a tensor on the way was never saved by anybody.
-
-        [Note: transients]
-        Nothing guards such a tensor: if the model changed it in place under no_grad
-        between the two operators, no version tells. Therefore such an expression is
-        admitted for every place in the lane separately, not for its class.
-        """
-        return any(isinstance(operand, Expression) for operand in self.operands)
+    def __post_init__(self) -> None:
+        self.has_transients = False
+        deepest, held = 0, []
+        for operand in self.operands:
+            if isinstance(operand, Held):
+                held.append(operand)
+            elif isinstance(operand, Expression):
+                self.has_transients = True
+                held.extend(operand.held)
+            else:
+                continue
+            if operand.depth > deepest:
+                deepest = operand.depth
+        self.depth, self.held = deepest + 1, tuple(held)
 
     @property
     def signature(self) -> Hashable:
@@ -125,16 +140,8 @@ class Expression:
         )
         return self.recipe, self.function, self.constants, parts
 
-    def held(self) -> Iterator[Held]:
-        """Every tensor it is made of, in the order `compute` takes them."""
-        for operand in self.operands:
-            if isinstance(operand, Held):
-                yield operand
-            elif isinstance(operand, Expression):
-                yield from operand.held()
-
     def compute(self, tensors: Iterator[Tensor]) -> Tensor:
-        """The value, given the tensors of `held()`."""
+        """The value, given the tensors of `held`."""
         values: list[Any] = []
         for operand in self.operands:
             if isinstance(operand, Held):
@@ -156,5 +163,8 @@ def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
     recipes of their own.
     """
     device = tensors[0].device.type if tensors else "cpu"
-    with torch.no_grad(), torch.autocast(device, enabled=False):
-        return expression.compute(iter(tensors))
+    with torch.no_grad():
+        if not torch.is_autocast_enabled(device):  # backward mostly runs without
+            return expression.compute(iter(tensors))
+        with torch.autocast(device, enabled=False):
+            return expression.compute(iter(tensors))

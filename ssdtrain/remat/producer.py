@@ -70,7 +70,7 @@ class Constants(Protocol):
         """The number that the running module adds to a tensor; None outside."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Sources:
     """Where the operands, constants and recipes of one expression come from."""
 
@@ -111,11 +111,18 @@ class Producer:
         """The tensor itself when it is at hand; None on the way to another."""
         self._sources = sources
         self._depth = depth
-        made = node._input_metadata[index]
-        self.dtype: torch.dtype = made.dtype
+        self._index = index
+
+    @property
+    def dtype(self) -> torch.dtype:
         """Of the tensor it made."""
-        self.shape = tuple(made.shape)
+        made = self.node._input_metadata[self._index]
+        return made.dtype  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
         """Of the tensor it made."""
+        return tuple(self.node._input_metadata[self._index].shape)
 
     def saved(self, name: str | int) -> Operand | None:
         """An input that the node saved: `saved("self")` is its `_saved_self`.

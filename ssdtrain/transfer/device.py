@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from ssdtrain.transfer.streams import OnStream, Stall, Stalls
 
 
 class Event(Protocol):
@@ -243,11 +245,14 @@ class CudaDevice:
     """Three CUDA streams; the compute stream is whatever is current at the call."""
 
     def __init__(self, device: torch.device) -> None:
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.torch_device = torch.device("cuda", index)
+        # An index costs torch far less to look up than a device.
+        self._index: int = (
+            torch.cuda.current_device() if device.index is None else device.index
+        )
+        self.torch_device = torch.device("cuda", self._index)
         self._store = torch.cuda.Stream(self.torch_device)
         self._load = torch.cuda.Stream(self.torch_device)
-        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._stalls = Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._watching = False
@@ -255,12 +260,12 @@ class CudaDevice:
     def now(self) -> torch.cuda.Event:
         """An event recorded on the current stream."""
         event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
+        event.record(torch.cuda.current_stream(self._index))
         return event
 
     def order(self) -> torch.cuda.Stream:
         """The current stream."""
-        return torch.cuda.current_stream(self.torch_device)
+        return torch.cuda.current_stream(self._index)
 
     def wait(self, event: Event, order: object = None) -> None:
         """Make the compute stream wait, with its idle time measured on the device."""
@@ -268,24 +273,13 @@ class CudaDevice:
             with self.stall():
                 event.synchronize()
             return
-        stream = order or torch.cuda.current_stream(self.torch_device)
-        with self._stall_on(stream):
-            stream.wait_event(event)  # type: ignore[attr-defined]
+        stream: Any = torch.cuda.current_stream(self._index) if order is None else order
+        with Stall(stream, self._stalls):
+            stream.wait_event(event)
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""
-        return self._stall_on(torch.cuda.current_stream(self.torch_device))
-
-    @contextmanager
-    def _stall_on(self, stream: object) -> Iterator[None]:
-        before = torch.cuda.Event(enable_timing=True)
-        behind = torch.cuda.Event(enable_timing=True)
-        before.record(stream)  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            behind.record(stream)  # type: ignore[arg-type]
-            self._stalls.append((before, behind))
+        return Stall(torch.cuda.current_stream(self._index), self._stalls)
 
     def copy_out(
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
@@ -311,7 +305,7 @@ class CudaDevice:
 
     def cut_stalls(self) -> Callable[[], float]:
         """Device time between the two events around each wait."""
-        stalls, self._stalls = self._stalls, []
+        stalls = self._stalls.cut()
 
         def total_ms() -> float:
             for _, behind in stalls:
@@ -364,7 +358,7 @@ class CudaDevice:
     ) -> torch.cuda.Event:
         stream = self._store if outwards else self._load
         done = torch.cuda.Event(enable_timing=self._watching)
-        with torch.cuda.stream(stream):
+        with OnStream(stream, self._index):
             for event in after:
                 stream.wait_event(event)  # type: ignore[arg-type]
             if self._watching:

@@ -1,5 +1,6 @@
 """A parcel: the bytes of one record on the target's side, and the loads it serves."""
 
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -29,24 +30,33 @@ class ParcelState(Enum):
 
 
 class Load:
-    """A copy back to the device that was asked for, perhaps not yet enqueued."""
+    """A copy back to the device that was asked for, perhaps not yet enqueued.
+
+    A future made for the host's time: nearly every load is enqueued at once.
+    """
 
     def __init__(self, target: torch.Tensor, after: list[Event]) -> None:
         self.target = target
         self.after = after
-        self._event: Future[Event] = Future()
+        self._event: Event | None = None
+        self._error: BaseException | None = None
+        self._pending = threading.Lock()
+        """Held until the copy is enqueued, or failed."""
+        self._pending.acquire()
 
     def enqueued(self, event: Event) -> None:
         """The copy stands in load order; `event` is its end."""
-        self._event.set_result(event)
+        self._event = event
+        self._pending.release()
 
     def failed(self, error: BaseException) -> None:
         """The bytes cannot come back."""
-        self._event.set_exception(error)
+        self._error = error
+        self._pending.release()
 
     def poll(self) -> bool:
         """Whether `wait` would find the copy enqueued (or failed)."""
-        return self._event.done()
+        return self._event is not None or self._error is not None
 
     def wait(self, device: Device) -> None:
         """Order the caller's compute behind the copy.
@@ -56,17 +66,27 @@ class Load:
         Raises:
             ActivationLostError: the read failed.
         """
-        if self._event.done():
-            device.wait(self._event.result())
-            return
-        with device.stall():
-            event = self._event.result()
+        if not self.poll():
+            with device.stall():
+                self._end()
+        event = self._event
+        if event is None:
+            error = self._error or RuntimeError("a load ended without its copy")
+            try:
+                raise error
+            finally:
+                del self, error  # the error holds this frame
         device.wait(event)
 
     def settle(self, device: Device) -> None:
         """Like `wait`, for a load whose bytes nobody wants: a failure is no news."""
-        if self._event.exception() is None:
-            device.wait(self._event.result())
+        self._end()
+        if self._event is not None:
+            device.wait(self._event)
+
+    def _end(self) -> None:
+        with self._pending:  # let go of once it has ended
+            return
 
 
 @dataclass(eq=False)

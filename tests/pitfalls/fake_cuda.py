@@ -62,9 +62,13 @@ class FakeCuda:
         patch.setattr(torch.cuda, "Stream", Stream)
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
-        patch.setattr(torch.cuda, "stream", self.on)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "set_stream", self._set)
         patch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace())
         self.device = CudaDevice(torch.device("cuda", 0))
+
+    def _set(self, stream: Stream) -> None:
+        self.current = stream
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:

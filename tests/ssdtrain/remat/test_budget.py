@@ -12,6 +12,7 @@ from ssdtrain import api
 from ssdtrain.counters import Fallback
 from ssdtrain.remat import budget as budgets
 from ssdtrain.remat.budget import NoBudget, OverheadBudget, Span, before_peak
+from ssdtrain.remat.clock import Clock
 
 GELU = Span("gelu", "a", 400, 0.4)
 MASK = Span("mask", "b", 50, 0.25)
@@ -80,11 +81,30 @@ def test_what_is_needed_before_the_peak_is_stored() -> None:
 
 def test_watching_ends() -> None:
     budget = OverheadBudget(0.01)
-    going_on = [
-        budget.observe(100.0, [GELU], 0) for _ in range(budgets.NUM_WATCHED_STEPS)
-    ]
-    assert going_on == [True] * (budgets.NUM_WATCHED_STEPS - 1) + [False]
-    assert not NoBudget().observe(1.0, [], 0)
+    for _ in range(budgets.NUM_WATCHED_STEPS):
+        assert budget.is_watching
+        budget.observe(100.0, [GELU], 0)
+    assert not budget.is_watching
+
+
+def test_memory_is_asked_for_a_budget_that_watches_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asking costs the host as much as a saved tensor, at every one of them."""
+    asked: list[torch.device] = []
+
+    def allocated(device: torch.device) -> int:
+        asked.append(device)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    clock = Clock(torch.device("cuda", 0))
+    clock.watch(NoBudget())
+    clock.sample()
+    assert asked == [], "a model without recipes would be watched for ever"
+    clock.watch(OverheadBudget(0.01))
+    clock.sample()
+    assert len(asked) == 1
 
 
 class Net(nn.Module):

@@ -1,0 +1,43 @@
+"""What the cache asks of recipes, and what answers where there are none."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ssdtrain.cache.identity import Key, View
+from ssdtrain.cache.record import Handle, RebuiltView
+
+
+class Recipes(Protocol):
+    """What the cache asks when it packs a record. Off is an object: `NoRecipes`."""
+
+    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """A handle that rebuilds the tensor, or None: store it."""
+
+    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """Another handle of a tensor that is rebuilt already, or None."""
+
+    def note(self, tensor: Tensor, handle: Handle) -> None:
+        """This handle was given for this tensor."""
+
+    def use(self, source: RebuiltView) -> Tensor:
+        """The tensor, rebuilt. Called in backward."""
+
+
+class NoRecipes:
+    """Rebuilds nothing and leaves no trace."""
+
+    def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """Store it."""
+        return None
+
+    def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
+        """There is none."""
+        return None
+
+    def note(self, tensor: Tensor, handle: Handle) -> None:
+        """Remember nothing."""
+
+    def use(self, source: RebuiltView) -> Tensor:
+        """Never called: `offer` gave no such handle."""
+        raise RuntimeError(f"{source.rebuilt.name}: a recipe without recipes")

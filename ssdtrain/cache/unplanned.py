@@ -1,0 +1,54 @@
+"""What a policy tells the cache to do with a record that no plan has an order for."""
+
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.record import Record
+from ssdtrain.cache.window import Pace, ReleaseWindow
+from ssdtrain.counters import Fallback
+from ssdtrain.plan.placement import Placement
+from ssdtrain.transfer.offloader import Offloader
+
+
+class UnplannedMoves:
+    """Carries out placements; the cache's lock is held."""
+
+    def __init__(
+        self, offloader: Offloader, window: ReleaseWindow, ledger: Ledger
+    ) -> None:
+        self._offloader = offloader
+        self._window = window
+        self._ledger = ledger
+        self._pace = Pace(offloader.device, window, ledger)
+
+    def send(self, record: Record, placement: Placement, window_bytes: int) -> bool:
+        """Start to move a new record away, if its placement says so and it can.
+
+        Args:
+            record: whose bytes are on the device.
+            placement: where the policy wants it.
+            window_bytes: the release window of its lane.
+        """
+        lane = record.lane
+        if placement is Placement.KEEP_LAST:
+            lane.kept_last_bytes += record.num_bytes
+            self._release_down_to(max(0, window_bytes - lane.kept_last_bytes))
+            return False
+        if placement is Placement.KEEP or record.data is None:
+            return False
+        in_time = placement is Placement.OFFLOAD_IF_IN_TIME
+        limit = window_bytes - record.num_bytes
+        if in_time and not self._pace.make_room(limit):
+            self._offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
+            return False
+        patient = self._pace.compute_is_busy if in_time else (lambda: True)
+        parcel = self._offloader.store(record.data, record.name, patient)
+        if parcel is None:
+            return False
+        record.leave(parcel)
+        self._window.add(record, record.data, parcel)
+        self._release_down_to(max(limit, 0) + record.num_bytes)
+        return True
+
+    def _release_down_to(self, limit_bytes: int) -> None:
+        freed = self._window.release_down_to(limit_bytes)
+        if freed:
+            self._ledger.live(-freed)
