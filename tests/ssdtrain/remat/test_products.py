@@ -82,6 +82,7 @@ def test_products_give_the_same_bytes(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("shape", [(16, 128, WIDTH), (2048, WIDTH)], ids=["3d", "2d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
