@@ -35,6 +35,11 @@ from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 COPY_STARTUP_S = 1e-5
 PROBE_BYTES = 16 * 1024 * 1024
 NUM_PROBES = 3
+NUM_DRIVE_PROBES = 5
+"""Rounds of blocks: what is read is written first, then each alone, then both."""
+MOST_PROBE_S = 0.5
+"""A drive whose rates are known and so low that its probe would take longer is assumed
+to share one bandwidth."""
 LEAST_TRANSFERS = 4
 """Fewer writes or reads say too little about a drive."""
 FIRST_RUN = 4.0
@@ -323,6 +328,10 @@ def fitted_drive(
     if storage is None:
         return None
     write, read = _busy(spans, "write"), _busy(spans, "read")
+    if write is not None and read is not None:
+        slower = min(write.bytes_per_second, read.bytes_per_second)
+        if NUM_DRIVE_PROBES * num_threads * PROBE_BYTES > MOST_PROBE_S * slower:
+            return Drive(write, read)
     try:
         probed = probed_drive(storage, num_threads)
     except OSError:
