@@ -228,8 +228,7 @@ def _attach_recipes(
 ) -> None:
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
-    # See [Note: matrix products] in remat/products.py.
-    full = settings.recompute is Recompute.FULL or (on_gpu and not fixed)
+    full = settings.recompute is Recompute.FULL
     finder = Finder(with_products()) if full else Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()

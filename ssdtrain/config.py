@@ -40,10 +40,9 @@ class Recompute(str, Enum):
     """Which deterministic operators are rebuilt instead of stored."""
 
     AUTO = "auto"
-    """Every cheap recipe that was admitted as bitwise equal on this device; matrix
-    products, too, where a plan for a GPU weighs their time."""
+    """Use every cheap recipe that was admitted as bitwise equal on this device."""
     FULL = "full"
-    """Every recipe, matrix products included, under any plan."""
+    """Matrix products, too: dear, for a `max_overhead` of several percent."""
     OFF = "off"
     """Rebuild nothing."""
 

@@ -1,6 +1,7 @@
 """One model under one session whose plan is exchanged between steps."""
 
 import gc
+import itertools
 import json
 import random
 import statistics
@@ -18,7 +19,6 @@ import ssdtrain
 from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.adapt import WINDOW_STEPS
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
@@ -108,25 +108,36 @@ class Lab:
 
     def step(self) -> tuple[float, int]:
         """One step: ms and peak bytes above its start."""
+        return self.steps(1)[0]
+
+    def steps(self, num: int) -> list[tuple[float, int]]:
+        """Steps in a row, as in training: nobody waits for the device in between.
+
+        A step lasts to the begin of the next, or to the end of the last.
+        """
         if self.model is None:
             raise RuntimeError("the lab is closed")
-        base = 0
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            base = torch.cuda.memory_allocated()
-        begin, began = self.clock.mark(), time.perf_counter()
-        loss = self.model(self.x)
-        loss.backward()
-        self.host_ms = (time.perf_counter() - began) * 1e3
-        peak = torch.cuda.max_memory_allocated() - base if self.cuda else 0
-        self.x.grad = None
-        step(self.model)
-        ms = self.clock.ms(begin, self.clock.mark())
-        self.losses.append(loss.item())
-        if not self.cuda:
-            peak = int(self.session.steps[-1].saved_peak_bytes)
-        return ms, peak
+        marks, losses, peaks = [], [], []
+        for _ in range(num):
+            base = 0
+            if self.cuda:
+                torch.cuda.reset_peak_memory_stats()
+                base = torch.cuda.memory_allocated()
+            began = time.perf_counter()
+            marks.append(self.clock.mark())
+            loss = self.model(self.x)
+            loss.backward()
+            self.host_ms = (time.perf_counter() - began) * 1e3
+            peaks.append(torch.cuda.max_memory_allocated() - base if self.cuda else 0)
+            self.x.grad = None
+            step(self.model)
+            losses.append(loss.detach())
+            if not self.cuda:
+                peaks[-1] = int(self.session.steps[-1].saved_peak_bytes)
+        marks.append(self.clock.mark())
+        self.losses.extend(loss.item() for loss in losses)
+        times = [self.clock.ms(a, b) for a, b in itertools.pairwise(marks)]
+        return list(zip(times, peaks, strict=True))
 
     def limit_storage(self, gb_per_s: float, room_bytes: int) -> None:
         """From now on the storage is main memory, at this speed in each direction.
@@ -145,21 +156,12 @@ class Lab:
     def settle(self, most_steps: int = 8) -> Profile:
         """Steps until a plan was made."""
         while self.session.profile is None and most_steps > 0:
-            self.step()
-            most_steps -= 1
+            # The plan is made where the step behind the observed one begins.
+            self.steps(4)
+            most_steps -= 4
         profile = self.session.profile
         if profile is None:
-            # The plan is made where the next step begins.
             raise RuntimeError("no profile was made")
-        return profile
-
-    def calibrated(self) -> Profile:
-        """The profile at the pace of steps that follow the plan."""
-        for _ in range(WINDOW_STEPS + 2):
-            self.step()
-        profile = self.session.profile
-        if profile is None:
-            raise RuntimeError("calibrate what has settled")
         return profile
 
     def hold(self) -> None:
@@ -177,8 +179,7 @@ class Lab:
                 policy="by hand",
             )
         self.cache.course.plan = plan
-        self.step()
-        found = [self.step() for _ in range(num_timed)]
+        found = self.steps(1 + num_timed)[1:]
         report = self.session.steps[-1]
         return {
             "step_ms": statistics.median(ms for ms, _ in found),

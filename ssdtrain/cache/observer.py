@@ -254,6 +254,7 @@ class Drive(NamedTuple):
     read: Curve
     duplex_slowdown: float = 1.0
     """See `Links`; unless it was measured, both directions share one bandwidth."""
+    direct: bool = False
 
 
 def fitted_links(
@@ -274,6 +275,7 @@ def fitted_links(
         copy_slowdown_error=contention.copy_slowdown_error,
         duplex_slowdown=contention.duplex_slowdown or 0.0,
         ssd_duplex_slowdown=0.0 if drive is None else drive.duplex_slowdown,
+        ssd_direct=drive is not None and drive.direct,
     )
 
 

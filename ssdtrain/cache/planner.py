@@ -26,6 +26,7 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.transfer.direct import DirectOffloader
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,6 @@ class Planner:
         self._names = ModuleNames(roots)
         self._notes = notes
         self._drift = Drift()
-        self._seen: Profile | None = None
-        """As observed; `profile` runs at the pace of the steps since."""
         self._stage = Stage.WARM_UP
         self._attempts = 0
         self._recording: Recording | None = None
@@ -158,7 +157,7 @@ class Planner:
         if self.plan is None or not self._keeps(profile, new):
             self.plan = new
             self.num_plans += 1
-        self.profile = self._seen = profile
+        self.profile = profile
         self._rest(Stage.FOLLOWING)
         self._cache.course.plan = self.plan
         if self.plan.prediction is not None:
@@ -189,6 +188,9 @@ class Planner:
         spans = self._trace.spans()[self._num_spans :]
         contention = measure(cache.device, cache.offloader.pool, clock, copies)
         drive = fitted_drive(cache.offloader.storage, spans, NUM_PROBE_THREADS)
+        if drive is not None:
+            direct = isinstance(cache.offloader, DirectOffloader)
+            drive = drive._replace(direct=direct)
         return recording.profile(
             clock.last_spans(),
             fitted_links(copies, drive, contention),
@@ -250,19 +252,6 @@ class Planner:
         if verdict is Verdict.OBSERVE:
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
-        elif verdict is Verdict.REPRICE:
-            self._reprice()
-
-    def _reprice(self) -> None:
-        """See [Note: pace] in plan/adapt.py."""
-        plan, seen, error = self.plan, self._seen, self._drift.error
-        if plan is None or seen is None or error is None:
-            return
-        first = simulate(Timeline(seen), plan.orders)
-        busy_ms = max(first.step_ms - first.stall_ms, first.step_ms / 2.0)
-        self.profile = seen.paced(1.0 + error * first.step_ms / busy_ms)
-        priced = simulate(Timeline(self.profile), plan.orders)
-        self.plan = Plan(orders=plan.orders, policy=plan.policy, prediction=priced)
 
     def _predict(self) -> None:
         following = self._stage is Stage.FOLLOWING and self.plan is not None

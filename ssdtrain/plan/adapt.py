@@ -1,12 +1,5 @@
 """When a plan no longer fits what is measured.
 
-[Note: pace]
-A device at its power limit runs slower the less it waits, and the observed step waits
-a lot: under a plan that hides its copies the same operators take some percent longer.
-That is no drift of the plan. Its price is made anew from the measured steps: operators
-take longer, links do not.
-(tests/ssdtrain/cache/test_planner.py)
-
 [Note: no oscillation]
 A single slow step is noise: the middle of the last steps must be off, in the same
 direction, and after every new plan the next look comes twice as late. A plan that is
@@ -26,8 +19,6 @@ TOLERANCE = 0.08
 FIRST_PAUSE_STEPS = 8
 FIRST_STRAY_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 1024
-PACE_TOLERANCE = 0.01
-"""Change of that error by which a plan in force gets another price."""
 GAIN = 0.01
 """A new plan must be better by this fraction."""
 
@@ -37,8 +28,6 @@ class Verdict(Enum):
 
     FITS = auto()
     """Go on."""
-    REPRICE = auto()
-    """Go on: steps take a little more or less than was predicted."""
     OBSERVE = auto()
     """Observe the next step and plan again."""
 
@@ -53,9 +42,6 @@ class Drift:
         self._errors: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._pause = FIRST_PAUSE_STEPS
         self._wait = 0
-        self._priced = 0.0
-        self._price_pause = WINDOW_STEPS
-        self._price_wait = 0
         self._strayed = 0
         self._stray_pause = FIRST_STRAY_PAUSE_STEPS
         self._stray_wait = 0
@@ -65,7 +51,6 @@ class Drift:
         self.predicted_ms = predicted_ms
         self._errors.clear()
         self._strayed = 0
-        self._priced = 0.0
         self._wait = self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_STEPS)
 
@@ -78,7 +63,6 @@ class Drift:
         """
         self._wait = max(0, self._wait - 1)
         self._stray_wait = max(0, self._stray_wait - 1)
-        self._price_wait = max(0, self._price_wait - 1)
         self._strayed = self._strayed + 1 if num_strayed else 0
         if num_strayed:
             self._errors.clear()
@@ -89,17 +73,10 @@ class Drift:
             self._stray_wait = self._stray_pause
             self._stray_pause = min(2 * self._stray_pause, LONGEST_PAUSE_STEPS)
             return Verdict.OBSERVE
-        if len(self._errors) < WINDOW_STEPS:
+        if len(self._errors) < WINDOW_STEPS or self._is_paused:
             return Verdict.FITS
-        error = statistics.median(self._errors)
-        if abs(error) > TOLERANCE:
-            return Verdict.FITS if self._is_paused else Verdict.OBSERVE
-        if self._price_wait or abs(error - self._priced) <= PACE_TOLERANCE:
-            return Verdict.FITS
-        self._priced = error
-        self._price_wait = self._price_pause
-        self._price_pause = min(2 * self._price_pause, LONGEST_PAUSE_STEPS)
-        return Verdict.REPRICE
+        off = abs(statistics.median(self._errors)) > TOLERANCE
+        return Verdict.OBSERVE if off else Verdict.FITS
 
     @property
     def error(self) -> float | None:

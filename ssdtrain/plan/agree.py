@@ -116,6 +116,7 @@ def _links(links: Sequence[Links]) -> Links:
         copy_slowdown_error=error,
         duplex_slowdown=max(link.duplex_slowdown for link in links),
         ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),
+        ssd_direct=any(link.ssd_direct for link in links),
     )
 
 

@@ -11,7 +11,7 @@ plan names its releases and loads by them.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,16 @@ class Links:
     ssd_duplex_slowdown: float = 0.0
     """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
     where mixing them costs."""
+    ssd_direct: bool = False
+    """The SSD moves device memory itself: nothing is staged in pinned memory."""
+
+    @property
+    def ways(self) -> tuple[Curve, Curve]:
+        """How bytes leave the device, and how they come back."""
+        write, read = self.ssd_write, self.ssd_read
+        if self.ssd_direct and write is not None and read is not None:
+            return write, read
+        return self.d2h, self.h2d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +162,6 @@ class Profile:
             if item.owner < 0
         )
 
-    def paced(self, pace: float) -> "Profile":
-        """The same step on a device whose operators take `pace` times as long."""
-        return replace(
-            self,
-            kinds={
-                kind: tuple(replace(i, recipe_ms=pace * i.recipe_ms) for i in items)
-                for kind, items in self.kinds.items()
-            },
-            marks=tuple(replace(mark, ms=pace * mark.ms) for mark in self.marks),
-            head_ms=pace * self.head_ms,
-            tail_ms=pace * self.tail_ms,
-        )
-
     def signature(self) -> tuple[Any, ...]:
         """What must be equal for a plan of one profile to fit another."""
         kinds = tuple(
@@ -223,6 +220,7 @@ def _links(values: Mapping[str, Any]) -> Links:
         copy_slowdown_error=values.get("copy_slowdown_error", COPY_SLOWDOWN_ERROR),
         duplex_slowdown=values.get("duplex_slowdown", 0.0),  # older profiles
         ssd_duplex_slowdown=values.get("ssd_duplex_slowdown", 0.0),
+        ssd_direct=values.get("ssd_direct", False),
         **curves,  # type: ignore[arg-type]
     )
 

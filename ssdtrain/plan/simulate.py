@@ -134,6 +134,10 @@ class Run:
         shared = links.ssd_duplex_slowdown
         self._write, self._read = _Queue(shared), _Queue(shared)
         self._write.other, self._read.other = self._read, self._write
+        self._wires = {"d2h": self._out, "h2d": self._in}
+        if links.ssd_direct:
+            # No copy to the host, and none back: the drive's queues are the way.
+            self._out, self._in = self._write, self._read
         self._draining: list[tuple[float, int]] = []
         self._host_bytes = 0
         self._backward_ms: dict[int, float] = {}
@@ -180,12 +184,8 @@ class Run:
             outcome.curve.append((self._now, memory))
 
     def _finish(self) -> None:
-        for name, queue in (
-            ("d2h", self._out),
-            ("h2d", self._in),
-            ("ssd_write", self._write),
-            ("ssd_read", self._read),
-        ):
+        queues = {**self._wires, "ssd_write": self._write, "ssd_read": self._read}
+        for name, queue in queues.items():
             self.outcome.busy_ms[name] = queue.busy_ms
             self.outcome.moved_bytes[name] = queue.num_bytes
         tail_ms = self._line.profile.tail_ms
@@ -226,11 +226,14 @@ class Run:
         if placement not in AWAY_PLACEMENTS:
             return
         num_bytes = line.items[item].num_bytes
-        if placement is Placement.OFFLOAD_SSD:
+        staged = placement is Placement.OFFLOAD_SSD and not self._links.ssd_direct
+        if staged:
             self._take_staging(item, num_bytes)
         copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)
         self._copied[item] = copied
-        if placement is Placement.OFFLOAD_SSD:
+        if self._links.ssd_direct:
+            self._written[item] = copied
+        elif staged:
             written = self._write.serve(
                 copied, _ms(self._links.ssd_write, num_bytes), num_bytes
             )
@@ -270,9 +273,10 @@ class Run:
         self._away.discard(item)
         self._alive(item)
         ready = max(self._now, self._copied[item])
-        if self.placed[item] is Placement.OFFLOAD_SSD and (
-            self._written[item] <= self._now
-        ):
+        staged = self.placed[item] is Placement.OFFLOAD_SSD and (
+            not self._links.ssd_direct
+        )
+        if staged and self._written[item] <= self._now:
             ready = max(ready, self._read_back(item, num_bytes))
         time_ms = self._line.copy_in_ms[item]
         self._arrival[item] = self._in.serve(ready, time_ms, num_bytes)

@@ -61,8 +61,9 @@ class Timeline:
                 self.node_end[at] = self.node_end[at + 1]
         self.length_ms = [mark.ms for mark in profile.marks]
         self.other_bytes = [mark.other_bytes for mark in profile.marks]
-        self.copy_out_ms = self._times(profile.links.d2h.seconds)
-        self.copy_in_ms = self._times(profile.links.h2d.seconds)
+        out, into = profile.links.ways
+        self.copy_out_ms = self._times(out.seconds)
+        self.copy_in_ms = self._times(into.seconds)
         self._orders = {
             kind: _consumers_first(items) for kind, items in profile.kinds.items()
         }

@@ -3,9 +3,8 @@
 [Note: matrix products]
 A product is a dear recipe. At 700 TFLOP/s and an inner dimension of 7,000 a GPU makes
 0.1 TB/s of 16-bit numbers by it, and some TB/s by an element-wise kernel. Yet a link
-brings less, and once the links are full nothing else lowers the peak. Only a plan that
-knows each tensor's price can tell, so `recompute="auto"` uses products under such plans
-alone.
+brings less, and once the links are full nothing else lowers the peak. It is worth it
+where some percent of a step may be spent, so `recompute="full"` asks for it.
 
 The libraries choose a kernel by the exact shapes and strides, so each is a class of its
 own. Only a tensor that was itself saved is rebuilt, from inputs that were saved: chains

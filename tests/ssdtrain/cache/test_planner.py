@@ -20,7 +20,6 @@ from ssdtrain.cache.planner import Stage
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.adapt import WINDOW_STEPS, Verdict
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, to_json
@@ -172,31 +171,6 @@ def test_a_step_that_pinned_its_memory_is_observed_again(
     # Longer sequences in the observed step: it has to pin more than the warm-up did.
     train(SETTINGS, num_steps=6, hook=hook, rows=lambda step: ROWS if step else 1)
     assert planned[0] == num_steps + 1
-
-
-@pytest.mark.parametrize("error", [0.05, -0.03])
-def test_the_price_follows_the_pace_of_the_steps(error: float) -> None:
-    """See [Note: pace] in plan/adapt.py."""
-    prices: list[float] = []
-
-    def hook(step: int, session: ssdtrain.Session) -> None:
-        planner = session._planner
-        if step != 3 or planner is None or session.plan is None:
-            return
-        before = session.plan
-        for _ in range(WINDOW_STEPS):
-            verdict = planner._drift.step((1 + error) * planner._drift.predicted_ms, 0)
-        assert verdict is Verdict.REPRICE
-        planner._reprice()
-        assert session.plan.orders == before.orders
-        assert before.prediction is not None
-        assert session.plan.prediction is not None
-        prices.extend((before.prediction.step_ms, session.plan.prediction.step_ms))
-        assert session.plan.prediction.peak_bytes == before.prediction.peak_bytes
-
-    train({**SETTINGS, "max_overhead": 0.0}, num_steps=4, hook=hook)
-    first, now = prices
-    assert now / first - 1 == pytest.approx(error, abs=0.01)
 
 
 class OneMedium(ForwardingStorage):

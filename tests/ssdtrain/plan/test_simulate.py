@@ -197,6 +197,24 @@ def test_writes_and_reads_share_a_disk_as_far_as_measured(shared: float) -> None
     assert outcome.step_ms == pytest.approx(least_ms, rel=0.15)
 
 
+@pytest.mark.parametrize("speed", [0.5, 4.0])
+def test_a_direct_path_stages_nothing(speed: float) -> None:
+    """What is released waits for its write, and what is loaded for write and read."""
+    drive = {"ssd_write": made.curve(speed), "ssd_read": made.curve(speed)}
+    links = made.links(1000.0, **drive, ssd_direct=True)
+    profile = replace(made.chain(8), links=links, host_bytes=0)
+    each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD, release_after=1)
+    outcome = Run(Timeline(profile), orders_of(profile, each)).run()
+    moved = outcome.moved_bytes
+    assert moved["ssd_write"] == moved["ssd_read"] == 8 * MB
+    assert moved["d2h"] == moved["h2d"] == outcome.host_peak_bytes == 0
+    each_ms = MB / (speed * 1e9) * 1e3
+    # An operator of forward takes 1 ms, one of backward 2, a transfer 2 or 0.25; all
+    # loads are asked for at the first use.
+    waits_ms = 8 * max(0.0, each_ms - 1.0)
+    assert outcome.stall_ms == pytest.approx(waits_ms + each_ms, rel=0.05)
+
+
 def test_ssd_without_a_curve_is_an_error() -> None:
     profile = made.chain(2)
     each = Order(name="", num_bytes=0, placement=Placement.OFFLOAD_SSD)
