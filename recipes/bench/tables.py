@@ -233,6 +233,29 @@ def soak(data: Data) -> str:
     return f"{text}\n\n{table}\n\n{where(data)}"
 
 
+def host_time(data: Data) -> str:
+    """What a session costs the host."""
+    plain, size = data["cells"]["plain"], data["settings"]["size"]
+    rows = [
+        [
+            name,
+            f"{cell['host_ms']:.1f} ({cell['least_ms']:.1f})",
+            f"{cell['us_per_saved']:.0f} ({cell['least_us']:.0f})",
+        ]
+        for name, cell in data["cells"].items()
+        if "us_per_saved" in cell
+    ]
+    text = (
+        "**Host time** until forward and backward are enqueued, GPT blocks "
+        f"{size['hidden']}x{size['num_layers']}, batch {size['batch']}, "
+        f"{plain['num_saved']} saved tensors: median and least of "
+        f"{data['settings']['steps']} steps; plain PyTorch {plain['host_ms']:.1f} "
+        f"({plain['least_ms']:.1f}) ms."
+    )
+    head = ["", "ms a step", "microseconds a saved tensor, over plain"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+
+
 def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
     """A table from the record `name`; empty if nothing is recorded."""
 
@@ -256,6 +279,7 @@ TABLES: tuple[Callable[[Path], str], ...] = (
     of_file("malloc_hook", malloc_hook),
     of_file("soak_cpu", soak),
     of_file("verify", verify),
+    of_file("host_time", host_time),
     survival,
     searches,
     of_file("sanitize", sanitize),
