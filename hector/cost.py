@@ -19,6 +19,7 @@ from hector.ir.kernels import (
     Kernel,
     Outer,
     ParameterOp,
+    Parameters,
     Plan,
     SegmentMapping,
     Traversal,
@@ -169,6 +170,9 @@ class CostModel:
         """Bytes and operations of one launch; nothing for what PyTorch runs."""
         if isinstance(k, ParameterOp | Fallback):
             return Work()
+        if isinstance(k, Parameters):
+            found = (self._touch(n, self.arrays.rows(n.domain)) for n in _touched(k))
+            return sum(found, Work())
         if isinstance(k, Traversal):
             return self._traversal(k)
         domain = k.out.domain if isinstance(k, Gemm) else k.domain
@@ -229,6 +233,10 @@ class CostModel:
         if self.arrays.rows(node.domain) * size <= self.device.cache_bytes:
             return Work(cached_bytes=moved)
         return Work(gathered_bytes=moved)
+
+
+def _touched(k: Parameters) -> tuple[Node, ...]:
+    return (*k.loads, *k.stores)
 
 
 _RUNS_OF_PAIRS = ((Index.SRC, Index.SRC_PAIR), (Index.DST, Index.DST_PAIR))
