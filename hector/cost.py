@@ -4,8 +4,9 @@ Wu leaves this to future work and says what it is worth: 1.02 to 1.33 times over
 the best fixed setting. A setting's cost is read off its lowered plans: the device's
 time is the bytes that the kernels move and the products they take over its bandwidth
 and rate, and the walk of the largest group, step after step; the host's a fixed time a
-step and a launch. The two run side by side, so the larger one counts, the host on small
-graphs, the device on large ones, and a tenth of the other.
+step, a launch, and an operation on parameters that is left to PyTorch. The two run side
+by side, so the larger one counts, the host on small graphs, the device on large ones,
+and a tenth of the other. What depends on the graph alone is made once, and not counted.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from hector.ir.kernels import (
     Kernel,
     Outer,
     ParameterOp,
+    Parameters,
     Plan,
     SegmentMapping,
     Traversal,
@@ -34,6 +36,7 @@ from hector.ir.types import (
     Domain,
     Index,
 )
+from hector.passes.lifetimes import constants
 
 INDEX_BYTES = 4
 EXPOSED = 0.1
@@ -62,15 +65,17 @@ class DeviceModel:
     launch_seconds: float = 8e-6
     """Host time of a generated kernel: memory, arguments, launch."""
     parameter_launch_seconds: float = 2.5e-5
-    """Host time of an operation on parameters that PyTorch runs: a product, and what
-    casts and transposes its operands."""
+    """Host time of an operation on parameters that PyTorch runs."""
+    product_seconds: float = 9e-5
+    """The same of a matrix product, and what views and transposes its operands: 80
+    microseconds in the product alone."""
     inference_seconds: float = 4.5e-5
     """Host time of a step beside its launches."""
     training_seconds: float = 4.5e-4
     """The same with autograd, the parameters' gradients and a loss."""
     kernel_seconds: float = 4e-6
     """Device time of a kernel that has nothing to do."""
-    walk_step_seconds: float = 6e-7
+    walk_step_seconds: float = 4e-7
     """Between two steps of a program along its group: loads that wait for one another.
     The last of a skewed graph's groups has most of the device to itself."""
     program_seconds: float = 6e-10
@@ -137,17 +142,33 @@ class CostModel:
         """Predicted time of one step: inference is one plan, training two."""
         d = self.device
         host = d.inference_seconds if len(plans) == 1 else d.training_seconds
-        host += sum(self.host_seconds(k) for p in plans for k in p.kernels)
-        device = sum(self.kernel_seconds(k) for p in plans for k in p.kernels)
+        kernels = [k for p in plans for k in _each_time(p)]
+        host += sum(self.host_seconds(k) for k in kernels)
+        device = sum(self.kernel_seconds(k) for k in kernels)
         return max(host, device) + EXPOSED * min(host, device)
 
     def host_seconds(self, k: Kernel) -> float:
         """Time that the host takes to start a kernel."""
         if isinstance(k, ParameterOp | Fallback):
-            view = k.out.op is Op.RESHAPE
-            return 0.0 if view else self.device.parameter_launch_seconds
-        # A weight gradient is two launches: partial sums, and their sum.
-        return self.device.launch_seconds * (2 if isinstance(k, Outer) else 1)
+            if k.out.op is Op.RESHAPE:
+                return 0.0
+            product = k.out.op is Op.EINSUM
+            d = self.device
+            return d.product_seconds if product else d.parameter_launch_seconds
+        return self.device.launch_seconds * self._num_launches(k)
+
+    def _num_launches(self, k: Kernel) -> int:
+        """A weight gradient is two launches: partial sums, and their sum; a walk with
+        programs of their own for large groups, too."""
+        if not isinstance(k, Traversal) or k.loop.group is None:
+            return 2 if isinstance(k, Outer) else 1
+        chosen = default_schedule(k, self.arrays, self.mapping)
+        if not isinstance(chosen, TraversalSchedule):
+            return 1
+        if chosen.mapping is not SegmentMapping.SPLIT:
+            return 1
+        longest = self.arrays.longest(k.loop.domain, k.loop.group)
+        return 2 if longest > chosen.heavy_rows else 1
 
     def kernel_seconds(self, k: Kernel) -> float:
         """Time that the device takes for a kernel."""
@@ -169,6 +190,9 @@ class CostModel:
         """Bytes and operations of one launch; nothing for what PyTorch runs."""
         if isinstance(k, ParameterOp | Fallback):
             return Work()
+        if isinstance(k, Parameters):
+            found = (self._touch(n, self.arrays.rows(n.domain)) for n in _touched(k))
+            return sum(found, Work())
         if isinstance(k, Traversal):
             return self._traversal(k)
         domain = k.out.domain if isinstance(k, Gemm) else k.domain
@@ -229,6 +253,16 @@ class CostModel:
         if self.arrays.rows(node.domain) * size <= self.device.cache_bytes:
             return Work(cached_bytes=moved)
         return Work(gathered_bytes=moved)
+
+
+def _each_time(plan: Plan) -> list[Kernel]:
+    """The kernels of every call but the first."""
+    once = constants(plan)
+    return [k for k in plan.kernels if not once.issuperset(k.outputs)]
+
+
+def _touched(k: Parameters) -> tuple[Node, ...]:
+    return (*k.loads, *k.stores)
 
 
 _RUNS_OF_PAIRS = ((Index.SRC, Index.SRC_PAIR), (Index.DST, Index.DST_PAIR))

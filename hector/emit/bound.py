@@ -60,6 +60,7 @@ class _Call(NamedTuple):
 class _Operation(NamedTuple):
     node: Node
     slot: int
+    reads: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class BoundPlan:
 
     def _bind(self, step: Step) -> _Bound:
         work = (
-            _Operation(w.node, self._slot(w.node))
+            _Operation(w.node, self._slot(w.node), w.reads)
             if isinstance(w, TorchOp)
             else self._call(w)
             for w in step.work
@@ -148,7 +149,7 @@ class BoundPlan:
             for s in steps
             for w in s.work
             if isinstance(w, _Operation)
-            for i in w.node.inputs
+            for i in w.reads
         }
         ends = {key for s in steps for key in s.dead} - read
         inner = [m for s in steps for m in s.makes if m.key in ends]

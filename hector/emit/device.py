@@ -12,6 +12,7 @@ from hector.emit.contract import Contraction
 from hector.emit.gemm import DotPrecision, Emitted
 from hector.emit.launch import (
     ALIGNMENT_BYTES,
+    Key,
     Launch,
     Partial,
     Step,
@@ -19,6 +20,7 @@ from hector.emit.launch import (
     compile_together,
 )
 from hector.emit.module import Generated, generate, generate_sums, sums_of
+from hector.emit.parameters import Share
 from hector.emit.reference import Reference
 from hector.emit.source import Arg, ArgKind
 from hector.emit.sums import Sum
@@ -66,14 +68,20 @@ class DevicePlan:
         self.schedules = tuple(schedules)
         self.reference = Reference(arrays, torch.float32)
         precision = dot_precision(dtypes.feature)
+        self._views = _views(plan)
         texts: list[str] = []
         lives, late = lifetimes(plan), late_sums(plan)
         steps: list[Step] = []
         left: list[Sum] = []
         for position, kernel in enumerate(plan.kernels):
-            dead = tuple(n for n, (_, last) in lives.items() if last == position)
+            ended = (n for n, (_, last) in lives.items() if last == position)
+            dead: tuple[Key, ...] = tuple(n for n in ended if n not in self._views)
             if isinstance(kernel, ParameterOp | Fallback):
-                steps.append(Step((), (TorchOp(kernel.out),), dead))
+                if kernel.out not in self._views:
+                    reads = tuple(self._memory(i) for i in kernel.out.inputs)
+                    steps.append(Step((), (TorchOp(kernel.out, reads),), dead))
+                elif dead:
+                    steps.append(Step((), (), dead))
                 continue
             made = generate(kernel, self.schedules[position], precision, late)
             texts.append(made.text)
@@ -83,16 +91,14 @@ class DevicePlan:
             ]
             sums = sums_of(kernel, self.schedules[position])
             partials = [self._partial(s) for s in sums]
-            ended = [Partial(s.out) for s in sums if s.out not in late]
-            steps.append(
-                Step((*makes, *partials), self._launches(made), (*dead, *ended))
-            )
+            dead += tuple(Partial(s.out) for s in sums if s.out not in late)
+            steps.append(Step((*makes, *partials), self._launches(made), dead))
             left += made.sums
         if left:
             made = generate_sums(left)
             texts.append(made.text)
-            ended = [Partial(s.out) for s in left]
-            steps.append(Step((), self._launches(made), tuple(ended)))
+            last = tuple(Partial(s.out) for s in left)
+            steps.append(Step((), self._launches(made), last))
         self.steps = tuple(steps)
         self.source = "\n\n".join(texts)
         self.compiled = False
@@ -104,6 +110,12 @@ class DevicePlan:
             for k in plan.kernels
             if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
         }
+
+    def _memory(self, node: Node) -> Node:
+        """The value whose memory `node` is."""
+        while node in self._views:
+            node = node.inputs[0]
+        return node
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
@@ -129,7 +141,7 @@ class DevicePlan:
                 if arg.what.op is Op.GRAPH:
                     fixed[-1] = self.arrays.number(arg.what.name, torch.float32)
                 else:
-                    slots.append((position, arg.what))
+                    slots.append((position, self._memory(arg.what)))
             elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
                 partials.append((position, arg.what))
             else:
@@ -151,6 +163,8 @@ class DevicePlan:
             return self.arrays.tiles(*rest).num_tiles
         if kind == "sums":
             return self._programs(*rest)
+        if kind == "shares":
+            return self._shares(*rest)
         if kind == "heavy":
             return self.arrays.num_heavy(*rest)
         if kind == "light":
@@ -165,6 +179,9 @@ class DevicePlan:
             s.programs * (len(self.arrays.type_offsets(*s.tiles[:2])) - 1) for s in sums
         )
 
+    def _shares(self, shares: tuple[Share, ...]) -> int:
+        return sum(s.programs(self.arrays.rows(s.domain)) for s in shares)
+
     def _static(self, arg: Arg) -> Any:
         a, what = self.arrays, arg.what
         match arg.kind:
@@ -172,6 +189,10 @@ class DevicePlan:
                 return a.rows(what)
             case ArgKind.COUNT if isinstance(what, tuple) and isinstance(what[0], Sum):
                 return self._programs(what)
+            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(
+                what[0], Share
+            ):
+                return self._shares(what)
             case ArgKind.COUNT:
                 return a.num_heavy(*what)  # type: ignore[misc]
             case ArgKind.INDEX:
@@ -270,7 +291,7 @@ class DevicePlan:
         return found
 
     def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
-        value = values.get(node.inputs[0])
+        value = values.get(self._memory(node.inputs[0]))
         if value is not None and _is_view(node):
             # Kernels widen what they load: no copy unless the caller wants a dtype.
             dtype = self.dtypes.fixed.get(node, value.dtype)
@@ -278,7 +299,7 @@ class DevicePlan:
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
-            else _rows(values[i], i.shape)
+            else _rows(values[self._memory(i)], i.shape)
             for i in node.inputs
         ]
         contraction = self._contractions.get(node)
@@ -289,6 +310,13 @@ class DevicePlan:
         dtype = self.dtypes.of(node)
         made = made if made.dtype is dtype else made.to(dtype)
         return made if made.is_contiguous() else made.contiguous()
+
+
+def _views(plan: Plan) -> frozenset[Node]:
+    """What kernels alone read as its operand's memory in another shape: that needs no
+    operation."""
+    found = (k.out for k in plan.kernels if isinstance(k, ParameterOp))
+    return frozenset(n for n in found if _is_view(n) and n not in plan.outputs)
 
 
 def _is_view(node: Node) -> bool:

@@ -71,6 +71,8 @@ class TorchOp:
     """An operation on parameters run by PyTorch."""
 
     node: Node
+    reads: tuple[Node, ...]
+    """Whose memory it reads: views are taken as it runs."""
 
 
 @dataclass(frozen=True)

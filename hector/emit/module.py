@@ -22,6 +22,7 @@ from hector.emit.gemm import (
     emit_gemm,
     emit_outer,
 )
+from hector.emit.parameters import emit_parameters, parameter_sums
 from hector.emit.source import HEADER
 from hector.emit.sums import Sum, emit_sums
 from hector.emit.traversal import Groups, emit_traversal
@@ -31,6 +32,7 @@ from hector.ir.kernels import (
     Kernel,
     Outer,
     OuterSchedule,
+    Parameters,
     Schedule,
     SegmentMapping,
     Traversal,
@@ -40,7 +42,12 @@ from hector.ir.node import Node
 from hector.ir.types import TARGET, TYPE_DOMAINS
 
 _UNNAMED = "hector_kernel"
-_KINDS = {Gemm: "gemm", Outer: "outer_product", Traversal: "traversal"}
+_KINDS = {
+    Gemm: "gemm",
+    Outer: "outer_product",
+    Parameters: "parameters",
+    Traversal: "traversal",
+}
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ def emit(
         if schedule.mapping is SegmentMapping.SPLIT:
             return emit_split(kernel, name, schedule)
         return [emit_traversal(kernel, name, schedule)]
+    if isinstance(kernel, Parameters):
+        return [emit_parameters(kernel, name)]
     return []
 
 
@@ -111,6 +120,8 @@ def sums_of(kernel: Kernel, schedule: Schedule | None) -> list[Sum]:
     if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
         tiles = (kernel.domain, kernel.type_index, schedule.chunk_rows)
         return [Sum(tiles, kernel.out)]
+    if isinstance(kernel, Parameters):
+        return parameter_sums(kernel)
     if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
         group = kernel.loop.group
         if group and TARGET[kernel.loop.domain, group] in TYPE_DOMAINS:

@@ -2,9 +2,9 @@
 
 Four kinds of instance cover a lowered program: `Gemm` (Y[S] = X[G] x W[T] with a gather
 and a per-row scalar), `Outer` (its weight gradient), `Traversal` (node and edge
-loops) and `ParameterOp` (contractions between parameters, left to PyTorch's BMM as in
-Wu). What is fixed here is semantics and data access; speed is a `Schedule`,
-separate data (Table 3.6).
+loops) and `Parameters` (contractions between parameters; those of two matrices are a
+`ParameterOp`, left to PyTorch's BMM as in Wu). What is fixed here is semantics and data
+access; speed is a `Schedule`, separate data (Table 3.6).
 """
 
 from dataclasses import dataclass, field
@@ -157,6 +157,28 @@ class ParameterOp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Operations on parameters in one generated kernel; see `passes.parameters`."""
+
+    members: tuple[Node, ...]
+    """Values computed here, operands first; none reads a contraction among them."""
+    stores: tuple[Node, ...]
+    """The members that others read: only these get memory."""
+    loads: tuple[Node, ...]
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        return self.stores
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return self.loads
+
+    def __str__(self) -> str:
+        return "\n".join(f"parameter {m!r}" for m in self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fallback:
     """A row operation that no template covers: run by PyTorch, counted, reported."""
 
@@ -174,7 +196,7 @@ class Fallback:
         return f"fallback  {self.out!r}"
 
 
-Kernel = Gemm | Outer | Traversal | ParameterOp | Fallback
+Kernel = Gemm | Outer | Traversal | ParameterOp | Parameters | Fallback
 
 
 class SegmentMapping(Enum):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hector.ir.kernels import Gemm, Outer, Plan, Traversal
+from hector.ir.kernels import Gemm, Outer, Parameters, Plan, Traversal
 from hector.ir.node import BINARY, LEAVES, ROWWISE, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, TYPE_INDEX
 
@@ -114,6 +114,8 @@ def _check_kernel(kernel: object) -> None:
         for r in rows:
             if r.scale is not None and r.scale.shape != (1, 1):
                 raise IllegalIRError(f"a per-row scalar of shape {r.scale.shape}")
+    if isinstance(kernel, Parameters) and not kernel.stores:
+        raise IllegalIRError(f"operations on parameters that store nothing: {kernel}")
     if isinstance(kernel, Traversal):
         if not kernel.stores:
             raise IllegalIRError(f"a traversal that stores nothing: {kernel}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,8 +184,9 @@ class HGTConv(CompiledConv):
         (out,), (b_out,) = self.out_lin.stacked(names, self.out_channels, parts=1)
         p = SimpleNamespace(k=k, q=q, v=v, bk=bk, bq=bq, bv=bv, out=out, b_out=b_out)
         p.k_rel, p.v_rel = self.k_rel.by_relation(), self.v_rel.by_relation()
-        # One look at all: finding one by name takes longer than to join it.
-        priors = dict(self.p_rel.named_parameters(remove_duplicate=False))
+        # Where the module keeps them: finding each by name, or all through the module's
+        # own iterator, takes longer than to join them.
+        priors = cast("dict[str, Tensor]", self.p_rel._parameters)
         p.p_rel = torch.cat([priors[key] for key in self._relation_keys])
         if self._uniform:
             p.skip = torch.cat([self.skip[n] for n in names])

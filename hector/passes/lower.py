@@ -22,6 +22,7 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import LEAVES, Node, Op, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
+from hector.passes.parameters import join
 from hector.passes.reads import (
     ADDRESSED,
     frontier,
@@ -287,7 +288,7 @@ def _finish(
     kernels = [_kernel(k, loads[k.position], needed) for k in regions.kernels]
     given = {d for found in loads.values() for d in found} - set(regions.home)
     return Plan(
-        kernels=tuple(kernels),
+        kernels=join(kernels, outputs),
         outputs=outputs,
         given=tuple(sorted(given | (set(outputs) & known), key=lambda n: n.serial)),
     )

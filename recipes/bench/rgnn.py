@@ -40,6 +40,7 @@ from recipes.bench.rgnn_measure import (
     release,
 )
 from recipes.bench.rgnn_results import Results
+from recipes.bench.rgnn_turns import Turns
 
 PREPARE_S = 75.0
 """Longest time for making graphs and compiling kernels before anything is timed."""
@@ -95,7 +96,9 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def take(work: Work, graphs: Graphs, results: Results, limit_s: float) -> Any:
+def take(
+    work: Work, graphs: Graphs, results: Results, turns: Turns, limit_s: float
+) -> Any:
     """One measurement; a failure is recorded in words and never hidden."""
     device = graphs.device
     try:
@@ -111,6 +114,7 @@ def take(work: Work, graphs: Graphs, results: Results, limit_s: float) -> Any:
                 return kernel_times(graph)
             best = None if work.contender.ours else results.best_other_ms(work)
             values = measure(step, layer.clear, device, best)
+            turns.take(work, values, layer)
             if work.contender.ours and values["status"] == "ok":
                 values["mapping"] = _mapping(work.contender)
                 report = executables(graph)[-1].report
@@ -263,17 +267,21 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
     run = results.start_run({**about, **_ceilings(device), **times})
     if not args.restarted:
         results.forget(args.again, about.get("uuid", ""), args.again_dtypes)
-    skipped = 0
+    skipped, turns = 0, Turns(device)
     for work in plan([Phase(p) for p in args.phases], args.graphs):
         left = args.budget_s - (time.monotonic() - began)
         if not _wanted(work, args) or results.has(work):
             continue
+        if turns.begin(work.cell):
+            turns.finish(results, run, min(left - 2, args.limit_s))
         if left < 5:
             skipped += 1
             continue
         values = results.same_setting(work, run)
         started = time.monotonic()
-        values = values or take(work, graphs, results, min(left - 2, args.limit_s))
+        values = values or take(
+            work, graphs, results, turns, min(left - 2, args.limit_s)
+        )
         # All of it: building, the first call, timing, the check.
         values["took_s"] = round(time.monotonic() - started, 3)
         results.add(work, run, values)
@@ -283,6 +291,8 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
             raise LostDeviceError
         if values["status"] == "ok":
             _note_graph(results, work.cell.graph, graphs)
+    left = args.budget_s - (time.monotonic() - began)
+    turns.finish(results, run, min(left, args.limit_s))
     print(f"{len(results.data['records'])} records, {skipped} left for another run")
     results.write()
     return 0

@@ -45,6 +45,7 @@ FIELDS = (
     "outer_factor",
     "launch_seconds",
     "parameter_launch_seconds",
+    "product_seconds",
     "inference_seconds",
     "training_seconds",
     "walk_step_seconds",

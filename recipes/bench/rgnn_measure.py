@@ -150,7 +150,10 @@ def times_ms(
 
 # Figure 3.3's parts, by kernel name; the first match counts.
 CATEGORIES = (
-    ("matmul", r"gemm|cutlass|nvjet|cublas|wgrad|_mm_|splitk|outer_product|r_sums_"),
+    (
+        "matmul",
+        r"gemm|cutlass|nvjet|cublas|wgrad|_mm_|splitk|outer_product|r_sums_|r_param",
+    ),
     ("traversal", r"traversal|scatter|index_add|indexAdd|indexFunc|softmax|segment"),
     (
         "indexing and copying",

@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 
 from hector.arrays import GraphArrays
 from hector.emit.device import DevicePlan, ValueTypes
+from hector.emit.module import sums_of
 from hector.emit.reference import Reference
 from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import (
     Kernel,
     OuterSchedule,
+    Parameters,
     Plan,
     Schedule,
     SegmentMapping,
@@ -103,6 +105,21 @@ def test_random_programs(made: Made, graph: HeteroGraph) -> None:
             values = oracle.run(read, inputs)
             given = {n: v.to(types.of(n)).contiguous() for n, v in values.items()}
             check(kernel, graph, torch.float32, given)
+
+
+@pytest.mark.parametrize("width", [1, 20, 31, 64])
+@pytest.mark.parametrize("name", ["rgat", "rgat_2_heads"])
+def test_blocks_of_parameters(name: str, width: int) -> None:
+    """Contractions within a type, over types, and what is computed element by
+    element."""
+    arrays, sums = GraphArrays(SMALL), 0
+    for _, plan in plans(name, width, BOTH):
+        for kernel in plan.kernels:
+            if isinstance(kernel, Parameters):
+                check(kernel, SMALL, torch.float32)
+                check(kernel, SMALL, LOW)
+                sums += len(sums_of(kernel, default_schedule(kernel, arrays)))
+    assert sums == 2
 
 
 def run(kernel: Kernel, arrays: GraphArrays, schedule: Schedule) -> list[torch.Tensor]:

@@ -1,0 +1,109 @@
+"""Settings of a cell are measured in turns."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from hector.datasets.generate import TABLE_3_3, generate, scaled
+from hector.train import LayerKind
+from recipes.bench import rgnn, rgnn_turns
+from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, Work
+from recipes.bench.rgnn_contenders import build
+from recipes.bench.rgnn_turns import Turns, times_in_turns
+
+CPU = torch.device("cpu")
+TURNS = rgnn_turns.NUM_ROUNDS * rgnn_turns.STEPS_A_ROUND
+ARGS = (
+    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases ablation "
+    "--budget-s 60"
+).split()
+
+
+def run(out: Path, *words: str) -> list[dict[str, Any]]:
+    assert rgnn.main([*ARGS, "--out", str(out), *words]) == 0
+    found: list[dict[str, Any]] = json.loads(out.read_text())["records"]
+    return found
+
+
+def test_each_takes_a_few_steps_and_the_order_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rgnn_turns, "NUM_ROUNDS", 3)
+    monkeypatch.setattr(rgnn_turns, "STEPS_A_ROUND", 2)
+    seen: list[str] = []
+    found = times_in_turns([lambda: seen.append("a"), lambda: seen.append("b")], CPU)
+    assert "".join(seen) == "aabb" + "bbaa" + "aabb"
+    assert [len(times) for times in found] == [6, 6]
+
+
+def test_fast_settings_are_timed_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rgnn_turns, "FAST_MS", 1e9)
+    together: list[int] = []
+
+    def times(steps: Any, device: torch.device) -> list[list[float]]:
+        together.append(len(steps))
+        return times_in_turns(steps, device)
+
+    monkeypatch.setattr(rgnn_turns, "times_in_turns", times)
+    records = run(tmp_path / "r.json")
+    assert together == [4, 4] and len(records) == 8
+    for r in records:
+        assert r["status"] == "ok" and r["num_timed"] == TURNS
+        assert r["ms_least"] <= r["ms"] <= r["ms_most"]
+        assert {"setting", "mapping", "first_ms", "took_s", "peak_bytes"} <= set(r)
+    # Taken again, they are again taken together; what is there stays.
+    again = run(tmp_path / "r.json", "--again", "hector-none", "hector-both")
+    assert together == [4, 4, 2, 2]
+    kept = [r for r in again if "compaction" in r["key"]["contender"]]
+    assert all(r in records for r in kept) and len(again) == 8
+
+
+def test_slow_settings_are_timed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rgnn_turns, "FAST_MS", 0.0)
+    monkeypatch.setattr(rgnn_turns, "times_in_turns", lambda *_: pytest.fail())
+    assert {r["status"] for r in run(tmp_path / "r.json")} == {"ok"}
+
+
+def test_without_time_the_first_times_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rgnn_turns, "FAST_MS", 1e9)
+
+    def slow(*_: object) -> None:
+        raise rgnn_turns.OutOfTimeError
+
+    monkeypatch.setattr(rgnn_turns, "times_in_turns", slow)
+    records = run(tmp_path / "r.json")
+    assert len(records) == 8 and all("ms" in r for r in records)
+
+
+def test_the_memory_of_those_that_wait_is_not_counted() -> None:
+    """Input, labels and parameters of a layer, in bytes."""
+    cell = Cell(
+        graph="mag", model=LayerKind.RGCN, task=Task.TRAINING, dtype="float32", width=8
+    )
+    graph = generate(scaled(TABLE_3_3["mag"], 0.0005))
+    layer = build(cell, Contender.HECTOR_NONE, graph)
+    work = Work(phase=Phase.ABLATION, cell=cell, contender=Contender.HECTOR_NONE)
+    turns = Turns(CPU)
+    first = {"status": "ok", "ms": 1.0, "peak_bytes": None}
+    turns.take(work, first, layer)
+    assert turns.held_bytes == 0
+    turns.device = torch.device("cuda")
+    held = 4 * 8 * graph.num_nodes + 8 * graph.num_nodes
+    held += sum(4 * p.numel() for p in layer.module.parameters())
+    second = {"status": "ok", "ms": 9.0, "peak_bytes": 10**9, "resident_bytes": 10**8}
+    turns.take(replace(work, contender=Contender.HECTOR_BOTH), second, layer)
+    assert second["peak_bytes"] == 10**9 - held
+    assert second["resident_bytes"] == 10**8 - held
+    assert len(turns.works) == 1
