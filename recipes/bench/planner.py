@@ -216,6 +216,7 @@ def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
         "ratio": own["step_ms"] / keep_ms,
         "plain_ms": [before["step_ms"], behind["step_ms"]],
         "equal": own["losses"] == before["losses"],
+        "plain_equal": behind["losses"] == before["losses"],
     }
 
 
