@@ -108,7 +108,7 @@ def measure(training: Training, warm_up: int, num_steps: int) -> dict[str, Any]:
         "step_times": times,
         "peak_gb": max(peaks) / 1e9,
         # Of a step that every column has, with the same seed and weights.
-        "losses": losses[3].tolist(),
+        "losses": losses[min(3, len(losses) - 1)].tolist(),
     }
 
 

@@ -351,7 +351,8 @@ def probed_drive(storage: Storage, num_threads: int) -> Drive:
     try:
         while len(slots) < 2 * num_threads:
             slots.append(storage.allocate(PROBE_BYTES))
-        buffers = [page_aligned(PROBE_BYTES) for _ in slots]
+        # Filled: the first touch of a page would be timed as a read of the drive.
+        buffers = [page_aligned(PROBE_BYTES).fill_(1) for _ in slots]
         ways = [
             (storage.write, slots[:num_threads], buffers[:num_threads]),
             (storage.read, slots[num_threads:], buffers[num_threads:]),

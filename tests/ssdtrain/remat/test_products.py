@@ -94,6 +94,7 @@ def test_on_a_gpu_a_plan_uses_products(
     x = torch.randn(shape, dtype=dtype, device="cuda")
     theirs, _ = gradients(model, x, None)
     optim = torch.optim.SGD(model.parameters(), lr=0.0)
+    optim.zero_grad()
     settings = {**FULL, "plan": "auto", "max_overhead": 1.0}
     with ssdtrain.offload(model, **settings) as session:
         for _ in range(4):
