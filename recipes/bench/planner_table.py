@@ -220,6 +220,8 @@ def _bandwidth(cells: dict[str, Any]) -> str:
     for cell in sorted(found, key=lambda c: c["gb_per_s"] or 0.0):
         plan, rate = cell["plan"], cell["gb_per_s"]
         keep_ms = cell.get("keep_ms", plan["keep_ms"])
+        # Writes end in any step: what the plan sends is what each of them owes.
+        away_gb = plan["bytes"].get("offload_ssd", 0) / GB
         rows.append(
             [
                 "the disk" if rate is None else f"{rate:.0f} GB/s",
@@ -228,7 +230,7 @@ def _bandwidth(cells: dict[str, Any]) -> str:
                 f"{cell['peak_gb']:.2f} GB",
                 f"{plan['peak_gb']:.2f} GB",
                 f"{cell['step_ms'] / keep_ms:.3f}x",
-                f"{100 * cell['written_gb'] / max(cell['half_step_gb'], 1e-9):.0f} %",
+                f"{100 * away_gb / max(cell['half_step_gb'], 1e-9):.0f} %",
             ]
         )
     if not rows:
@@ -236,7 +238,8 @@ def _bandwidth(cells: dict[str, Any]) -> str:
     head = ["storage", "writes", "keep", "peak", "predicted", "step", "used"]
     text = (
         "**Bandwidth.** The least peak within 1 % behind a storage of limited speed; "
-        "`used` is what was written, of write bandwidth x half of forward and backward."
+        "`used` is what leaves in a step, of write bandwidth x half of forward and "
+        "backward."
     )
     return f"{text}\n\n{markdown(head, rows)}"
 

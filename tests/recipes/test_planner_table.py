@@ -81,9 +81,13 @@ def test_declining_and_bandwidth_are_told(table: Any, tmp_path: Path) -> None:
         "keep_ms": 200.0,
         "step_ms": 201.0,
         "peak_gb": 4.0,
-        "written_gb": 0.9,
         "half_step_gb": 1.0,
-        "plan": {"keep_peak_gb": 8.0, "peak_gb": 4.1, "keep_ms": 198.0},
+        "plan": {
+            "keep_peak_gb": 8.0,
+            "peak_gb": 4.1,
+            "keep_ms": 198.0,
+            "bytes": {"keep": 7, "offload_ssd": 900_000_000},
+        },
     }
     disk = {**limited, "gb_per_s": None, "measured_write_gb_per_s": 2.0}
     cells = {
