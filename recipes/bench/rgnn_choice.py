@@ -1,5 +1,6 @@
 """What the cost model took, against the fixed settings measured beside it."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,12 +16,18 @@ SETTING_NAMES = {
 """Contenders by the setting that a record names."""
 
 
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """Such as `fb15k rgcn inference float32`."""
+    return " ".join(cell[part] for part in ("graph", "model", "task", "dtype"))
+
+
 def taken(results: "Results", **cell: str) -> dict[str, Any]:
     """The record of the fixed setting that the cost model took, where there is one;
     the one under the model's own name was taken minutes earlier, and a host that bounds
     a step drifts more in minutes than settings differ."""
     chosen = results.find("hector", **cell) or {}
-    name = SETTING_NAMES.get(chosen.get("setting", ""))
+    setting = results.modelled.get(cell_name(cell), chosen.get("setting", ""))
+    name = SETTING_NAMES.get(setting)
     return (results.find(f"hector-{name}", **cell) if name else None) or chosen
 
 

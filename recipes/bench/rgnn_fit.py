@@ -30,6 +30,7 @@ from hector.ir.types import Domain, Index
 from hector.runtime import executables
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
+from recipes.bench.rgnn_choice import cell_name
 
 SETTING = {
     "none": "none",
@@ -51,6 +52,8 @@ FIELDS = (
     "walk_step_seconds",
 )
 """What whole steps tell apart: products and empty kernels never bound one."""
+WIDTH = 64
+"""Of the tables."""
 LOSS_PASSES = 6
 """Times that log-softmax, the likelihood and their backwards pass over the output."""
 SHARED = 0.1
@@ -216,6 +219,20 @@ def choices(device: DeviceModel, taken: Sequence[Sample]) -> tuple[int, int, flo
     return sum(r <= 1.05 for r in ratios), len(ratios), mean
 
 
+def write_choices(path: Path, taken: Sequence[Sample]) -> None:
+    """Adds what the present model takes, of settings that were measured side by side,
+    to the results: times outlive the model that chose among them."""
+    data = json.loads(path.read_text())
+    device = DeviceModel()
+    found = {}
+    for cell in cells_of([s for s in taken if s.key["width"] == WIDTH]):
+        if len(cell) > 1:
+            chosen = min(cell.values(), key=lambda s: s.predicted(device))
+            found[cell_name(chosen.key)] = chosen.setting
+    data["modelled"] = dict(sorted(found.items()))
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
 def leave_out(taken: Sequence[Sample]) -> None:
     """Prints how the choices on each graph fare with constants of the others."""
     for graph in dict.fromkeys(s.key["graph"] for s in taken):
@@ -232,11 +249,22 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--leave-out", action="store_true", help="one graph a time")
+    parser.add_argument("--write", action="store_true", help=write_choices.__doc__)
     args = parser.parse_args(argv)
-    taken = samples(json.loads(args.results.read_text()))
+    data = json.loads(args.results.read_text())
+    if args.write:
+        side_by_side = ("hector-none", "hector-compaction")
+        side_by_side += ("hector-reordering", "hector-both")
+        data["records"] = [
+            r for r in data["records"] if r["key"]["contender"] in side_by_side
+        ]
+    taken = samples(data)
     if not taken:
         print("no times of compiled layers in", args.results)
         return 1
+    if args.write:
+        write_choices(args.results, taken)
+        return 0
     if args.leave_out:
         leave_out(taken)
         return 0

@@ -36,6 +36,8 @@ class Results:
     def __init__(self, data: dict[str, Any]) -> None:
         self.graphs: dict[str, dict[str, Any]] = data["graphs"]
         self.runs = data["runs"]
+        self.modelled: dict[str, str] = data.get("modelled", {})
+        """What the present cost model takes, by cell (`rgnn_fit --write`)."""
         self.by_key = {tuple(sorted(r["key"].items())): r for r in data["records"]}
 
     def find(self, contender: str, **cell: Any) -> Record | None:
