@@ -25,7 +25,7 @@ from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
-from ssdtrain.remat.finder import Finder, with_products
+from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import Endurance
 from ssdtrain.storage.rank import rank_of
@@ -204,7 +204,7 @@ def offload(
             for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
                     cache.keep_storage_of(buffer)
-        if settings.recompute is not Recompute.OFF:
+        if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings)
         session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
@@ -228,8 +228,7 @@ def _attach_recipes(
 ) -> None:
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
-    full = settings.recompute is Recompute.FULL
-    finder = Finder(with_products()) if full else Finder()
+    finder = Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:

@@ -37,12 +37,10 @@ class PlanChoice(str, Enum):
 
 
 class Recompute(str, Enum):
-    """Which deterministic operators are rebuilt instead of stored."""
+    """Whether cheap deterministic operators are rebuilt instead of stored."""
 
     AUTO = "auto"
-    """Use every cheap recipe that was admitted as bitwise equal on this device."""
-    FULL = "full"
-    """Matrix products, too: dear, for a `max_overhead` of several percent."""
+    """Use every recipe that was admitted as bitwise equal on this device."""
     OFF = "off"
     """Rebuild nothing."""
 

@@ -43,7 +43,7 @@ def settings_of(block: int, directory: str) -> dict[str, Any]:
         "target": target,
         "min_bytes": draw.choice([0, 0, 0, 64]),
         "plan": draw.choice(["offload-all", "offload-all", "auto", "keep-all"]),
-        "recompute": draw.choice(["off", "auto", "full"]),
+        "recompute": draw.choice(["off", "auto"]),
         "window_bytes": draw.choice([1, 1, 4096]),
         "host_bytes": 64 << 10 if target == "tiered" else 64 << 20,
         "verify": draw.choice(["off", "off", "off", "checksum", "shadow"]),

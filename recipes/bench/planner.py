@@ -42,8 +42,6 @@ TARGETS = {
     "6144x24": (Size(6144, 24, 8, 2048), 0.05),
 }
 SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
-FULL_FROM = 0.05
-"""Overhead that is worth matrix products: `recompute="full"`."""
 FRONTIER = (0.01, 0.03, 0.1, 0.0)
 CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
@@ -68,8 +66,7 @@ def target(
 ) -> dict[str, Any]:
     """`plan="auto"` as a user gets it, then the frontier around it."""
     start = time.monotonic()
-    recompute = "full" if overhead >= FULL_FROM else "auto"
-    lab = Lab(size, device, max_overhead=overhead, recompute=recompute)
+    lab = Lab(size, device, max_overhead=overhead)
     try:
         profile = lab.settle()
         record.profile(profile)
@@ -81,7 +78,6 @@ def target(
             "losses": lab.losses[:NUM_STEPS],
             "settle_s": settle_s,
             "max_overhead": overhead,
-            "recompute": recompute,
             "plan": summary(lab.session.plan),
             "report": lab.session.last_step.as_dict(),
         }

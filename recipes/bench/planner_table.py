@@ -46,10 +46,9 @@ def _targets(cells: dict[str, Any]) -> str:
         again = cells.get(f"{name}/keep again", keep)
         keep = {**keep, "step_ms": (keep["step_ms"] + again["step_ms"]) / 2}
         ratio = auto["step_ms"] / keep["step_ms"]
-        full_recipes = auto.get("recompute") == "full"
         rows.append(
             [
-                f"{name}, recompute=full" if full_recipes else name,
+                name,
                 f"{keep['step_ms']:.0f} ms, {keep['peak_gb']:.1f} GB",
                 _ratio(full, keep),
                 f"{ratio:.3f}x, {auto['peak_gb']:.2f} GB",

@@ -278,11 +278,9 @@ class Rebuilder:
                 return None
             return Held(holder=handle, layout=Layout.of(tensor))
         if isinstance(source, ParameterView):
-            if source.parameter._version != source.version:
+            if source.shape is not None or source.parameter._version != source.version:
                 return None
-            if source.shape is None:
-                return self.parameter(source.parameter)
-            return self._view_of_parameter(handle, source)
+            return self.parameter(source.parameter)
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe
@@ -304,23 +302,12 @@ class Rebuilder:
         """Count a recipe that had to be refused."""
         self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
 
-    def _view_of_parameter(self, handle: Handle, source: ParameterView) -> Held | None:
-        """Such as the transposed weight of a linear layer, if that stays in place."""
-        parameter = source.parameter
-        if source.shape is None or not self._is_trusted(parameter):
-            return None
-        layout = Layout(parameter.dtype, tuple(source.shape), source.stride)
-        return Held(holder=handle, layout=layout)
-
-    def _is_trusted(self, parameter: nn.Parameter) -> bool:
-        trusted = self._trusted.get(id(parameter))
-        return trusted is not None and trusted() is parameter
-
     def parameter(self, parameter: nn.Parameter) -> Held | None:
         """A parameter that stays in place; a small one that may not is copied."""
         if not is_plain(parameter):
             return None
-        if self._is_trusted(parameter):
+        trusted = self._trusted.get(id(parameter))
+        if trusted is not None and trusted() is parameter:
             view = ParameterView(parameter, parameter._version, None, (), 0)
             handle = Handle(view)
         elif parameter.nbytes <= COPIED_PARAMETER_BYTES:

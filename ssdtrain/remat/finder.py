@@ -20,7 +20,6 @@ from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.layout import LAYOUT
 from ssdtrain.remat.norms import NORMS
 from ssdtrain.remat.producer import Keeper, Producer, Sources
-from ssdtrain.remat.products import PRODUCTS
 from ssdtrain.remat.registry import DEFAULT, Registry
 
 Set = Callable[[Any, str, Any], None]
@@ -28,16 +27,11 @@ Set = Callable[[Any, str, Any], None]
 
 
 def built_in() -> Registry:
-    """The recipes that come with ssdtrain, without those of matrix products."""
+    """The recipes that come with ssdtrain."""
     registry = ELEMENTWISE
     for more in (NORMS, LAYOUT, DROPOUT, ATTENTION):
         registry = registry.merged(more)
     return registry
-
-
-def with_products() -> Registry:
-    """All of them, and the user's own."""
-    return built_in().merged(PRODUCTS).merged(DEFAULT)
 
 
 class Finder:

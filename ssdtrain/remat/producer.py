@@ -198,18 +198,6 @@ class Producer:
         make = self._sources.find(producer.name)
         return None if make is None else make(producer)
 
-    def source(self, index: int) -> "Producer | None":
-        """The node that made the input at this position."""
-        if not self.has_edge(index):
-            return None
-        node, number = self.node.next_functions[index]
-        return Producer(node, number, self._sources, None, self._depth + 1)
-
-    @property
-    def is_saved_itself(self) -> bool:
-        """Whether its tensor is at hand: not on the way from one to another."""
-        return self.tensor is not None
-
     def _parameter(self, index: int, variable: Tensor) -> Held | None:
         # The operator read the version that the node saw first: a cached autocast
         # cast may be older than the parameter is now.
