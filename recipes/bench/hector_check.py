@@ -115,7 +115,8 @@ def error_of(
     ready = DevicePlan(plan, arrays, types, [default_schedule(kernel, arrays)])
     got, again = ready.run(bound), ready.run(bound)
     oracle = Reference(arrays, torch.float64)
-    exact = oracle.run(kernel.outputs, {n: t.double() for n, t in bound.items()})
+    leaves = {n: t.double() for n, t in bound.items()}
+    exact = oracle.run(kernel.outputs, leaves)
     worst = 0.0
     for node, want in exact.items():
         if not want.numel():
@@ -127,8 +128,20 @@ def error_of(
         if not bool(torch.isfinite(got[node]).all()):
             return float("inf")
         gap = float((got[node].double() - want).abs().max())
-        worst = max(worst, gap / (float(want.abs().max()) + 1e-30))
+        worst = max(worst, gap / (scale_of(node, want, oracle, leaves) + 1e-30))
     return worst
+
+
+def scale_of(
+    node: Node, want: torch.Tensor, oracle: Reference, leaves: dict[Node, torch.Tensor]
+) -> float:
+    """What an error is relative to: the result, and of a sum its terms, which may
+    cancel to nothing but their own rounding."""
+    terms: list[Node] = []
+    if node.op in (Op.ADD, Op.SUB, Op.AGG):
+        terms = [n for n in node.inputs if n.op not in (Op.GRAPH, Op.CONST)]
+    values = [want, *oracle.run(terms, leaves).values()]
+    return max(float(value.abs().max()) for value in values if value.numel())
 
 
 class Record:
