@@ -16,6 +16,14 @@ static unsigned long misuses;
 static _Thread_local int busy;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* A thread that is not there in the child may have held it. */
+static void after_fork_in_child(void) { pthread_mutex_init(&lock, NULL); }
+
+__attribute__((constructor)) static void prepare(void)
+{
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
 static int find(const void *address)
 {
     for (int i = 0; i < num_registered; i++)
