@@ -226,9 +226,9 @@ def _attach_recipes(
     patches: Patches,
     settings: OffloadConfig,
 ) -> None:
+    finder = Finder()
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
-    finder = Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:

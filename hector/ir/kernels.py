@@ -113,12 +113,11 @@ class Loop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traversal:
-    """A fused region of row operations and reductions over one loop nest."""
+class Region:
+    """Operations in one generated kernel."""
 
-    loop: Loop
     members: tuple[Node, ...]
-    """Values computed here, operands first; the rest is recomputed in registers."""
+    """Values computed here, operands first."""
     stores: tuple[Node, ...]
     """The members that others read: only these get memory."""
     loads: tuple[Node, ...]
@@ -131,6 +130,14 @@ class Traversal:
     @property
     def operands(self) -> tuple[Node, ...]:
         return self.loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traversal(Region):
+    """Row operations and reductions over one loop nest; what is not stored is
+    recomputed in registers."""
+
+    loop: Loop
 
     def __str__(self) -> str:
         body = "".join(f"\n            {m!r}" for m in self.members)
@@ -157,22 +164,9 @@ class ParameterOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """Operations on parameters in one generated kernel; see `passes.parameters`."""
-
-    members: tuple[Node, ...]
-    """Values computed here, operands first; none reads a contraction among them."""
-    stores: tuple[Node, ...]
-    """The members that others read: only these get memory."""
-    loads: tuple[Node, ...]
-
-    @property
-    def outputs(self) -> tuple[Node, ...]:
-        return self.stores
-
-    @property
-    def operands(self) -> tuple[Node, ...]:
-        return self.loads
+class Parameters(Region):
+    """Operations on parameters, none of which reads a contraction among them; see
+    `passes.parameters`."""
 
     def __str__(self) -> str:
         return "\n".join(f"parameter {m!r}" for m in self.members)

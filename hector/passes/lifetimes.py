@@ -8,7 +8,7 @@ kernel of the plan reads (`late_sums`) are completed behind its last kernel: the
 partial rows live that long.
 """
 
-from hector.ir.kernels import Outer, Parameters, Plan, Traversal
+from hector.ir.kernels import Outer, Parameters, Plan, Region, Traversal
 from hector.ir.node import Node, Op
 from hector.ir.types import TYPE_DOMAINS
 from hector.passes.parameters import sums_types
@@ -43,7 +43,7 @@ def late_sums(plan: Plan) -> frozenset[Node]:
     made = {
         node
         for kernel in plan.kernels
-        if isinstance(kernel, Outer | Traversal | Parameters)
+        if isinstance(kernel, Outer | Region)
         for node in kernel.outputs
         if node.domain in TYPE_DOMAINS
         and (not isinstance(kernel, Parameters) or sums_types(node))

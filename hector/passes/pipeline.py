@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hector.ir.builder import Builder
-from hector.ir.kernels import Kernel, Parameters, Plan, Traversal
+from hector.ir.kernels import Kernel, Plan, Region
 from hector.ir.node import Node, Op, Program, stored
 from hector.ir.rules import check_plan, check_program
 from hector.passes import canonicalize, finish, optimize
@@ -84,7 +84,7 @@ def inference_plan(b: Builder, program: Program) -> Plan:
 
 def _computed(kernel: Kernel) -> tuple[Node, ...]:
     """Everything a kernel has in registers and could store."""
-    if isinstance(kernel, Traversal | Parameters):
+    if isinstance(kernel, Region):
         return kernel.members
     return kernel.outputs
 

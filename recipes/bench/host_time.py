@@ -14,6 +14,7 @@ import gc
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def main() -> None:
         return found
 
     for name, own in COLUMNS.items():
-        cells.run(name, lambda own=own: over_plain(own))  # type: ignore[misc]
+        cells.run(name, partial(over_plain, own))
         gc.collect()
 
 

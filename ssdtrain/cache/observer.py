@@ -255,6 +255,7 @@ class Drive(NamedTuple):
     duplex_slowdown: float = 1.0
     """See `Links`; unless it was measured, both directions share one bandwidth."""
     direct: bool = False
+    """See `Links.ssd_direct`."""
 
 
 def fitted_links(

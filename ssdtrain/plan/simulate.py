@@ -226,7 +226,7 @@ class Run:
         if placement not in AWAY_PLACEMENTS:
             return
         num_bytes = line.items[item].num_bytes
-        staged = placement is Placement.OFFLOAD_SSD and not self._links.ssd_direct
+        staged = self._is_staged(item)
         if staged:
             self._take_staging(item, num_bytes)
         copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)
@@ -246,6 +246,11 @@ class Run:
         after = self._orders[item].release_after
         if after > 0:
             self._leaving.append((mark + after, item))
+
+    def _is_staged(self, item: int) -> bool:
+        """Whether it goes to the SSD through pinned memory."""
+        to_ssd = self.placed[item] is Placement.OFFLOAD_SSD
+        return to_ssd and not self._links.ssd_direct
 
     def _take_staging(self, item: int, num_bytes: int) -> None:
         """Wait until writes have freed enough pinned memory."""
@@ -273,10 +278,7 @@ class Run:
         self._away.discard(item)
         self._alive(item)
         ready = max(self._now, self._copied[item])
-        staged = self.placed[item] is Placement.OFFLOAD_SSD and (
-            not self._links.ssd_direct
-        )
-        if staged and self._written[item] <= self._now:
+        if self._is_staged(item) and self._written[item] <= self._now:
             ready = max(ready, self._read_back(item, num_bytes))
         time_ms = self._line.copy_in_ms[item]
         self._arrival[item] = self._in.serve(ready, time_ms, num_bytes)
