@@ -340,7 +340,7 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
 
     for name in list(sizes)[:3]:
         both(name)
-    found["prediction/1"] = 50, lambda r: prediction(first, device, num_random, r)
+    found["prediction/1"] = 110, lambda r: prediction(first, device, num_random, r)
     for name in list(sizes)[3:]:
         both(name)
     for name, (size, _) in sizes.items():

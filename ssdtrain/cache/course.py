@@ -72,11 +72,11 @@ class Observer(Protocol):
     def listens(self) -> bool:
         """Whether telling it is worth the time."""
 
-    def lane(self, number: int, kind: str) -> None:
+    def lane(self, course: LaneCourse, kind: str) -> None:
         """A lane begins."""
 
-    def item(self, lane: int, number: int, saved: Saved) -> None:
-        """A new item of a lane."""
+    def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
+        """A new item of a lane: this tensor."""
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
@@ -93,10 +93,10 @@ class Unobserved:
 
     listens = False
 
-    def lane(self, number: int, kind: str) -> None:
+    def lane(self, course: LaneCourse, kind: str) -> None:
         """Nothing."""
 
-    def item(self, lane: int, number: int, saved: Saved) -> None:
+    def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """Nothing."""
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
@@ -140,7 +140,7 @@ class Course:
                     self._stray()
             lane.course = LaneCourse(self._num_lanes, orders)
             self._num_lanes += 1
-            self.observer.lane(lane.course.number, lane.kind)
+            self.observer.lane(lane.course, lane.kind)
         return lane.course
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
@@ -152,7 +152,7 @@ class Course:
         self.mark += 1
         if self.observer.listens:
             saved = Saved(name, num_bytes, self.serving, held)
-            self.observer.item(course.number, number, saved)
+            self.observer.item(course.number, number, saved, tensor)
             self.observer.mark(course.number, Phase.FORWARD, number)
         due = None
         if order is not None and order.release_after > 0:

@@ -223,6 +223,13 @@ def check_version(tensor: Tensor, version: int, name: str) -> None:
         )
 
 
+def asking_node() -> int | None:
+    """A number of the operator whose backward runs; None outside of backward."""
+    # torch has no public name for it (2.11 to 2.13).
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
 def check_late_writer(name: str) -> None:
     """Refuse the one operator that fills a tensor which autograd has saved already.
 

@@ -1,8 +1,10 @@
 """Turns counters into one `StepReport` a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ssdtrain.cache.identity import asking_node
 from ssdtrain.counters import Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device, MemoryLevel
@@ -22,6 +24,8 @@ class Ledger:
         self.held_bytes = 0
         """Of these: kept leaves, which their owner holds anyway."""
         self._handed_bytes = 0
+        self._holder: int | None = None
+        """The node of autograd that holds them."""
         self._peak_bytes = 0
         """Most of `live_bytes` in this step, as the counters know it."""
         self.num_steps = 0
@@ -60,11 +64,27 @@ class Ledger:
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""
         self._handed_bytes += num_bytes
+        self._holder = asking_node()
 
     def settle(self) -> None:
-        """That node has ended, or a recipe has read its inputs."""
-        self.live_bytes -= self._handed_bytes
-        self._handed_bytes = 0
+        """What was handed over is gone, if that node has ended."""
+        if self._handed_bytes and (
+            self._holder is None or asking_node() != self._holder
+        ):
+            self._settle_down_to(0)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is handed over inside is gone at the end: a recipe has read it."""
+        before = self._handed_bytes
+        try:
+            yield
+        finally:
+            self._settle_down_to(min(before, self._handed_bytes))
+
+    def _settle_down_to(self, num_bytes: int) -> None:
+        self.live_bytes -= self._handed_bytes - num_bytes
+        self._handed_bytes = num_bytes
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""

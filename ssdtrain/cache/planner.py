@@ -14,8 +14,9 @@ from torch import nn
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.contention import measure
 from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.links import fitted_drive, fitted_links, probe
 from ssdtrain.cache.modules import ModuleNames
-from ssdtrain.cache.observer import Recording, fitted_drive, fitted_links, probe
+from ssdtrain.cache.observer import Recording
 from ssdtrain.counters import Trace
 from ssdtrain.plan.adapt import Drift, Verdict, is_better
 from ssdtrain.plan.agree import Alone, Peers

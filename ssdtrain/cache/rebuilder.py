@@ -345,14 +345,15 @@ class Rebuilder:
         return tensor
 
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
-        expression = rebuilt.expression
-        tensors = [self._cache.unpack(held.holder) for held in expression.held]
-        clock, size = self._cache.ledger.clock, rebuilt.num_bytes
+        expression, ledger = rebuilt.expression, self._cache.ledger
+        size = rebuilt.num_bytes
         # A mask has no gradient; everything else was made by a differentiable operator.
         gradient = size if rebuilt.layout.dtype.is_floating_point else 0
-        with clock.measure(expression.recipe, rebuilt.place, size, gradient):
-            tensor = evaluate(expression, tensors)
-        self._cache.ledger.settle()
+        with ledger.reading():
+            tensors = [self._cache.unpack(held.holder) for held in expression.held]
+            place = rebuilt.place
+            with ledger.clock.measure(expression.recipe, place, size, gradient):
+                tensor = evaluate(expression, tensors)
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "

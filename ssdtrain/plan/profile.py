@@ -54,6 +54,9 @@ class Item:
     """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
     held: bool = False
     """Its owner holds it until the end of backward: moving it frees nothing."""
+    frame_marks: int = 0
+    """Marks from its own to the one by which the model's forward has let go of it:
+    nothing frees it earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)

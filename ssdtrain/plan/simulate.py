@@ -123,6 +123,10 @@ class Run:
         self._now = timeline.profile.head_ms
         self._live: dict[int, int] = {}
         self._live_bytes = 0
+        self._framed: dict[int, int] = {}
+        """Items that the model's forward still holds: bytes that count for its sake,
+        which are none while the record holds them as well."""
+        self._let_go_at: dict[int, list[int]] = {}
         self._leaving: deque[tuple[int, int]] = deque()
         self._away: set[int] = set()
         self._copied: dict[int, float] = {}
@@ -149,6 +153,8 @@ class Run:
         slowdown = self._links.copy_slowdown
         last_mark = line.num_marks - 1
         for mark in range(line.num_marks):
+            for item in self._let_go_at.pop(mark, ()):
+                self._live_bytes -= self._framed.pop(item)
             for item in self._freed_at[mark]:
                 self._free(item)
             self._release_due(mark)
@@ -207,20 +213,40 @@ class Run:
             self.outcome.stall_ms += stall
             self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
 
-    def _alive(self, item: int) -> None:
+    def _own_bytes(self, item: int) -> int:
         found = self._line.items[item]
-        own_bytes = 0 if found.held else found.num_bytes
-        self._live[item] = own_bytes
+        return 0 if found.held else found.num_bytes
+
+    def _alive(self, item: int) -> None:
+        self._live[item] = own_bytes = self._own_bytes(item)
         self._live_bytes += own_bytes
 
+    def _drop(self, item: int) -> None:
+        own_bytes = self._live.pop(item, 0)
+        if self._framed.get(item) == 0:
+            self._framed[item] = own_bytes
+        else:
+            self._live_bytes -= own_bytes
+
+    def _frame(self, item: int, until: int, is_saved: bool) -> None:
+        own_bytes = 0 if is_saved else self._own_bytes(item)
+        self._framed[item] = own_bytes
+        self._live_bytes += own_bytes
+        self._let_go_at.setdefault(until, []).append(item)
+
     def _free(self, item: int) -> None:
-        self._live_bytes -= self._live.pop(item, 0)
+        self._drop(item)
         if self.placed[item] is Placement.OFFLOAD:
             self._host_bytes -= self._line.items[item].num_bytes
 
     def _pack(self, item: int, mark: int) -> None:
         line, placement = self._line, self.placed[item]
-        if not line.exists(item, self.placed) or placement is Placement.RECOMPUTE:
+        exists = line.exists(item, self.placed)
+        is_saved = exists and placement is not Placement.RECOMPUTE
+        frame_marks = line.items[item].frame_marks
+        if frame_marks:
+            self._frame(item, mark + frame_marks, is_saved)
+        if not is_saved:
             return
         self._alive(item)
         if placement not in AWAY_PLACEMENTS:
@@ -270,7 +296,7 @@ class Run:
             if item in self._arrival:
                 continue  # backward was faster: forwarded
             self._wait(self._copied[item], item)
-            self._live_bytes -= self._live.pop(item)
+            self._drop(item)
             self._away.add(item)
 
     def _load(self, item: int) -> None:

@@ -90,13 +90,13 @@ class Timeline:
     def spans(self, placed: Sequence[Placement]) -> Spans:
         """When each item must be on the device in backward.
 
-        A recipe needs its inputs when its own item is first asked for. An input that
-        nobody asks for later goes as soon as the recipe has run, unless it is kept:
-        then the recipe's item holds it to its own end. What is kept goes when the
-        operator that asked last has ended.
+        An item goes when the operator that asked last has ended. A recipe needs its
+        inputs when its own item is first asked for. An input that nobody asks for later
+        goes as soon as the recipe has run, unless it is kept: then the recipe's item
+        holds it to its own end.
         """
         first = [min(uses) if uses else NEVER for uses in self.uses]
-        last = [max(uses) if uses else NEVER for uses in self.uses]
+        last = [self.node_end[max(uses)] if uses else NEVER for uses in self.uses]
         ended: set[int] = set()
         for lane, kind in enumerate(self.profile.lanes):
             base = self.first_id[lane]
@@ -116,9 +116,6 @@ class Timeline:
                         ended.discard(source)
                         if not stays:
                             ended.add(source)
-        for item, placement in enumerate(placed):
-            if placement is Placement.KEEP and last[item] != NEVER:
-                last[item] = self.node_end[last[item]]
         return Spans(first, last, ended)
 
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:

@@ -18,7 +18,7 @@ from ssdtrain.cache.contention import (
     measure,
     measured,
 )
-from ssdtrain.cache.observer import fitted_links
+from ssdtrain.cache.links import fitted_links
 from ssdtrain.plan.profile import COPY_SLOWDOWN
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Copy, CpuDevice, MemoryLevel

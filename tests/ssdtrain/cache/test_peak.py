@@ -1,8 +1,4 @@
-"""The predicted peak against the metered one: device memory, not saved bytes alone.
-
-What a frame of the model's own forward still holds is not freed when the plan releases
-it, and no profile tells: so queries, keys and values are a function's own here.
-"""
+"""The predicted peak against the metered one: device memory, not saved bytes alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +14,9 @@ from tests.ssdtrain.cache.metered import Meter
 WIDTH, ROWS = 128, 256
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
 TOLERANCE = 0.03
+LOSS_BYTES = ROWS * WIDTH * 4
+"""Of a tensor of the loss, which runs between the same marks as the end of forward, when
+its frames let go: both count."""
 
 
 class Block(nn.Module):
@@ -42,6 +41,40 @@ class Block(nn.Module):
         return y.transpose(1, 2).reshape(ROWS, WIDTH)
 
 
+class Holding(Block):
+    """The same; its locals hold what they name until it returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        norm1 = self.norm1(x)
+        q, k, v = self.qkv(norm1).view(1, ROWS, 3, 2, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected = self.proj(y.transpose(1, 2).reshape(ROWS, WIDTH))
+        middle = x + self.dropout(projected)
+        norm2 = self.norm2(middle)
+        up = self.up(norm2)
+        gelu = F.gelu(up)
+        down = self.down(gelu)
+        return middle + self.dropout(down)
+
+
+class Blocks(nn.Module):
+    """Its local holds the first block's input until the last block has ended."""
+
+    def __init__(self, first: nn.Module, block: type[Block]) -> None:
+        super().__init__()
+        self.first = first
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        embedded = y = self.first(x)
+        for block in self.blocks:
+            y = block(y)
+        assert embedded is not y
+        return y
+
+
 class Start(nn.Module):
     """Saves nothing. The leaf behind it is autograd's until its gradient is there."""
 
@@ -50,10 +83,13 @@ class Start(nn.Module):
         return -x
 
 
-def net(first: nn.Module) -> nn.Sequential:
+def net(first: nn.Module, block: type[Block] = Block) -> nn.Module:
     """Three blocks behind the first module, with gradients in place."""
     torch.manual_seed(0)
-    model = nn.Sequential(first, *(Block() for _ in range(3)))
+    if block is Holding:
+        model: nn.Module = Blocks(first, block)
+    else:
+        model = nn.Sequential(first, *(block() for _ in range(3)))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return model
@@ -83,10 +119,15 @@ Trained = tuple[list[int], ssdtrain.Session]
 def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
     """Peaks of some steps under these settings."""
 
-    def run(num_steps: int, first: nn.Module = START, **settings: Any) -> Trained:
+    def run(
+        num_steps: int,
+        first: nn.Module = START,
+        block: type[Block] = Block,
+        **settings: Any,
+    ) -> Trained:
         meter = Meter()
         meter.install(monkeypatch)
-        model, x = net(first), torch.randn(ROWS, WIDTH, requires_grad=True)
+        model, x = net(first, block), torch.randn(ROWS, WIDTH, requires_grad=True)
         for parameter in model.parameters():
             meter.add(parameter)
             meter.add(parameter.grad)  # type: ignore[arg-type]
@@ -98,18 +139,23 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
     return run
 
 
+@pytest.mark.parametrize("block", [Block, Holding])
 @pytest.mark.parametrize("recompute", ["auto", "off"])
 @pytest.mark.parametrize("overhead", [0.05, 10.0])
 def test_the_predicted_peak_is_the_metered_one(
-    recompute: str, overhead: float, trained: Callable[..., Trained]
+    block: type[Block], recompute: str, overhead: float, trained: Callable[..., Trained]
 ) -> None:
-    keep = trained(2, plan="keep-all", recompute="off")[0][-1]
-    peaks, session = trained(5, plan="auto", recompute=recompute, max_overhead=overhead)
+    keep = trained(2, block=block, plan="keep-all", recompute="off")[0][-1]
+    peaks, session = trained(
+        5, block=block, plan="auto", recompute=recompute, max_overhead=overhead
+    )
     assert session.plan is not None and session.plan.prediction is not None
     predicted = session.plan.prediction
     assert predicted.keep_peak_bytes == pytest.approx(keep, rel=TOLERANCE)
-    assert predicted.peak_bytes == pytest.approx(peaks[-1], rel=TOLERANCE)
     assert predicted.peak_bytes < 0.7 * keep
+    both = LOSS_BYTES if block is Holding else 0
+    assert (1 - TOLERANCE) * peaks[-1] < predicted.peak_bytes
+    assert predicted.peak_bytes < (1 + TOLERANCE) * peaks[-1] + both
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.05, 10.0])

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache import planner
-from ssdtrain.cache.observer import fitted_drive, prices
+from ssdtrain.cache.links import fitted_drive
+from ssdtrain.cache.observer import prices
 from ssdtrain.cache.planner import Stage
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan

@@ -1,0 +1,131 @@
+"""Which saved tensors somebody beside autograd and the cache still holds.
+
+[Note: frames]
+A release frees memory only if nobody else holds the storage. The locals of a forward
+do, until it returns: its residual, its queries and keys; the caller holds its input.
+A copy to the host is often faster than that. So the observed step counts the owners of
+every saved storage at each mark: what owners there are beside the records, whose number
+is known, are the model's. The profile tells for how many marks (`Item.frame_marks`),
+and a plan's peak is predicted with it. What an operator makes for its own backward (a
+mask) has no producer, and goes before the next operator runs unless a record keeps it.
+(tests/ssdtrain/cache/test_peak.py)
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ssdtrain.cache.identity import stamp_of
+from ssdtrain.cache.record import LaneCourse, RecordState
+
+Place = tuple[int, int]
+"""Lane and item."""
+RESIDENT = (RecordState.KEPT, RecordState.LEAVING)
+"""Where a record's bytes are still the ones that the operator made."""
+
+
+@dataclass
+class _Item:
+    course: LaneCourse
+    number: int
+    num_bytes: int
+    row: int
+    """At which it was packed."""
+    has_producer: bool
+    counted: bool = False
+    """At the last row, because no record held it."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its record owns the storage, too."""
+        record = self.course.record(self.number)
+        return (
+            record is not None and record.data is not None and record.state in RESIDENT
+        )
+
+
+@dataclass
+class _Storage:
+    alive: StorageWeakRef
+    items: list[_Item] = field(default_factory=list)
+
+
+class Frames:
+    """Watches the storages of one step's saved tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._storages: dict[int, _Storage] = {}
+        """Those with other owners, by address."""
+        self._marks: dict[Place, int] = {}
+        self._by_torch = _owners_by_torch(device)
+
+    def enter(
+        self, course: LaneCourse, number: int, tensor: Tensor, num_bytes: int, row: int
+    ) -> None:
+        """A tensor is saved for the first time, at this row."""
+        storage = tensor.untyped_storage()
+        found = self._storages.get(storage._cdata)
+        if found is None or found.alive.expired():
+            found = self._storages[storage._cdata] = _Storage(StorageWeakRef(storage))
+        produced = tensor.grad_fn is not None
+        found.items.append(_Item(course, number, num_bytes, row, produced))
+
+    def look(self, row: int) -> int:
+        """Whoever let go of a storage before this row does not hold it any more.
+
+        Returns:
+            Bytes that were counted at the row before, and gone when its operator ran.
+        """
+        num_gone = 0
+        for address, storage in list(self._storages.items()):
+            if self._has_others(address, storage):
+                continue
+            del self._storages[address]
+            for item in storage.items:
+                if item.has_producer or row - item.row > 1:
+                    self._close(item, row)
+                elif item.counted:
+                    num_gone += item.num_bytes
+        return num_gone
+
+    def use(self, course: LaneCourse, number: int, row: int) -> None:
+        """Backward asks for an item: from now on its record alone counts."""
+        for storage in self._storages.values():
+            for item in storage.items:
+                if item.course is course and item.number == number:
+                    storage.items.remove(item)
+                    self._close(item, row)
+                    return
+
+    def marks(self, course_number: int, number: int) -> int:
+        """For how many marks others held an item, as far as is known."""
+        return self._marks.get((course_number, number), 0)
+
+    def count(self) -> int:
+        """Bytes of saved tensors that others hold, and no record."""
+        num_bytes = 0
+        for storage in self._storages.values():
+            for item in storage.items:
+                item.counted = not item.is_ours
+                num_bytes += item.num_bytes if item.counted else 0
+        return num_bytes
+
+    def _close(self, item: _Item, row: int) -> None:
+        self._marks[item.course.number, item.number] = row - item.row
+
+    def _has_others(self, address: int, storage: _Storage) -> bool:
+        if storage.alive.expired():
+            return False
+        owners = torch._C._storage_Use_Count(address)
+        ours = sum(item.is_ours for item in storage.items)
+        return bool(owners > ours + self._by_torch)
+
+
+def _owners_by_torch(device: torch.device) -> int:
+    """How many owners a storage with a stamp and a single tensor has beside that."""
+    tensor = torch.empty(1, device=device)
+    stamp_of(tensor)
+    address = tensor.untyped_storage()._cdata
+    return int(torch._C._storage_Use_Count(address)) - 1
