@@ -45,9 +45,13 @@ SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
 FRONTIER = (0.01, 0.03, 0.1, 0.0)
 CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
+WARM_STEPS = 9
 NUM_PLANNERS = 6
 MEMORY_BYTES = 16 << 30
 """Of the storage behind the bandwidth cells."""
+DISKS = ("disk", "disk, staged")
+"""The path that is measured fastest, and through pinned memory: a slow disk then holds
+no device memory."""
 LAB = Size(4096, 8, 8, 1024)
 SECOND_LAB = Size(8192, 2, 16, 1024)
 SMALL_LAB = Size(64, 2, 2, 32)
@@ -158,25 +162,26 @@ def _fixed(timeline: Timeline) -> Iterator[tuple[str, Orders]]:
 def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
     """Predicted against measured over fixed, random and chosen plans of one model.
 
-    Everything kept is measured between any two of them: a device's clock drifts.
+    Everything kept is measured between any two of them: a device's clock drifts. All
+    are drawn before: while a plan is chosen the device rests, and is faster behind it.
     """
     lab = Lab(size, device)
     plans: list[dict[str, Any]] = []
     try:
-        profile = lab.settle()
+        profile = lab.settle_warm()
         record.profile(profile)
-        lab.step()
         lab.hold()
         timeline = Timeline(profile)
         found = {"plans": plans, "profile": facts(profile)}
         keep = keep_all(timeline)
-        before_ms = lab.under(keep, 2)["step_ms"]
-        for how, name, orders in _drawn(profile, timeline, num):
+        drawn = list(_drawn(profile, timeline, num))
+        before_ms = lab.under(keep, WARM_STEPS)["step_ms"]
+        for how, name, orders in drawn:
             if record.is_late:
                 break
             cell = {"how": how, "policy": name, **predicted(timeline, orders)}
-            cell |= lab.under(orders, 2)
-            behind_ms = lab.under(keep, 2)["step_ms"]
+            cell |= lab.under(orders)
+            behind_ms = lab.under(keep)["step_ms"]
             plans.append({**cell, "keep_ms": (before_ms + behind_ms) / 2})
             before_ms = behind_ms
             record.note(found)
@@ -271,16 +276,18 @@ def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
 
 
 def bandwidth(
-    size: Size, device: torch.device, directory: str, gb_per_s: float | None
+    size: Size, device: torch.device, directory: str, name: str, record: Record
 ) -> dict[str, Any]:
     """The least peak at 1 % overhead behind a storage of this speed."""
+    gb_per_s = None if name in DISKS else float(name)
     # What stands in for a limited SSD is host memory: nothing reaches it directly.
-    path = {} if gb_per_s is None else {"gpu_direct": "off"}
+    path = {} if name == DISKS[0] else {"gpu_direct": "off"}
     lab = Lab(size, device, target="ssd", directory=directory, io_threads=16, **path)
     try:
         if gb_per_s is not None:
             lab.limit_storage(gb_per_s, MEMORY_BYTES)
         profile = lab.settle()
+        record.profile(profile)
         own = lab.steps(8)
         report = lab.session.last_step
         forward_backward_ms = profile.compute_ms - profile.tail_ms
@@ -340,12 +347,12 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
 
     for name in list(sizes)[:3]:
         both(name)
-    found["prediction/1"] = 110, lambda r: prediction(first, device, num_random, r)
+    found["prediction/1"] = 150, lambda r: prediction(first, device, num_random, r)
     for name in list(sizes)[3:]:
         both(name)
     for name, (size, _) in sizes.items():
         found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
-    found["prediction/2"] = 35, lambda r: prediction(second, device, 16, r)
+    found["prediction/2"] = 70, lambda r: prediction(second, device, 16, r)
     found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
     for name in list(sizes)[:3]:
         found[f"{name}/frontier"] = (
@@ -356,10 +363,11 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     for name in sizes:
         found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
     if options.directory:
-        for rate in (None, 12.0, 6.0, 18.0, 2.0, 24.0):
-            found[f"bandwidth/{rate or 'disk'}"] = (
+        where = options.directory
+        for name in (*DISKS, "12", "6", "18", "2", "24"):
+            found[f"bandwidth/{name}"] = (
                 40,
-                lambda _, rate=rate: bandwidth(second, device, options.directory, rate),
+                lambda r, name=name: bandwidth(second, device, where, name, r),
             )
     return found
 

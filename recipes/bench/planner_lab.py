@@ -33,6 +33,9 @@ from ssdtrain.storage.throttle import ThrottledStorage
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
 TOUCH_BYTES = 1 << 28
+MEMORY_THREADS = 4
+"""Of a single copy in main memory: a large tensor is one write."""
+WARM_S = 2.0
 SHARE_TO_END = 0.2
 """Share of a cell's limit in which nothing new is begun."""
 
@@ -144,6 +147,7 @@ class Lab:
 
         For speeds that no single file in memory reaches: its lock serves one writer.
         """
+        torch.set_num_threads(MEMORY_THREADS)
         memory = MemoryStorage(extent_bytes=room_bytes, fill=_touch)
         memory.free(memory.allocate(1))  # its first writes should not be slow
         before = self.cache.offloader.storage
@@ -163,6 +167,25 @@ class Lab:
         if profile is None:
             raise RuntimeError("no profile was made")
         return profile
+
+    def settle_warm(self) -> Profile:
+        """As `settle`, observed once more behind `WARM_S` seconds of steps.
+
+        A device that comes from rest is above the clock at which its power limit will
+        hold it.
+        """
+        self.settle()
+        until = time.monotonic() + WARM_S
+        while time.monotonic() < until:
+            self.steps(4)
+        before, planner = self.session.profile, self.session._planner
+        planner._stage = Stage.WARM_UP
+        for _ in range(2):
+            self.steps(4)
+            found = self.session.profile
+            if found is not None and found is not before:
+                return found
+        raise RuntimeError("no second profile was made")
 
     def hold(self) -> None:
         """From now on the plan changes only by hand."""

@@ -215,15 +215,18 @@ def _decline(cells: dict[str, Any]) -> str:
 
 def _bandwidth(cells: dict[str, Any]) -> str:
     rows = []
-    found = [c for n, c in cells.items() if n.startswith("bandwidth/") and "plan" in c]
-    for cell in sorted(found, key=lambda c: c["gb_per_s"] or 0.0):
+    start = "bandwidth/"
+    found = {n: c for n, c in cells.items() if n.startswith(start) and "plan" in c}
+    for name, cell in sorted(found.items(), key=lambda c: c[1]["gb_per_s"] or 0.0):
         plan, rate = cell["plan"], cell["gb_per_s"]
         keep_ms = cell.get("keep_ms", plan["keep_ms"])
         # Writes end in any step: what the plan sends is what each of them owes.
         away_gb = plan["bytes"].get("offload_ssd", 0) / GB
         rows.append(
             [
-                "the disk" if rate is None else f"{rate:.0f} GB/s",
+                f"the {name.removeprefix(start)}"
+                if rate is None
+                else f"{rate:.0f} GB/s",
                 f"{cell['measured_write_gb_per_s']:.1f} GB/s",
                 f"{plan['keep_peak_gb']:.2f} GB",
                 f"{cell['peak_gb']:.2f} GB",

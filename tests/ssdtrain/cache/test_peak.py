@@ -15,8 +15,8 @@ WIDTH, ROWS = 128, 256
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
 TOLERANCE = 0.03
 LOSS_BYTES = ROWS * WIDTH * 4
-"""Of a tensor of the loss, which runs between the same marks as the end of forward, when
-its frames let go: both count."""
+"""Of a tensor of the loss: it runs between the same marks as the end of forward, when
+frames let go, and both count."""
 
 
 class Block(nn.Module):
