@@ -321,11 +321,17 @@ class TensorCache:
             self.ledger.hand_over(record.num_bytes)
 
     def prefetch(self, lane: Lane) -> None:
-        """Start loading what the lane's backward will ask for first."""
+        """Start loading what the lane's backward will ask for first.
+
+        Of a planned lane what its first use would load: more was not reckoned with.
+        """
         with self._lock:
             self.collect()
             self._enter_backward(lane)
-            self._prefetch(lane.upcoming())
+            if self.course.of(lane).orders is None:
+                self._prefetch(lane.upcoming())
+            else:
+                self.moves.load_due(lane, 0, self._start_load)
 
     def _prefetch(self, upcoming: Iterable[Record]) -> None:
         """Load ahead, soonest first, within the byte budget.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.hosts.hints import Hints, Stage
 from tests.ssdtrain.cache.metered import Meter
 
 WIDTH, ROWS = 128, 256
@@ -95,14 +96,20 @@ def net(first: nn.Module, block: type[Block] = Block) -> nn.Module:
     return model
 
 
-def step(model: nn.Module, x: Tensor, meter: Meter) -> int:
+def step(model: nn.Module, x: Tensor, meter: Meter, hints: Hints | None = None) -> int:
     """One training step; its peak above its start, in bytes."""
     meter.reset_peak()
     start, highest = meter.now_bytes, []
     # An observed step resets the peak at every mark.
     reset = meter.reset_peak
     meter.reset_peak = lambda: (highest.append(meter.peak_bytes), reset())[1]  # type: ignore[method-assign]
-    model(x).square().mean().backward()
+    if hints is not None:
+        hints.set_stage(Stage.FORWARD, micro_batch=0)
+    loss = model(x).square().mean()
+    if hints is not None:  # as a pipeline's stage does before it waits for the next one
+        hints.set_next_stage(Stage.BACKWARD, micro_batch=0)
+        hints.prefetch_last_module()
+    loss.backward()
     meter.reset_peak()
     meter.reset_peak = reset  # type: ignore[method-assign]
     x.grad = None
@@ -123,6 +130,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
         num_steps: int,
         first: nn.Module = START,
         block: type[Block] = Block,
+        announced: bool = False,
         **settings: Any,
     ) -> Trained:
         meter = Meter()
@@ -133,7 +141,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
             meter.add(parameter.grad)  # type: ignore[arg-type]
         meter.add(x)
         with ssdtrain.offload(model, **SETTINGS, **settings) as session, meter:
-            peaks = [step(model, x, meter) for _ in range(num_steps)]
+            hints = session.hints if announced else None
+            peaks = [step(model, x, meter, hints) for _ in range(num_steps)]
         return peaks, session
 
     return run
@@ -156,6 +165,17 @@ def test_the_predicted_peak_is_the_metered_one(
     both = LOSS_BYTES if block is Holding else 0
     assert (1 - TOLERANCE) * peaks[-1] < predicted.peak_bytes
     assert predicted.peak_bytes < (1 + TOLERANCE) * peaks[-1] + both
+
+
+def test_a_backward_that_was_announced_loads_no_more_than_predicted(
+    trained: Callable[..., Trained],
+) -> None:
+    settings = {"plan": "auto", "recompute": "off", "max_overhead": 0.5}
+    peaks, session = trained(5, announced=True, **settings)
+    assert session.plan is not None and session.plan.prediction is not None
+    assert session.steps[-1].bytes_reloaded and not session.steps[-1].fallbacks
+    predicted = session.plan.prediction.peak_bytes
+    assert predicted == pytest.approx(peaks[-1], rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.05, 10.0])
