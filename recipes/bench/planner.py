@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from harness import RESULTS, Cells
 from placement import Size, ours, plain, recompute, run_column, trl
+from planner_bandwidth import DISKS, RATES, bandwidth
 from planner_facts import facts, summary
 from planner_lab import Lab, Orders, Record, planned, predicted, random_orders
 
@@ -47,14 +48,12 @@ CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
 WARM_STEPS = 9
 NUM_PLANNERS = 6
-MEMORY_BYTES = 16 << 30
-"""Of the storage behind the bandwidth cells."""
-DISKS = ("disk", "disk, staged")
-"""The path that is measured fastest, and through pinned memory: a slow disk then holds
-no device memory."""
-LAB = Size(4096, 8, 8, 1024)
-SECOND_LAB = Size(8192, 2, 16, 1024)
-SMALL_LAB = Size(64, 2, 2, 32)
+LABS = {
+    "4096x8": Size(4096, 8, 8, 1024),
+    "6144x6": Size(6144, 6, 8, 1024),
+    "8192x2": Size(8192, 2, 16, 1024),
+}
+SMALL_LABS = {"64x2": Size(64, 2, 2, 32)}
 GRID = [
     (window, prefetch, fraction, recipes)
     for recipes in (True, False)
@@ -275,45 +274,6 @@ def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
     return {**cell, **lab.under(plan.orders, 2)}
 
 
-def bandwidth(
-    size: Size, device: torch.device, directory: str, name: str, record: Record
-) -> dict[str, Any]:
-    """The least peak at 1 % overhead behind a storage of this speed."""
-    gb_per_s = None if name in DISKS else float(name)
-    # What stands in for a limited SSD is host memory: nothing reaches it directly.
-    path = {} if name == DISKS[0] else {"gpu_direct": "off"}
-    lab = Lab(size, device, target="ssd", directory=directory, io_threads=16, **path)
-    try:
-        if gb_per_s is not None:
-            lab.limit_storage(gb_per_s, MEMORY_BYTES)
-        profile = lab.settle()
-        record.profile(profile)
-        own = lab.steps(8)
-        report = lab.session.last_step
-        forward_backward_ms = profile.compute_ms - profile.tail_ms
-        write = profile.links.ssd_write
-        rate = 0.0 if write is None else write.bytes_per_second / 1e9
-        plan = summary(lab.session.plan)
-        lab.hold()
-        keep = lab.under(keep_all(Timeline(profile)), 2)
-        return {
-            "keep_ms": keep["step_ms"],
-            "gb_per_s": gb_per_s,
-            "measured_write_gb_per_s": rate,
-            "step_ms": statistics.median(ms for ms, _ in own[2:]),
-            "steps_ms": [ms for ms, _ in own],
-            "peak_gb": max(peak for _, peak in own[2:]) / 1e9,
-            "profile": facts(profile),
-            "plan": plan,
-            "offloaded_gb": report.bytes_offloaded / 1e9,
-            "written_gb": report.bytes_written / 1e9,
-            "half_step_gb": rate * forward_backward_ms / 2e3,
-            "report": report.as_dict(),
-        }
-    finally:
-        lab.close()
-
-
 def least_peak(profile: Profile) -> int:
     """The least peak the planner says it can reach."""
     try:
@@ -331,7 +291,8 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     """All cells, what matters most first."""
     small = options.small
     sizes = SMALL if small else TARGETS
-    first, second = (SMALL_LAB, SMALL_LAB) if small else (LAB, SECOND_LAB)
+    labs = SMALL_LABS if small else LABS
+    first, *_, second = [*labs.values(), *labs.values()]
     num_random, num_budgets = (4, 4) if small else (45, 50)
     found: Jobs = {}
 
@@ -347,12 +308,11 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
 
     for name in list(sizes)[:3]:
         both(name)
-    found["prediction/1"] = 150, lambda r: prediction(first, device, num_random, r)
+    found |= _predictions(labs, device, num_random)
     for name in list(sizes)[3:]:
         both(name)
     for name, (size, _) in sizes.items():
         found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
-    found["prediction/2"] = 70, lambda r: prediction(second, device, 16, r)
     found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
     for name in list(sizes)[:3]:
         found[f"{name}/frontier"] = (
@@ -364,12 +324,22 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
         found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
     if options.directory:
         where = options.directory
-        for name in (*DISKS, "12", "6", "18", "2", "24"):
+        for name in (*DISKS, *RATES):
             found[f"bandwidth/{name}"] = (
                 40,
                 lambda r, name=name: bandwidth(second, device, where, name, r),
             )
     return found
+
+
+def _predictions(labs: dict[str, Size], device: torch.device, num_random: int) -> Jobs:
+    return {
+        f"prediction/{name}": (
+            150,
+            lambda r, size=size: prediction(size, device, num_random, r),
+        )
+        for name, size in labs.items()
+    }
 
 
 def main() -> None:
