@@ -36,9 +36,12 @@ if not GPU:
     HOST = {"target": "host", "host_bytes": GIB, "min_bytes": 0}
 LEVEL = ("ours level", "ours level 2")
 """No stage's peak above what the last one keeps."""
-OURS = ("ours auto", "ours auto 2", *LEVEL)
-NUM_STEPS = 5
-"""Timed steps; their median counts."""
+SHARE = ("ours at 40 %", "ours at 40 % 2")
+"""No rank's peak above this share of what it keeps."""
+KEPT_SHARE = 0.4
+OURS = ("ours auto", "ours auto 2", *LEVEL, *SHARE)
+NUM_STEPS = {1: 5, 8: 9}
+"""Timed steps by micro-batches of a step; their median counts."""
 
 
 # -- the law --------------------------------------------------------------------------
@@ -114,17 +117,20 @@ def measure(training: Training, warm_up: int, num_steps: int) -> dict[str, Any]:
 
 def column(training: Training, name: str) -> dict[str, Any]:
     """One way to place activations, on a model that is there."""
+    num_steps = NUM_STEPS[training.cell.size.micro_batches]
     if name == "full recompute":
         with training.recomputing():
             return measure(training, 1, 3)
     if name not in OURS:
-        return measure(training, 2, NUM_STEPS)
+        return measure(training, 2, num_steps)
     settings = {**HOST, "plan": "auto"}
-    if name in LEVEL:
-        settings["memory_budget_bytes"] = kept_by_the_last_stage(training)
+    if name in (*LEVEL, *SHARE):
+        kept = kept_bytes(training)
+        share = int(KEPT_SHARE * min(kept)) if name in SHARE else kept[-1]
+        settings["memory_budget_bytes"] = share or 1 << 40  # of a CPU none is known
     with ssdtrain.offload(training.chunks, **settings) as session:
         # A warm-up, one or two observed steps, and the one that begins with a plan.
-        result = measure(training, 4, NUM_STEPS)
+        result = measure(training, 4, num_steps)
         report, plan, profile = session.last_step, session.plan, session.profile
         result["settled"] = session.is_settled
     if plan is not None and plan.prediction is not None and profile is not None:
@@ -152,12 +158,12 @@ def column(training: Training, name: str) -> dict[str, Any]:
     return result
 
 
-def kept_by_the_last_stage(training: Training) -> int:
-    """Peak of its activations in bytes; of a CPU none is known, and any will do."""
+def kept_bytes(training: Training) -> list[int]:
+    """Peak of every rank's activations where all are kept; 0 on a CPU."""
     own_gb = measure(training, 1, 1)["peak_gb"]
     every: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(every, own_gb)
-    return int(every[-1] * 1e9) or 1 << 40
+    return [int(each * 1e9) for each in every]
 
 
 def estimate(training: Training, cell: Cell) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def everything(shared: Shared, directory: Path) -> None:
         more = []
         if cell.family is Family.BERT:
             more = ["estimate"]
-        columns(shared, cell, [*ways, *more])
+        columns(shared, cell, [*ways[:3], *SHARE, *ways[3:], *more])
 
     def pipeline(shared: Shared, cell: Cell) -> None:
         columns(shared, cell, [*ways[:3], *LEVEL, *ways[3:]])

@@ -167,8 +167,9 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
     lab = Lab(size, device)
     plans: list[dict[str, Any]] = []
     try:
-        profile = lab.settle_warm()
+        profile = lab.settle()
         record.profile(profile)
+        lab.step()
         lab.hold()
         timeline = Timeline(profile)
         found = {"plans": plans, "profile": facts(profile)}

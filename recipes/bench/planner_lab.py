@@ -35,7 +35,6 @@ NUM_TIMED = 3
 TOUCH_BYTES = 1 << 28
 MEMORY_THREADS = 4
 """Of a single copy in main memory: a large tensor is one write."""
-WARM_S = 2.0
 SHARE_TO_END = 0.2
 """Share of a cell's limit in which nothing new is begun."""
 
@@ -167,25 +166,6 @@ class Lab:
         if profile is None:
             raise RuntimeError("no profile was made")
         return profile
-
-    def settle_warm(self) -> Profile:
-        """As `settle`, observed once more behind `WARM_S` seconds of steps.
-
-        A device that comes from rest is above the clock at which its power limit will
-        hold it.
-        """
-        self.settle()
-        until = time.monotonic() + WARM_S
-        while time.monotonic() < until:
-            self.steps(4)
-        before, planner = self.session.profile, self.session._planner
-        planner._stage = Stage.WARM_UP
-        for _ in range(2):
-            self.steps(4)
-            found = self.session.profile
-            if found is not None and found is not before:
-                return found
-        raise RuntimeError("no second profile was made")
 
     def hold(self) -> None:
         """From now on the plan changes only by hand."""
