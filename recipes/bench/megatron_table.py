@@ -64,7 +64,10 @@ def _cell(cells: dict[str, Any], model: str, way: str) -> dict[str, Any]:
 
 
 def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
-    """A cell, with its second round if there was one: of the slowest rank."""
+    """A cell, with its second round if there was one: of the slowest rank.
+
+    `beside` is its run's own `keep`, where the file's is of another run.
+    """
     first: dict[str, Any] = cells.get(name, {})
     second = cells.get(f"{name} 2", {})
     if "step_ms" not in first or "step_ms" not in second:
@@ -74,6 +77,7 @@ def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         "step_ms": max(statistics.median(a + b) for a, b in pairs),
         "peak_gb": [max(pair) for pair in peaks],
+        "beside": first.get("beside"),
     }
 
 
@@ -83,6 +87,7 @@ def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
         words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
         return words[-1].strip()[-60:]  # a traceback's last line says what is wrong
     peaks = cell["peak_gb"]
+    keep = cell.get("beside") or keep
     close = max(peaks) - min(peaks) < 0.02 * max(peaks)
     shown = [max(peaks)] if close else peaks
     text = " / ".join(f"{peak:.2f}" for peak in shown)

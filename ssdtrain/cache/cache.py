@@ -133,7 +133,7 @@ class TensorCache:
                     self.moves.release_due()
                     tensor = self.recipes.use(source)
                     self.moves.load_due(rebuilt.lane, at, self._start_load)
-                    return tensor
+                    return self.course.given(at, tensor)
                 finally:
                     self.course.end_use(at)
         return self._unpack_record(source)
@@ -249,7 +249,7 @@ class TensorCache:
                     self._prefetch(lane.upcoming(record.ordinal))
                 if record.num_uses >= record.num_handles:
                     self._after_last_use(record)
-                return tensor
+                return self.course.given(at, tensor)
             finally:
                 self.course.end_use(at)
 

@@ -84,6 +84,9 @@ class Observer(Protocol):
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
 
+    def given(self, tensor: Tensor) -> None:
+        """An operator of backward gets this tensor."""
+
     def seal(self) -> None:
         """The cache has acted; an operator runs next."""
 
@@ -103,6 +106,9 @@ class Unobserved:
         """Nothing."""
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
+        """Nothing."""
+
+    def given(self, tensor: Tensor) -> None:
         """Nothing."""
 
     def seal(self) -> None:
@@ -236,6 +242,12 @@ class Course:
         self._is_using = True
         self.observer.mark(course.number, Phase.BACKWARD, number)
         return at
+
+    def given(self, at: int | None, tensor: Tensor) -> Tensor:
+        """What autograd gets for the use that `begin_use` gave."""
+        if at is not None:
+            self.observer.given(tensor)
+        return tensor
 
     def end_use(self, at: int | None) -> None:
         """The cache has acted for the use that `begin_use` gave."""

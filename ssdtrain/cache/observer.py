@@ -11,6 +11,11 @@ and the profile says how long it does ([Note: frames]). A leaf that requires gra
 owner's: no plan frees it, and mostly it is older than the step, so it is not among the
 bytes that are subtracted.
 No host wait: all is read once the step is over.
+
+[Note: to the operator's end]
+Autograd drops what it kept when an operator has ended, its gradients summed to the
+shapes of its inputs. What the cache brought back would be gone before that sum, whose
+memory would then hide in its place; so the recording holds it till the next operator.
 """
 
 import statistics
@@ -74,6 +79,8 @@ class Recording:
         self._lingering_bytes = lingering_bytes
         self._lanes: list[_Lane] = []
         self._rows: list[_Row] = []
+        self._given: list[Tensor] = []
+        """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
         memory = device.memory()
         self._base_bytes = 0
@@ -112,7 +119,14 @@ class Recording:
         if phase is Phase.BACKWARD:
             node = asking_node()
             self._frames.use(self._lanes[lane].course, number, len(self._rows))
+        before = self._rows[-1].node if self._rows else None
+        if node is None or node != before:
+            self._given.clear()
         self._rows.append(_Row(lane, phase, number, self._clock.now(), node))
+
+    def given(self, tensor: Tensor) -> None:
+        """An operator of backward gets this tensor."""
+        self._given.append(tensor)
 
     def seal(self) -> None:
         """The cache has acted; an operator runs next."""
@@ -126,6 +140,7 @@ class Recording:
 
     def stop(self) -> None:
         """The step is over: what runs from now on is none of it."""
+        self._given.clear()
         self._end = self._clock.now()
 
     def _read_peak(self) -> None:

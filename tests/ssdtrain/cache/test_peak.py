@@ -76,6 +76,19 @@ class Blocks(nn.Module):
         return y
 
 
+class Broadcast(nn.Module):
+    """A product whose gradient autograd sums behind the operator that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        many = torch.stack([x.sin(), x.cos()])
+        return self.scale * (many * x.tanh()).mean(0)
+
+
 class Start(nn.Module):
     """Saves nothing. The leaf behind it is autograd's until its gradient is there."""
 
@@ -116,6 +129,13 @@ def step(model: nn.Module, x: Tensor, meter: Meter, hints: Hints | None = None) 
     with torch.no_grad():
         torch.autograd.graph.increment_version(list(model.parameters()))
     return max(highest) - start
+
+
+def broadcast_net(first: nn.Module, block: type[Block]) -> nn.Module:
+    """Nothing else, with the same signature as `net`."""
+    model = nn.Sequential(first, Broadcast())
+    model[1].scale.grad = torch.zeros(())
+    return model
 
 
 START = Start()
@@ -165,6 +185,16 @@ def test_the_predicted_peak_is_the_metered_one(
     both = LOSS_BYTES if block is Holding else 0
     assert (1 - TOLERANCE) * peaks[-1] < predicted.peak_bytes
     assert predicted.peak_bytes < (1 + TOLERANCE) * peaks[-1] + both
+
+
+def test_what_is_kept_outlives_the_sums_of_its_operators_gradients(
+    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.ssdtrain.cache.test_peak.net", broadcast_net)
+    keep = trained(2, plan="keep-all", recompute="off")[0][-1]
+    _, session = trained(3, plan="auto", recompute="off", window_bytes=1)
+    assert session.plan is not None and session.plan.prediction is not None
+    assert session.plan.prediction.keep_peak_bytes == pytest.approx(keep, rel=0.001)
 
 
 def test_a_backward_that_was_announced_loads_no_more_than_predicted(
