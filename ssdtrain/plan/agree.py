@@ -82,7 +82,11 @@ def _zipped(profiles: Sequence[Profile], kind: str) -> Iterator[tuple[Item, ...]
 
 
 def _item(items: tuple[Item, ...]) -> Item:
-    return replace(items[0], recipe_ms=max(item.recipe_ms for item in items))
+    return replace(
+        items[0],
+        recipe_ms=max(item.recipe_ms for item in items),
+        frame_marks=max(item.frame_marks for item in items),
+    )
 
 
 def _mark(marks: tuple[Mark, ...]) -> Mark:

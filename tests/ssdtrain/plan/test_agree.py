@@ -44,6 +44,10 @@ def test_the_slowest_of_everything_is_planned_for() -> None:
     for mark, mine, theirs in zip(merged.marks, one.marks, other.marks, strict=True):
         assert mark.ms == max(mine.ms, theirs.ms)
     assert merged.links.d2h == other.links.d2h, "the slower link"
+    kind = one.lanes[0]
+    held = [replace(item, frame_marks=n) for n, item in enumerate(one.kinds[kind])]
+    found = slowest([one, replace(other, kinds={**one.kinds, kind: tuple(held)})])
+    assert found is not None and found.kinds[kind] == tuple(held)
     assert merged.host_bytes == 10**9
     assert merged.signature() == one.signature()
 

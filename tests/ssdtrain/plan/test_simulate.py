@@ -119,6 +119,27 @@ def test_a_recipe_costs_its_time_and_holds_its_input() -> None:
     assert found.peak_bytes == 13 * MB  # input, result and the operator's own
 
 
+@pytest.mark.parametrize("placement", [Placement.OFFLOAD, Placement.RECOMPUTE])
+@pytest.mark.parametrize("frame_marks", [0, 1, 3, 9])
+def test_nothing_frees_what_a_frame_holds(
+    frame_marks: int, placement: Placement
+) -> None:
+    """Item 0 leaves at once; backward asks for it last."""
+    num = 4
+    profile = made.chain(num, gb_per_s=1000.0)
+    first, *rest = profile.kinds["model/0"]
+    first = replace(first, frame_marks=frame_marks, recipe="gelu")
+    profile = replace(profile, kinds={"model/0": (first, *rest)})
+    keep = keep_all(Timeline(profile))["model/0"]
+    leaves = replace(keep[0], placement=placement, release_after=1, load_at=num)
+    run = Run(Timeline(profile), {"model/0": (leaves, *keep[1:])})
+    curve = [num_bytes // MB for _, num_bytes in run.run(detailed=True).curve]
+    others = [0, 1, 2, 3, 3, 2, 1, 0][: 2 * num - 1]
+    at_least = 1 if placement is Placement.OFFLOAD else 0  # its own mark
+    held = [mark < max(frame_marks, at_least) for mark in range(2 * num - 1)]
+    assert curve == [a + b for a, b in zip(others, held, strict=True)]
+
+
 def test_copies_slow_compute_by_the_measured_fraction() -> None:
     profile = made.chain(8, gb_per_s=0.25)  # 4 ms a copy, 1 ms an operator
     slow = replace(profile, links=replace(profile.links, copy_slowdown=0.1))
