@@ -50,6 +50,9 @@ class _Item:
 class _Storage:
     alive: StorageWeakRef
     items: list[_Item] = field(default_factory=list)
+    """All of them: each may own the storage."""
+    waiting: list[_Item] = field(default_factory=list)
+    """Those that others may still hold."""
 
 
 class Frames:
@@ -57,7 +60,9 @@ class Frames:
 
     def __init__(self, device: torch.device) -> None:
         self._storages: dict[int, _Storage] = {}
-        """Those with other owners, by address."""
+        """By address."""
+        self._waiting: dict[int, _Storage] = {}
+        """Those in which an item waits."""
         self._marks: dict[Place, int] = {}
         self._by_torch = _owners_by_torch(device)
 
@@ -70,7 +75,10 @@ class Frames:
         if found is None or found.alive.expired():
             found = self._storages[storage._cdata] = _Storage(StorageWeakRef(storage))
         produced = tensor.grad_fn is not None
-        found.items.append(_Item(course, number, num_bytes, row, produced))
+        item = _Item(course, number, num_bytes, row, produced)
+        found.items.append(item)
+        found.waiting.append(item)
+        self._waiting[storage._cdata] = found
 
     def look(self, row: int) -> int:
         """Whoever let go of a storage before this row does not hold it any more.
@@ -79,23 +87,24 @@ class Frames:
             Bytes that were counted at the row before, and gone when its operator ran.
         """
         num_gone = 0
-        for address, storage in list(self._storages.items()):
+        for address, storage in list(self._waiting.items()):
             if self._has_others(address, storage):
                 continue
-            del self._storages[address]
-            for item in storage.items:
+            del self._waiting[address]
+            for item in storage.waiting:
                 if item.has_producer or row - item.row > 1:
                     self._close(item, row)
                 elif item.counted:
                     num_gone += item.num_bytes
+            storage.waiting.clear()
         return num_gone
 
     def use(self, course: LaneCourse, number: int, row: int) -> None:
         """Backward asks for an item: from now on its record alone counts."""
-        for storage in self._storages.values():
-            for item in storage.items:
+        for storage in self._waiting.values():
+            for item in storage.waiting:
                 if item.course is course and item.number == number:
-                    storage.items.remove(item)
+                    storage.waiting.remove(item)
                     self._close(item, row)
                     return
 
@@ -106,8 +115,8 @@ class Frames:
     def count(self) -> int:
         """Bytes of saved tensors that others hold, and no record."""
         num_bytes = 0
-        for storage in self._storages.values():
-            for item in storage.items:
+        for storage in self._waiting.values():
+            for item in storage.waiting:
                 item.counted = not item.is_ours
                 num_bytes += item.num_bytes if item.counted else 0
         return num_bytes

@@ -1,0 +1,129 @@
+"""For how many marks somebody beside the cache holds a saved tensor."""
+
+import weakref
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from ssdtrain.cache.frames import Frames
+from ssdtrain.cache.identity import identify, raw_bytes
+from ssdtrain.cache.record import (
+    Lane,
+    LaneCourse,
+    LaneProfile,
+    Record,
+    RecordState,
+    Retired,
+)
+
+NUM_BYTES = 4096
+
+
+class Saver:
+    """Saves tensors as the cache does, one a row."""
+
+    def __init__(self) -> None:
+        self.frames = Frames(torch.device("cpu"))
+        self.course = LaneCourse(0, None)
+        self.row = 0
+        self._lane = Lane("model", LaneProfile())
+        self._retired: deque[Retired] = deque()
+
+    def save(self, tensor: Tensor, *, rebuilt: bool = False) -> Record | None:
+        """A record, or none where a recipe takes its place."""
+        number = self.row
+        self.frames.enter(self.course, number, tensor, tensor.nbytes, self.row)
+        if rebuilt:
+            return None
+        key, _ = identify(tensor)
+        record = Record(key, self._lane, "x", self._retired)
+        record.data = raw_bytes(tensor, key)
+        self.course.records[number] = weakref.ref(record)
+        return record
+
+    def next_row(self) -> tuple[int, int]:
+        """Bytes that others alone hold at this row; of them gone before its end."""
+        counted = self.frames.count()
+        self.row += 1
+        return counted, self.frames.look(self.row)
+
+    def marks(self, number: int) -> int:
+        return self.frames.marks(0, number)
+
+
+def produced() -> Tensor:
+    return torch.ones(NUM_BYTES // 4, requires_grad=True) * 2
+
+
+def release(record: Record | None) -> None:
+    assert record is not None
+    record.state, record.data = RecordState.AWAY, None
+
+
+def test_a_kept_tensor_is_the_models_as_long_as_its_locals_are() -> None:
+    saver, local = Saver(), produced()
+    record = saver.save(local)
+    assert saver.next_row() == (0, 0), "the record holds it, too"
+    assert saver.next_row() == (0, 0)
+    del local
+    assert saver.next_row() == (0, 0)
+    assert saver.marks(0) == 3
+    assert record is not None and record.data is not None
+
+
+def test_what_was_released_counts_until_the_local_is_gone() -> None:
+    saver, local = Saver(), produced()
+    record = saver.save(local)
+    saver.next_row()
+    release(record)
+    assert saver.next_row() == (NUM_BYTES, 0)
+    del local
+    assert saver.next_row() == (NUM_BYTES, 0), "it was there while the operator ran"
+    assert saver.next_row() == (0, 0)
+    assert saver.marks(0) == 3
+
+
+def test_a_mask_that_is_rebuilt_is_gone_before_the_next_operator() -> None:
+    saver = Saver()
+    mask, result = torch.ones(NUM_BYTES // 4), produced()
+    saver.save(mask, rebuilt=True)
+    del mask
+    assert saver.next_row() == (NUM_BYTES, NUM_BYTES)
+    saver.save(result, rebuilt=True)
+    del result
+    assert saver.next_row() == (NUM_BYTES, 0), "an input lives while it is read"
+    assert (saver.marks(0), saver.marks(1)) == (0, 1)
+
+
+def test_records_of_one_storage_are_not_its_others() -> None:
+    saver = Saver()
+    first, second = torch.unsafe_chunk(produced(), 2)
+    kept = saver.save(first)
+    del first
+    saver.next_row()
+    also = saver.save(second)
+    del second
+    saver.next_row()
+    assert (saver.marks(0), saver.marks(1)) == (2, 1)
+    local = produced()
+    before = saver.save(local)
+    saver.next_row()
+    with torch.no_grad():
+        local += 1
+    after = saver.save(local)
+    del local
+    saver.next_row()
+    assert (saver.marks(2), saver.marks(3)) == (2, 1)
+    assert all(each is not None for each in (kept, also, before, after))
+
+
+def test_from_its_first_use_on_a_record_counts_for_itself() -> None:
+    saver, local = Saver(), produced()
+    record = saver.save(local)
+    saver.next_row()
+    release(record)
+    saver.frames.use(saver.course, 0, saver.row)
+    assert saver.next_row() == (0, 0)
+    assert saver.marks(0) == 1
+    assert local is not None
