@@ -120,6 +120,7 @@ class Planner:
         self._names.stop()
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
+        self._recording = None  # it may hold tensors of a step that was not ended
 
     # -- observing ----------------------------------------------------------------
 
