@@ -106,7 +106,11 @@ class Run:
         self._ended_at: list[list[int]] = [[] for _ in range(marks)]
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
         for item in range(count):
-            if not timeline.exists(item, self.placed) or first[item] == NEVER:
+            if not timeline.exists(item, self.placed):
+                continue
+            if first[item] == NEVER:  # it goes with its graph
+                for last_use in timeline.lane_uses[timeline.lane_of[item]][-1:]:
+                    self._freed_at[last_use + 1].append(item)
                 continue
             self._used_at[first[item]].append(item)
             if item in ended:

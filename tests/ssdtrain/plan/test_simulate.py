@@ -140,6 +140,22 @@ def test_nothing_frees_what_a_frame_holds(
     assert curve == [a + b for a, b in zip(others, held, strict=True)]
 
 
+def test_what_nobody_asks_for_goes_with_its_micro_batch() -> None:
+    items = (Item(name="x", num_bytes=4 * MB), Item(name="unused", num_bytes=MB))
+    marks = []
+    for lane in range(3):
+        for phase, item in (("forward", 1), ("forward", 0), ("backward", 0)):
+            marks.append(Mark(lane=lane, phase=Phase(phase), item=item, ms=1.0))
+    profile = Profile(
+        lanes=("m/0",) * 3,
+        kinds={"m/0": items},
+        marks=tuple(marks),
+        links=made.links(10),
+    )
+    timeline = Timeline(profile)
+    assert Run(timeline, keep_all(timeline)).run().peak_bytes == 5 * MB
+
+
 def test_copies_slow_compute_by_the_measured_fraction() -> None:
     profile = made.chain(8, gb_per_s=0.25)  # 4 ms a copy, 1 ms an operator
     slow = replace(profile, links=replace(profile.links, copy_slowdown=0.1))
