@@ -1,5 +1,6 @@
 """The predicted peak against the metered one: device memory, not saved bytes alone."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.cache import planner
 from ssdtrain.hosts.hints import Hints, Stage
+from ssdtrain.plan.choose import options
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.cache.metered import Meter
 
 WIDTH, ROWS = 128, 256
@@ -185,6 +192,34 @@ def test_the_predicted_peak_is_the_metered_one(
     both = LOSS_BYTES if block is Holding else 0
     assert (1 - TOLERANCE) * peaks[-1] < predicted.peak_bytes
     assert predicted.peak_bytes < (1 + TOLERANCE) * peaks[-1] + both
+
+
+@pytest.mark.parametrize("block", [Block, Holding])
+def test_the_peak_of_any_plan_is_predicted(
+    block: type[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, draw = Meter(), random.Random(0)
+    meter.install(monkeypatch)
+    model, x = net(START, block), torch.randn(ROWS, WIDTH, requires_grad=True)
+    settings: dict[str, Any] = {"plan": "auto", "max_overhead": 1.0}
+    with ssdtrain.offload(model, **SETTINGS, **settings) as session, meter:
+        for _ in range(4):
+            step(model, x, meter)
+        assert session.profile is not None and session._planner is not None
+        session._planner._stage = planner.Stage.RESTING
+        timeline = Timeline(session.profile)
+        for number in range(12):
+            placements = {
+                kind: [draw.choice(options(timeline, item)) for item in items]
+                for kind, items in session.profile.kinds.items()
+            }
+            window = draw.choice([None, 1 << 18, 1 << 20])
+            orders = schedule(timeline, placements, Style(window_bytes=window))
+            session._cache.course.plan = Plan(orders=orders, policy="random")
+            peaks = [step(model, x, meter) for _ in range(2)]
+            predicted = simulate(timeline, orders).peak_bytes
+            assert predicted == pytest.approx(peaks[-1], rel=0.005), number
+        assert not session.steps[-1].fallbacks
 
 
 def test_what_is_kept_outlives_the_sums_of_its_operators_gradients(
