@@ -98,32 +98,12 @@ class Run:
         flat = [order for kind in timeline.profile.lanes for order in orders[kind]]
         self._orders = flat
         self.placed = [order.placement for order in flat]
-        first, last, ended = timeline.spans(self.placed)
-        self._first = first
-        count, marks = len(flat), timeline.num_marks
+        marks = timeline.num_marks
         self._used_at: list[list[int]] = [[] for _ in range(marks)]
         self._freed_at: list[list[int]] = [[] for _ in range(marks + 1)]
         self._ended_at: list[list[int]] = [[] for _ in range(marks)]
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
-        for item in range(count):
-            if not timeline.exists(item, self.placed):
-                continue
-            if first[item] == NEVER:  # it goes with its graph
-                for last_use in timeline.lane_uses[timeline.lane_of[item]][-1:]:
-                    self._freed_at[last_use + 1].append(item)
-                continue
-            self._used_at[first[item]].append(item)
-            if item in ended:
-                self._ended_at[last[item]].append(item)
-            else:
-                self._freed_at[last[item] + 1].append(item)
-            if self.placed[item] in AWAY_PLACEMENTS:
-                uses = timeline.lane_uses[timeline.lane_of[item]]
-                at = flat[item].load_at
-                if at < len(uses) and uses[at] < first[item]:
-                    self._loads_at[uses[at]].append(item)
-        for loads in self._loads_at:
-            loads.sort(reverse=True)
+        self._index()
         self._now = timeline.profile.head_ms
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -150,6 +130,30 @@ class Run:
         self._host_bytes = 0
         self._backward_ms: dict[int, float] = {}
         self.outcome = Outcome()
+
+    def _index(self) -> None:
+        """At which mark each item is used, loaded and freed."""
+        line = self._line
+        first, last, ended = line.spans(self.placed)
+        for item, order in enumerate(self._orders):
+            if not line.exists(item, self.placed):
+                continue
+            uses = line.lane_uses[line.lane_of[item]]
+            if first[item] == NEVER:  # it goes with its graph
+                for last_use in uses[-1:]:
+                    self._freed_at[last_use + 1].append(item)
+                continue
+            self._used_at[first[item]].append(item)
+            if item in ended:
+                self._ended_at[last[item]].append(item)
+            else:
+                self._freed_at[last[item] + 1].append(item)
+            if self.placed[item] in AWAY_PLACEMENTS:
+                at = order.load_at
+                if at < len(uses) and uses[at] < first[item]:
+                    self._loads_at[uses[at]].append(item)
+        for loads in self._loads_at:
+            loads.sort(reverse=True)
 
     def run(self, detailed: bool = False) -> Outcome:
         """Simulate the step."""
