@@ -36,6 +36,7 @@ if not GPU:
     HOST = {"target": "host", "host_bytes": GIB, "min_bytes": 0}
 LEVEL = ("ours level", "ours level 2")
 """No stage's peak above what the last one keeps."""
+KEEP = ("keep", "keep 2")
 SHARE = ("ours at 40 %", "ours at 40 % 2")
 """No rank's peak above this share of what it keeps."""
 KEPT_SHARE = 0.4
@@ -189,6 +190,7 @@ def estimate(training: Training, cell: Cell) -> dict[str, Any]:
 def columns(shared: Shared, cell: Cell, names: list[str]) -> None:
     """All columns of one model, which is built once."""
     held: list[Training] = []
+    keep: dict[str, Any] = {}
 
     def training() -> Training:
         if not held:
@@ -198,7 +200,12 @@ def columns(shared: Shared, cell: Cell, names: list[str]) -> None:
     def run(name: str) -> dict[str, Any]:
         if name == "estimate":
             return estimate(training(), cell)
-        return column(training(), name)
+        found = column(training(), name)
+        if name in KEEP:
+            keep.update({each: found[each] for each in ("step_times", "peak_gb")})
+        elif name in OURS and keep:
+            found["beside"] = dict(keep)  # a file may hold cells of several runs
+        return found
 
     for name in names:
         shared.run(f"{cell.name}/{name}", lambda name=name: run(name))

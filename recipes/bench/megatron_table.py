@@ -1,5 +1,6 @@
 """The table of megatron_core.py's results."""
 
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -64,21 +65,26 @@ def _cell(cells: dict[str, Any], model: str, way: str) -> dict[str, Any]:
 
 
 def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
-    """A cell, with its second round if there was one: of the slowest rank.
-
-    `beside` is its run's own `keep`, where the file's is of another run.
-    """
+    """A cell, with its second round if there was one: of the slowest rank."""
     first: dict[str, Any] = cells.get(name, {})
     second = cells.get(f"{name} 2", {})
-    if "step_ms" not in first or "step_ms" not in second:
-        return first
-    pairs = zip(first["step_times"], second["step_times"], strict=True)
-    peaks = zip(first["peak_gb"], second["peak_gb"], strict=True)
-    return {
-        "step_ms": max(statistics.median(a + b) for a, b in pairs),
-        "peak_gb": [max(pair) for pair in peaks],
-        "beside": first.get("beside"),
-    }
+    rounds = [cell for cell in (first, second) if "step_ms" in cell]
+    found = dict(first)
+    if len(rounds) > 1:
+        found["step_ms"] = _slowest([cell["step_times"] for cell in rounds])
+        peaks = zip(*(cell["peak_gb"] for cell in rounds), strict=True)
+        found["peak_gb"] = [max(each) for each in peaks]
+    besides = [cell["beside"] for cell in rounds if "beside" in cell]
+    if besides:
+        times = [[rank["step_times"] for rank in beside] for beside in besides]
+        found["beside"] = {"step_ms": _slowest(times)}
+    return found
+
+
+def _slowest(rounds: list[list[list[float]]]) -> float:
+    """Median step of the slowest rank, from the times of all ranks in every round."""
+    ranks = zip(*rounds, strict=True)
+    return max(statistics.median(itertools.chain(*own)) for own in ranks)
 
 
 def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
@@ -87,7 +93,7 @@ def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
         words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
         return words[-1].strip()[-60:]  # a traceback's last line says what is wrong
     peaks = cell["peak_gb"]
-    keep = cell.get("beside") or keep
+    keep = cell.get("beside", keep)  # the file's may be of another run
     close = max(peaks) - min(peaks) < 0.02 * max(peaks)
     shown = [max(peaks)] if close else peaks
     text = " / ".join(f"{peak:.2f}" for peak in shown)

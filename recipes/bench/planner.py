@@ -293,7 +293,7 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     small = options.small
     sizes = SMALL if small else TARGETS
     labs = SMALL_LABS if small else LABS
-    first, *_, second = [*labs.values(), *labs.values()]
+    first, second = labs[min(labs)], labs[max(labs)]
     num_random, num_budgets = (4, 4) if small else (45, 50)
     found: Jobs = {}
 

@@ -33,6 +33,19 @@ CELLS: dict[str, Any] = {
     },
     "gpt/1f1b/8x4/keep": {"step_ms": 100.0, "peak_gb": [10.0, 7.0]},
     "gpt/1f1b/8x4/ours level": {"step_ms": 101.0, "peak_gb": [7.0, 5.0]},
+    "t5/tp2/8x4/keep": {"step_ms": 100.0, **ONE},
+    "t5/tp2/8x4/ours at 40 %": {
+        "step_ms": 211.0,
+        "peak_gb": [4.0, 4.0],
+        "step_times": [[211.0], [202.0]],
+        "beside": [{"step_times": [200.0]}, {"step_times": [190.0]}],
+    },
+    "t5/tp2/8x4/ours at 40 % 2": {
+        "step_ms": 213.0,
+        "peak_gb": [3.9, 3.8],
+        "step_times": [[213.0], [202.0]],
+        "beside": [{"step_times": [200.0]}, {"step_times": [198.0]}],
+    },
 }
 
 
@@ -59,6 +72,7 @@ def test_rows_say_ratio_and_peaks(tmp_path: Path) -> None:
     assert "| gpt/tp2/8x4 | 1.000x, 10.00 GB | 1.020x, 5.00 GB | - | - | - |" in text
     assert "1.000x, 10.00 / 7.00 GB" in text, "every stage has its own peak"
     assert "| - | 1.010x, 7.00 / 5.00 GB | - | - |" in text
+    assert "| - | 1.060x, 4.00 GB | - | - |" in text, "over its own run's keep"
     assert "| bert/tp2/8x4 | 11.20 | 11.00 | 11.13 | 1.018 |" in text
     assert "all 1 cells" in text
 

@@ -94,13 +94,15 @@ def test_declining_and_bandwidth_are_told(table: Any, tmp_path: Path) -> None:
         "decline": {"ratio": 1.004},
         "bandwidth/12.0": limited,
         "bandwidth/disk": disk,
+        "bandwidth/disk, staged": disk,
         "bandwidth/2.0": {"error": "no room"},
     }
     text = table.planner(written(tmp_path, "planner.json", cells))
     assert "takes 1.004x a plain step" in text
     rows = [line for line in text.splitlines() if "GB/s" in line]
-    assert [row.split("|")[1].strip() for row in rows] == ["the disk", "12 GB/s"]
-    assert "| 1.005x | 90 % |" in rows[1]
+    names = ["the disk", "the disk, staged", "12 GB/s"]
+    assert [row.split("|")[1].strip() for row in rows] == names
+    assert "| 1.005x | 90 % |" in rows[2]
 
 
 def test_the_rok_says_what_offloading_buys(table: Any, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import wraps
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -218,25 +216,16 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
     return names
 
 
-@contextmanager
-def waiting_for_writes(session: ssdtrain.Session | None) -> Iterator[None]:
-    """No backward overtakes a write of a forward, however busy the machine."""
-    from megatron.core.pipeline_parallel import schedules
+def wait_for_writes(session: ssdtrain.Session) -> None:
+    """No backward overtakes a write, however busy the machine."""
+    cache = session._cache
+    unpack = cache.unpack
 
-    theirs = schedules.forward_step
+    def waiting(handle: Any) -> Tensor:
+        cache.offloader.wait_io()
+        return unpack(handle)
 
-    @wraps(theirs)
-    def forward_step(*args: Any, **kwargs: Any) -> Any:
-        result = theirs(*args, **kwargs)
-        if session is not None:
-            session._cache.offloader.wait_io()
-        return result
-
-    schedules.forward_step = forward_step
-    try:
-        yield
-    finally:
-        schedules.forward_step = theirs
+    cache.unpack = waiting  # type: ignore[method-assign]
 
 
 def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
@@ -246,8 +235,9 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
     if settings is not None:
         session = ssdtrain.offload(training.chunks, **settings)
     prefetched = count_prefetches(session)
-    with waiting_for_writes(session):
-        steps = [training.step(number) for number in range(NUM_STEPS)]
+    if session is not None and settings is not None and settings["target"] == "ssd":
+        wait_for_writes(session)
+    steps = [training.step(number) for number in range(NUM_STEPS)]
     result: dict[str, Any] = {
         "losses": [losses for losses, _ in steps],
         "gradients": [grads for _, grads in steps],

@@ -63,9 +63,10 @@ def check_target(name: str, target: str, result: dict[str, Any]) -> None:
         assert report["bytes_reloaded"] > 0, (name, target)
         assert not report["fallbacks"], (name, target, report)
         if target == "ssd":
-            # What is recomputed leaves within backward, which may overtake its write.
-            all_of_it = report["bytes_offloaded"] if "recompute" not in name else 1
-            assert report["bytes_written"] >= all_of_it, name
+            assert report["bytes_written"] > 0.8 * report["bytes_offloaded"], name
+            # Recomputation saves a little that nobody asks for: that may go unwritten.
+            if "recompute" not in name:
+                assert report["bytes_written"] == report["bytes_offloaded"], name
 
 
 def check_plans(ranks: list[dict[str, Any]]) -> None:
