@@ -217,15 +217,21 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
 
 
 def wait_for_writes(session: ssdtrain.Session) -> None:
-    """No backward overtakes a write, however busy the machine."""
+    """Neither a backward nor the end of a graph that has none overtakes a write,
+    however busy the machine."""
     cache = session._cache
-    unpack = cache.unpack
+    unpack, end = cache.unpack, cache.lanes.end
 
-    def waiting(handle: Any) -> Tensor:
+    def unpack_written(handle: Any) -> Tensor:
         cache.offloader.wait_io()
         return unpack(handle)
 
-    cache.unpack = waiting  # type: ignore[method-assign]
+    def end_written(lane: Any) -> None:
+        end(lane)
+        cache.offloader.wait_io()
+
+    cache.unpack = unpack_written  # type: ignore[method-assign]
+    cache.lanes.end = end_written  # type: ignore[method-assign]
 
 
 def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
