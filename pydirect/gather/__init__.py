@@ -7,9 +7,8 @@ four paths (`Path`), chosen by a model calibrated on this machine.
 import torch
 
 from pydirect.gather.bounds import GatherIndexError
-from pydirect.gather.counters import GatherStats
-from pydirect.gather.front import front_of, process_counters
-from pydirect.gather.on_cpu import gather_on_cpu
+from pydirect.gather.cpu import gather_on_cpu
+from pydirect.gather.front import GatherStats, front_of, process_counters
 from pydirect.gather.request import (
     Path,
     Request,

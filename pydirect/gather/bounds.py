@@ -7,7 +7,11 @@ that device looks there, `check` waits and looks. Rows of bad indices hold whate
 output held.
 """
 
+import ctypes
+
 import torch
+
+from pydirect.memory import empty_pinned
 
 
 class GatherIndexError(IndexError):
@@ -34,3 +38,40 @@ def check_on_cpu(index: torch.Tensor, num_rows: int) -> None:
     raise GatherIndexError(
         value=int(index[position]), position=position, num_rows=num_rows
     )
+
+
+class Faults:
+    """The fault record of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Atomics of a GPU on host memory need a link that supports them, so the first
+        # bad index is elected on the device and only the winner writes to the host.
+        self._elected = torch.zeros(1, dtype=torch.int64, device=device)
+        self._record = empty_pinned((3,), torch.int64).zero_()
+        # Every gather looks here, and reading a tensor costs microseconds.
+        self._first = ctypes.c_int64.from_address(self._record.data_ptr())
+        self.elected_address = self._elected.data_ptr()
+        self.record_address = self._record.data_ptr()
+
+    def raise_if_any(self) -> None:
+        """Raise for the first bad index that a finished kernel met, once; no wait."""
+        if self._first.value == 0:
+            return
+        # Kernels in flight may hold more bad indices; they are of the same kind, and
+        # a report of them after the reset would look like a new one.
+        self._wait()
+        position, value, num_rows = self._record.tolist()
+        self._record.zero_()
+        self._elected.zero_()
+        self._wait()
+        raise GatherIndexError(value=value, position=position - 1, num_rows=num_rows)
+
+    def wait_and_raise(self) -> None:
+        """Wait for the device, then as `raise_if_any`."""
+        self._wait()
+        self.raise_if_any()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from pydirect.gather.engine import Engine
 from pydirect.gather.model import Rates, Workload, touched_pages
-from pydirect.gather.on_gpu import Engine
 from pydirect.gather.request import Path, Request
 from pydirect.kernels.nvrtc import cache_directory, write_atomically
 from pydirect.memory import empty_pinned, reach

@@ -1,15 +1,54 @@
 """Engine, survey, chooser and counters of one device, brought together."""
 
 import functools
+import threading
+from collections import Counter
+from dataclasses import dataclass
 
 import torch
 
-from pydirect.gather.chooser import Chooser
-from pydirect.gather.counters import Counters
-from pydirect.gather.on_gpu import engine_on
+from pydirect.gather.chooser import UNKNOWN, Chooser, Survey
+from pydirect.gather.engine import engine_on
 from pydirect.gather.request import Path, Request
-from pydirect.gather.survey import UNKNOWN, Survey
 from pydirect.memory import Reach, reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherStats:
+    """Counts since the process started (or the last reset)."""
+
+    calls: dict[Path, int]
+    """Gathers onto a GPU, by the path that carried them."""
+
+    useful_bytes: int
+    """Bytes of the rows gathered onto GPUs."""
+
+    num_unpinned: int
+    """Gathers that had to take the CPU path because the table was not pinned."""
+
+
+class Counters:
+    """Thread-safe counts behind `GatherStats`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: Counter[Path] = Counter()
+        self._useful_bytes = 0
+        self._num_unpinned = 0
+
+    def count(self, path: Path, useful_bytes: int, *, unpinned: bool) -> None:
+        with self._lock:
+            self._calls[path] += 1
+            self._useful_bytes += useful_bytes
+            self._num_unpinned += unpinned
+
+    def read(self) -> GatherStats:
+        with self._lock:
+            return GatherStats(
+                calls=dict(self._calls),
+                useful_bytes=self._useful_bytes,
+                num_unpinned=self._num_unpinned,
+            )
 
 
 class Front:

@@ -1,19 +1,24 @@
 """Host memory that GPUs read in place."""
 
-from pydirect.memory.alias import device_alias
-from pydirect.memory.allocate import empty_pinned, empty_table
+from pydirect.memory.alias import HostTable, device_alias
 from pydirect.memory.arena import Backing
-from pydirect.memory.errors import (
+from pydirect.memory.limits import (
     HostMemoryError,
     HostMemoryWarning,
     ManagedMemoryError,
+    MemoryLimits,
+    read_limits,
 )
-from pydirect.memory.limits import MemoryLimits, read_limits
 from pydirect.memory.managed import Reach, managed_capacity_bytes
 from pydirect.memory.pinning import is_pinned, pin, reach, to_table
-from pydirect.memory.pool import HostPool, PoolStats, default_pool
+from pydirect.memory.pool import (
+    HostPool,
+    PoolStats,
+    default_pool,
+    empty_pinned,
+    empty_table,
+)
 from pydirect.memory.runtime import numa_node_of, numa_nodes
-from pydirect.memory.table import HostTable
 
 __all__ = [
     "Backing",

@@ -10,7 +10,7 @@ from enum import Enum
 
 from pydirect.memory import managed, runtime
 from pydirect.memory.limits import read_limits
-from pydirect.memory.region import release_in_owner, tensor_over
+from pydirect.memory.raw import release_in_owner, tensor_over
 
 HUGE_PAGE_BYTES = 2 << 20
 

@@ -1,4 +1,4 @@
-"""What limits host memory here, read before an allocation runs into it.
+"""What limits host memory here, read before an allocation runs into it; its errors.
 
 Three limits bite in practice: the memory controller of the control group (the process
 is killed), the memory that is free (the machine swaps or kills), and RLIMIT_MEMLOCK
@@ -13,9 +13,25 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydirect.memory.errors import HostMemoryError, HostMemoryWarning
-
 _UNLIMITED_BYTES = 1 << 60
+
+
+class HostMemoryError(RuntimeError):
+    """Host memory could not be allocated, pinned or mapped.
+
+    The text names the bytes asked for, the limit that was met and what to set.
+    """
+
+
+class ManagedMemoryError(HostMemoryError):
+    """More managed memory was asked for than the GPUs have free.
+
+    `empty_table` takes pinned memory then.
+    """
+
+
+class HostMemoryWarning(UserWarning):
+    """An allocation that is granted but close to a limit of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import torch
 
 from pydirect.kernels.driver import driver
 from pydirect.memory import runtime
-from pydirect.memory.errors import ManagedMemoryError
+from pydirect.memory.limits import ManagedMemoryError
 
 _ATTACH_GLOBAL = 1
 _PREFERRED_LOCATION, _ACCESSED_BY = 3, 5

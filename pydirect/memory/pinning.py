@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from pydirect.memory import runtime
-from pydirect.memory.allocate import empty_table
 from pydirect.memory.managed import Reach, reach_of
-from pydirect.memory.region import release_in_owner, tensor_over
+from pydirect.memory.pool import empty_table
+from pydirect.memory.raw import release_in_owner, tensor_over
 
 Pinnable = torch.Tensor | np.ndarray[Any, Any]
 

@@ -1,6 +1,6 @@
 """The one place that calls the CUDA runtime and the kernel about host memory.
 
-Everything here is a thin call: who owns what is decided in `region`.
+Everything here is a thin call: who owns what is decided in `raw`.
 """
 
 import ctypes
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pydirect.memory.errors import HostMemoryError
-from pydirect.memory.limits import read_limits
+from pydirect.memory.limits import HostMemoryError, read_limits
 
 # Flags of cudaHostRegister (CUDA runtime API, "Memory Management").
 _REGISTER_PORTABLE = 0x01

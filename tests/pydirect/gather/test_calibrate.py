@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pydirect.gather import calibrate, chooser
-from pydirect.gather.on_gpu import Engine, Tuning
+from pydirect.gather.chooser import Look
+from pydirect.gather.cpu import Staging
+from pydirect.gather.engine import Engine, Tuning
 from pydirect.gather.request import Path, Request
-from pydirect.gather.staging import Staging
-from pydirect.gather.survey import Look
 from pydirect.memory import Reach
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pydirect.gather import GatherIndexError, Path
-from pydirect.gather.on_gpu import Engine, Tuning
+from pydirect.gather.cpu import Staging
+from pydirect.gather.engine import Engine, Tuning
 from pydirect.gather.request import Request
-from pydirect.gather.staging import Staging
 
 CPU = torch.device("cpu")
 

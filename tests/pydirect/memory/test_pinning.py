@@ -9,12 +9,11 @@ import torch
 
 from pydirect import memory
 from pydirect.memory import (
-    allocate,
     arena,
     managed,
     pinning,
     pool,
-    region,
+    raw,
     runtime,
 )
 
@@ -172,7 +171,7 @@ def test_a_forked_child_releases_nothing(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned = memory.pin(torch.zeros(100))
-    monkeypatch.setattr(region.os, "getpid", lambda: -1)
+    monkeypatch.setattr(raw.os, "getpid", lambda: -1)
     del pinned
     gc.collect()
     assert driver.registered
@@ -211,8 +210,8 @@ def test_tables_take_large_pages_while_there_is_room(
     own = {backing: memory.HostPool(backing=backing) for backing in memory.Backing}
     monkeypatch.setattr(pool, "managed_arena", managed_arena)
     monkeypatch.setattr(managed, "managed_capacity_bytes", lambda: 200 << 20)
-    monkeypatch.setattr(allocate, "default_pool", own.__getitem__)
-    monkeypatch.setattr(allocate, "empty_pinned", own[memory.Backing.REGISTERED].empty)
+    monkeypatch.setattr(pool, "default_pool", own.__getitem__)
+    monkeypatch.setattr(pool, "empty_pinned", own[memory.Backing.REGISTERED].empty)
     small = memory.empty_table((1 << 20,), torch.uint8)
     assert taken == [], "small tables fit the translation caches"
     first = memory.empty_table((100 << 20,), torch.uint8)

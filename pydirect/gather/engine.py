@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pydirect.gather.faults import Faults
+from pydirect.gather.bounds import Faults
+from pydirect.gather.cpu import Staging, copy_runs
 from pydirect.gather.request import Path, Request
-from pydirect.gather.staging import Staging, copy_runs
 from pydirect.kernels import gather as kernels
 from pydirect.kernels.driver import Module
 

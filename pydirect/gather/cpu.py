@@ -1,22 +1,46 @@
-"""CPU gather and DMA: the paths that move bytes without a kernel.
+"""The paths that CPU threads and copy engines carry: no kernel moves a row.
 
-Two pinned buffers take turns: threads fill one while the other is on the link.
+`gather_on_cpu` serves an index on the CPU. `Staging` gathers for a GPU through two
+pinned buffers that take turns: threads fill one while the other is on the link.
+`copy_runs` asks for one copy for each run of consecutive rows.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from pydirect.gather.bounds import check_on_cpu
-from pydirect.gather.request import Request
-from pydirect.gather.runs import find_runs
+from pydirect.gather.request import Path, Request
 from pydirect.memory import empty_pinned
 
 _BUFFER_BYTES = 8 << 20
 # A gather is cut into this many parts at least, so that its copies overlap with it.
 _PARTS = 4
 _SMALLEST_PART_BYTES = 512 << 10
+
+
+class Run(NamedTuple):
+    """``index[position + k] == first_row + k`` for 0 <= k < num_rows."""
+
+    position: int
+    first_row: int
+    num_rows: int
+
+
+def find_runs(index: torch.Tensor) -> list[Run]:
+    """Split a CPU index (1-D, integers) into its longest runs, in order."""
+    if index.numel() == 0:
+        return []
+    broken = (index[1:] != index[:-1] + 1).nonzero().flatten() + 1
+    starts = torch.cat((broken.new_zeros(1), broken))
+    ends = torch.cat((broken, broken.new_full((1,), index.numel())))
+    return [
+        Run(position, row, end - position)
+        for position, row, end in zip(
+            starts.tolist(), index[starts].tolist(), ends.tolist(), strict=True
+        )
+    ]
 
 
 class Marker(Protocol):
@@ -95,3 +119,30 @@ def _select(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None
     together = table.data_ptr() | out.data_ptr() | table.shape[1]
     word = torch.int64 if together % 8 == 0 else torch.uint8
     torch.index_select(table.view(word), 0, index, out=out.view(word))
+
+
+def gather_on_cpu(request: Request, path: Path) -> None:
+    """Write ``request.out``; raises `GatherIndexError` before any byte is written."""
+    check_on_cpu(request.index, request.num_rows)
+    if request.num_indices == 0 or request.row_bytes == 0:
+        return
+    if path is Path.SORTED:
+        _sorted(request)
+    elif path is Path.DMA:
+        _runs(request)
+    else:
+        torch.index_select(request.table_bytes, 0, request.index, out=request.out_bytes)
+
+
+def _sorted(request: Request) -> None:
+    """Each row once in address order, then to its places."""
+    unique, places = torch.unique(request.index, return_inverse=True)
+    torch.index_select(
+        request.table_bytes.index_select(0, unique), 0, places, out=request.out_bytes
+    )
+
+
+def _runs(request: Request) -> None:
+    for run in find_runs(request.index):
+        source = request.table_bytes[run.first_row : run.first_row + run.num_rows]
+        request.out_bytes[run.position : run.position + run.num_rows].copy_(source)

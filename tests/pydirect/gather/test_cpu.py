@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pydirect.gather.cpu import Run, Staging, copy_runs, find_runs
 from pydirect.gather.request import Request
-from pydirect.gather.runs import Run, find_runs
-from pydirect.gather.staging import Staging, copy_runs
 
 
 class Marker:

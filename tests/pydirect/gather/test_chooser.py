@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from pydirect.gather import survey as module
-from pydirect.gather.survey import Look, Survey
+from pydirect.gather import chooser as module
+from pydirect.gather.chooser import Look, Survey
 
 CPU = torch.device("cpu")
 TABLE = torch.zeros(5000, 512, dtype=torch.uint8)
@@ -59,7 +59,7 @@ def test_other_rows_and_other_batch_sizes_are_looked_at_apart(survey: Survey) ->
     assert survey.look(TABLE, hot.repeat(4)) == Look()
     assert survey.look(TABLE.view(2500, 1024), hot) == Look()
     assert survey.look(TABLE[:4000], hot) == Look(), "a slice is another table"
-    few = hot[: module._WORTH_BYTES // 512 - 1]
+    few = hot[: module._SURVEY_BYTES // 512 - 1]
     for _ in range(3):
         assert survey.look(TABLE, few) == Look(), "too small to learn from"
 
