@@ -1,7 +1,7 @@
 """Compiles relational GNN layers to GEMM and traversal kernels (Wu, chapter 3)."""
 
 from hector.frontend import CompiledLayer, compile
-from hector.frontend_source import UnsupportedPythonError
+from hector.frontend.source import UnsupportedPythonError
 from hector.functions import (
     columns,
     concat,

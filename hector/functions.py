@@ -7,16 +7,21 @@ compiled layer they say so.
 from typing import Any, NoReturn
 
 
-def _stand_in(name: str) -> Any:
-    def function(*args: Any, **named: Any) -> NoReturn:
+class StandIn:
+    """A function that only the compiler gives a meaning to."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *args: Any, **named: Any) -> NoReturn:
         raise RuntimeError(
-            f"hector.{name} has a meaning only inside a function decorated with "
-            f"@hector.compile"
+            f"hector.{self.__name__} has a meaning only inside a function decorated "
+            f"with @hector.compile"
         )
 
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = "hector.api"
-    return function
+
+def _stand_in(name: str) -> Any:
+    return StandIn(name)
 
 
 dot_prd = _stand_in("dot_prd")

@@ -40,9 +40,6 @@ class RGATConv(CompiledConv):
 
     Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
     `conv(x, edge_index, edge_type, edge_attr)` or `conv(x, graph)`.
-
-    Options beside the named ones: attention_mechanism, attention_mode, heads, dim,
-    concat, negative_slope, dropout, edge_dim, bias.
     """
 
     bias: nn.Parameter | None
@@ -56,38 +53,39 @@ class RGATConv(CompiledConv):
         num_bases: int | None = None,
         num_blocks: int | None = None,
         mod: str | None = None,
-        **options: Any,
+        *,
+        attention_mechanism: str = "across-relation",
+        attention_mode: str = "additive-self-attention",
+        heads: int = 1,
+        dim: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
         self.num_relations = num_relations
         self.num_bases, self.num_blocks, self.mod = num_bases, num_blocks, mod
-        self.heads = int(options.pop("heads", 1))
-        self.dim = int(options.pop("dim", 1))
-        self.concat = bool(options.pop("concat", True))
-        self.dropout = float(options.pop("dropout", 0.0))
-        self.edge_dim: int | None = options.pop("edge_dim", None)
-        bias = bool(options.pop("bias", True))
-        mechanism = options.pop("attention_mechanism", "across-relation")
-        mode = options.pop("attention_mode", "additive-self-attention")
-        slope = float(options.pop("negative_slope", 0.2))
-        if options:
-            raise ValueError(f"unknown options {sorted(options)}")
-        self._check(mechanism, mode)
-        self.attention_mechanism, self.attention_mode = mechanism, mode
-        self.negative_slope = slope
+        self.heads, self.dim, self.concat = heads, dim, concat
+        self.dropout, self.edge_dim = dropout, edge_dim
+        self._check(attention_mechanism, attention_mode)
+        self.attention_mechanism = attention_mechanism
+        self.attention_mode = attention_mode
+        self.negative_slope = negative_slope
         self._options_read = RGATOptions(
-            heads=self.heads,
-            dim=self.dim,
+            heads=heads,
+            dim=dim,
             width=out_channels,
-            groups=self.heads if self.dim > 1 else 1,
-            additive=mode == "additive-self-attention",
-            within=mechanism == "within-relation",
+            groups=heads if dim > 1 else 1,
+            additive=attention_mode == "additive-self-attention",
+            within=attention_mechanism == "within-relation",
             mod=mod,
             num_blocks=num_blocks or 0,
             edge_dim=0,
-            negative_slope=slope,
-            bias=bias and self.dim == 1 and (self.concat or self.heads == 1),
+            negative_slope=negative_slope,
+            bias=bias and dim == 1 and (concat or heads == 1),
         )
         self._make_parameters(bias)
         self.reset_parameters()

@@ -41,19 +41,17 @@ class RGCNConv(CompiledConv):
         num_bases: int | None = None,
         num_blocks: int | None = None,
         aggr: str = "mean",
-        **options: bool,
+        *,
+        root_weight: bool = True,
+        is_sorted: bool = False,
+        bias: bool = True,
     ) -> None:
+        """`is_sorted` changes nothing: edges are always sorted by type inside."""
         super().__init__()
         if num_bases is not None and num_blocks is not None:
             raise ValueError("set num_bases or num_blocks, not both")
         if aggr not in _AGGREGATIONS:
             raise ValueError(f"expected aggr in {sorted(_AGGREGATIONS)}, got {aggr!r}")
-        root_weight = options.pop("root_weight", True)
-        bias = options.pop("bias", True)
-        # Edges are always sorted by type inside.
-        options.pop("is_sorted", False)
-        if options:
-            raise ValueError(f"unknown options {sorted(options)}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.num_relations, self.aggr = num_relations, aggr
         self.num_bases, self.num_blocks = num_bases, num_blocks

@@ -6,8 +6,9 @@ is recomputed in the registers of whoever needs it, since a row operation costs 
 than the traffic of storing its result.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hector.ir.kernels import (
     Fallback,
@@ -88,7 +89,9 @@ def _find_anchors(outputs: tuple[Node, ...], known: frozenset[Node]) -> list[Nod
         stack.extend(must)
         stack.extend(node.inputs)
     for node in topological(outputs):
-        if node in seen and (node in forced or _ends_kernel(node)):
+        if node in seen and (
+            node in forced or any(r.holds(node) for r in ANCHOR_RULES)
+        ):
             if node.op is not Op.CONST or node in outputs:
                 anchors[node] = None
     return list(anchors)
@@ -106,12 +109,28 @@ def _operands_in_memory(node: Node) -> tuple[Node, ...]:
     return ()
 
 
-def _ends_kernel(node: Node) -> bool:
-    if node.op in (Op.LINEAR, Op.OUTER, Op.AGG, Op.EINSUM, Op.CONCAT):
-        return True
-    if node.op is Op.SUM_WIDTH and node.domain in ROW_DOMAINS:
-        return True
-    return node.domain in TYPE_DOMAINS and node.op not in LEAVES
+_ENDS = frozenset((Op.LINEAR, Op.OUTER, Op.AGG, Op.EINSUM))
+
+
+class AnchorRule(NamedTuple):
+    """A value for which `holds` ends a kernel; see [Note: anchors]."""
+
+    name: str
+    holds: Callable[[Node], bool]
+
+
+ANCHOR_RULES = (
+    AnchorRule("products, sums over groups", lambda n: n.op in _ENDS),
+    AnchorRule("joined rows", lambda n: n.op is Op.CONCAT),
+    AnchorRule(
+        "dot products on rows",
+        lambda n: n.op is Op.SUM_WIDTH and n.domain in ROW_DOMAINS,
+    ),
+    AnchorRule(
+        "what is computed of parameters",
+        lambda n: n.domain in TYPE_DOMAINS and n.op not in LEAVES,
+    ),
+)
 
 
 def _by_level(anchors: list[Node]) -> list[Node]:
@@ -305,26 +324,49 @@ def _kernel(k: _Open, loads: list[Node], needed: set[Node]) -> Kernel:
             stores=tuple(m for m in members if m in needed or m in again),
             loads=tuple(loads),
         )
-    if node.op is Op.LINEAR:
-        return Gemm(
-            out=node,
-            rows=peel(node.inputs[0]),
-            weight=node.inputs[1],
-            type_index=node.index,
-            transpose=bool(node.attr("transpose")),
-            bias=node.inputs[2] if len(node.inputs) > 2 else None,
-        )
-    if node.op is Op.OUTER:
-        return Outer(
-            out=node,
-            left=peel(node.inputs[0]),
-            right=peel(node.inputs[1]),
-            domain=node.inputs[0].domain,
-            type_index=node.index,
-        )
-    if all(i.domain in TYPE_DOMAINS for i in node.inputs):
-        return ParameterOp(out=node)
-    return Fallback(out=node)
+    return next(r.make(node) for r in INSTANCE_RULES if r.holds(node))
+
+
+class InstanceRule(NamedTuple):
+    """The kernel of a value that has one for itself, where `holds`."""
+
+    name: str
+    holds: Callable[[Node], bool]
+    make: Callable[[Node], Kernel]
+
+
+INSTANCE_RULES = (
+    InstanceRule(
+        "typed product",
+        lambda n: n.op is Op.LINEAR,
+        lambda n: Gemm(
+            out=n,
+            rows=peel(n.inputs[0]),
+            weight=n.inputs[1],
+            type_index=n.index,
+            transpose=bool(n.attr("transpose")),
+            bias=n.inputs[2] if len(n.inputs) > 2 else None,
+        ),
+    ),
+    InstanceRule(
+        "gradient of a typed weight",
+        lambda n: n.op is Op.OUTER,
+        lambda n: Outer(
+            out=n,
+            left=peel(n.inputs[0]),
+            right=peel(n.inputs[1]),
+            domain=n.inputs[0].domain,
+            type_index=n.index,
+        ),
+    ),
+    InstanceRule(
+        "parameters alone",
+        lambda n: all(i.domain in TYPE_DOMAINS for i in n.inputs),
+        lambda n: ParameterOp(out=n),
+    ),
+    InstanceRule("no template", lambda n: True, lambda n: Fallback(out=n)),
+)
+"""By preference: the first one that holds."""
 
 
 def topological_members(members: list[Node]) -> list[Node]:

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from hector.arrays import GraphArrays
-from hector.emit.device import DevicePlan, ValueTypes
-from hector.emit.reference import Reference
 from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Kernel, Plan
 from hector.ir.node import Node, Op
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
+from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.reference import Reference
 from recipes.bench.harness import environment
 from recipes.bench.hector_layer_checks import CHECKS, layer_errors
 from recipes.bench.hector_models import MODELS, plans

@@ -8,11 +8,11 @@ import torch
 
 from hector.arrays import GraphArrays
 from hector.cost import CostModel, DeviceModel
-from hector.emit.device import DevicePlan, ValueTypes
 from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Fallback, Kernel, ParameterOp, Plan
 from hector.runtime import executables, graph_arrays
+from hector.runtime.device import DevicePlan, ValueTypes
 from recipes.bench.hector_check import operands
 
 NUM_TIMED = 10

@@ -5,8 +5,6 @@ import torch
 
 from hector import Backend, Optimizations
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
-from hector.emit.device import DevicePlan, ValueTypes
-from hector.emit.launch import Launch
 from hector.emit.schedules import default_schedule
 from hector.ir.builder import Builder
 from hector.ir.types import Domain, Index
@@ -19,6 +17,8 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.runtime import Compiled, Options, graph_arrays
+from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.launch import Launch
 from recipes.bench.hector_models import MODELS
 
 CARD_BYTES = 24 * 2**30

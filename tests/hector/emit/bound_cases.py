@@ -11,11 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hector.emit import bound
-from hector.emit.bound import BoundPlan
-from hector.emit.device import DevicePlan, ValueTypes
-from hector.emit.launch import Launch
-from hector.emit.reference import Reference
 from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Plan
@@ -24,7 +19,11 @@ from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import CompiledConv
 from hector.passes.lifetimes import constants
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
-from hector.runtime import Backend, executables, graph_arrays
+from hector.runtime import Backend, bound, executables, graph_arrays
+from hector.runtime.bound import BoundPlan
+from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.launch import Launch
+from hector.runtime.reference import Reference
 from recipes.bench.hector_check import random_graph
 from recipes.bench.hector_models import plans
 

@@ -13,9 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from hector.arrays import GraphArrays
-from hector.emit.device import DevicePlan, ValueTypes
 from hector.emit.module import sums_of
-from hector.emit.reference import Reference
 from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
@@ -38,6 +36,8 @@ from hector.passes.pipeline import (
     optimize_program,
     training_plan,
 )
+from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.reference import Reference
 from recipes.bench.hector_check import TOLERANCE, error_of, operands, random_graph
 from recipes.bench.hector_layer_checks import layer_error
 from recipes.bench.hector_models import plans

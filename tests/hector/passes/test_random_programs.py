@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from hector.arrays import GraphArrays
-from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.node import Node, Program
@@ -28,6 +27,7 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.passes.rewrite import rewrite
+from hector.runtime.reference import Reference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_programs import WIDTH, Made, graphs, programs

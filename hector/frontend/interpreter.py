@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hector.frontend_calls import BoundMethod, call
-from hector.frontend_functions import aggregate, as_sym, binary, select, unary
-from hector.frontend_source import UnsupportedPythonError, parse
-from hector.frontend_values import (
+from hector.frontend.calls import BoundMethod, call
+from hector.frontend.functions import aggregate, as_sym, binary, select, unary
+from hector.frontend.source import UnsupportedPythonError, parse
+from hector.frontend.values import (
     DataVar,
     EdgeIndex,
     FrontendError,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hector.frontend_values import FrontendError
+from hector.frontend.values import FrontendError
 
 
 class UnsupportedPythonError(FrontendError):

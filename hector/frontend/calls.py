@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hector.frontend_functions import (
+from hector.frontend.functions import (
     FUNCTIONS,
     METHODS,
     aggregate,
@@ -16,8 +16,8 @@ from hector.frontend_functions import (
     select,
     transposed_linear,
 )
-from hector.frontend_source import UnsupportedPythonError
-from hector.frontend_values import (
+from hector.frontend.source import UnsupportedPythonError
+from hector.frontend.values import (
     GraphVar,
     IndexVar,
     Param,
@@ -27,6 +27,7 @@ from hector.frontend_values import (
     Sym,
     Typed,
 )
+from hector.functions import StandIn
 from hector.ir.types import Domain, Index
 
 
@@ -98,7 +99,7 @@ def _named(
         return _propagate(reader, owner, named)
     if name in FUNCTIONS and not _is_layer_code(function, owner):
         items = (*args, *named.values())
-        ours = getattr(function, "__module__", "") == "hector.api"
+        ours = isinstance(function, StandIn)
         if ours or any(isinstance(a, (*_SYMBOLS, tuple)) for a in items):
             return FUNCTIONS[name](reader.state, *args, **named)
     if inspect.isfunction(function) or inspect.ismethod(function):
@@ -122,7 +123,7 @@ def _inline(
 def _softmax_in_place(reader: Reader, args: list[Any], function: Any) -> None:
     """`edge_softmax(g)` of Listing 3.1: the user's own if it has source, else the
     built-in one on e["att"] (or the named data)."""
-    if inspect.isfunction(function) and function.__module__ != "hector.api":
+    if inspect.isfunction(function):
         _inline(reader, function, args, {})
         return
     name = args[1] if len(args) > 1 else "att"

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hector.arrays import GraphArrays
-from hector.emit.device import DevicePlan, ValueTypes
 from hector.emit.module import cache_directory
 from hector.emit.schedules import candidates, default_schedule
 from hector.ir.kernels import (
@@ -23,6 +22,7 @@ from hector.ir.kernels import (
     TraversalSchedule,
 )
 from hector.ir.node import Op
+from hector.runtime.device import DevicePlan, ValueTypes
 
 _KINDS = {c.__name__: c for c in (GemmSchedule, OuterSchedule, TraversalSchedule)}
 

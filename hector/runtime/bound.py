@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hector.emit.launch import ALIGNMENT_BYTES, Key, Launch, Partial, Step, TorchOp
 from hector.ir.node import Node
+from hector.runtime.launch import ALIGNMENT_BYTES, Key, Launch, Partial, Step, TorchOp
 
 SHARED_BYTES = 1 << 25
 """Most bytes of one plan's values that share an allocation for all of its run."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hector.frontend_values import (
+from hector.frontend.values import (
     FrontendError,
     IndexVar,
     Param,

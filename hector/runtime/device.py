@@ -7,21 +7,9 @@ import torch
 from torch import Tensor
 
 from hector.arrays import GraphArrays
-from hector.emit.bound import BoundPlan
-from hector.emit.contract import Contraction
 from hector.emit.gemm import DotPrecision, Emitted
-from hector.emit.launch import (
-    ALIGNMENT_BYTES,
-    Key,
-    Launch,
-    Partial,
-    Step,
-    TorchOp,
-    compile_together,
-)
 from hector.emit.module import Generated, generate, generate_sums, sums_of
 from hector.emit.parameters import Share
-from hector.emit.reference import Reference
 from hector.emit.source import Arg, ArgKind
 from hector.emit.sums import Sum
 from hector.ir.kernels import (
@@ -33,6 +21,18 @@ from hector.ir.kernels import (
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
 from hector.passes.lifetimes import constants, late_sums, lifetimes
+from hector.runtime.bound import BoundPlan
+from hector.runtime.contract import Contraction
+from hector.runtime.launch import (
+    ALIGNMENT_BYTES,
+    Key,
+    Launch,
+    Partial,
+    Step,
+    TorchOp,
+    compile_together,
+)
+from hector.runtime.reference import Reference
 
 _TRITON_DTYPE = {
     torch.float32: "tl.float32",

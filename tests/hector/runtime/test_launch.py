@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from hector.emit.launch import Launch, compile_together
+from hector.runtime.launch import Launch, compile_together
 
 
 class Kernel:

@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from hector.arrays import GraphArrays
 from hector.cost import CostModel, DeviceModel
-from hector.emit.reference import Reference
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule, SegmentMapping
@@ -33,6 +32,7 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.passes.rewrite import rewrite
+from hector.runtime.reference import Reference
 
 
 class Backend(Enum):
@@ -115,8 +115,8 @@ class _Runner:
         self._reference: Reference | None = None
         self.source = ""
         if uses_triton(options.backend, arrays, feature):
-            from hector.emit.device import DevicePlan, ValueTypes
-            from hector.emit.tune import schedules_for
+            from hector.runtime.device import DevicePlan, ValueTypes
+            from hector.runtime.tune import schedules_for
 
             types = ValueTypes(feature, results.dtypes, results.shapes)
             chosen: Sequence[Schedule | None] = schedules_for(

@@ -11,9 +11,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from hector.frontend_interp import Interpreter
-from hector.frontend_source import parse
-from hector.frontend_values import (
+from hector.frontend.interpreter import Interpreter
+from hector.frontend.source import parse
+from hector.frontend.values import (
     EdgeIndex,
     FrontendError,
     GraphVar,
