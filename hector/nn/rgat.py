@@ -45,7 +45,7 @@ class RGATConv(CompiledConv):
     bias: nn.Parameter | None
     e: nn.Parameter | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PyG's arguments
         self,
         in_channels: int,
         out_channels: int,
