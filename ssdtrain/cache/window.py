@@ -29,8 +29,8 @@ from ssdtrain.transfer.parcel import Parcel
 POLL_S = 0.00005
 # Below this, waiting for single copies costs more than the memory is worth.
 WINDOW_FLOOR_BYTES = 8 * 1024 * 1024
-# Measured on an H200 (recipes/bench/placement.py): one largest tensor ahead stalls
-# backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
+# Measured on an H200 (recipes/bench/offload/placement.py): one largest tensor ahead
+# stalls backward by 14 %, two cost 15 % more peak and gain nothing over one and a half.
 PREFETCH_LARGEST = 1.5
 
 

@@ -23,7 +23,7 @@ SCHEMA = "ssdtrain-profile"
 SCHEMA_VERSION = 1
 COPY_SLOWDOWN = 0.004
 """What copies in one direction cost compute meanwhile, as far as is known without a
-measurement (H200, recipes/bench/results/placement.json: 0 to 0.5 % of a step)."""
+measurement (H200, recipes/bench/offload/placement.py: 0 to 0.5 % of a step)."""
 COPY_SLOWDOWN_ERROR = 0.002
 """How far from `COPY_SLOWDOWN` a device may well be: a standard deviation."""
 

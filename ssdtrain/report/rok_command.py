@@ -2,7 +2,7 @@
 
 Activation peak against model throughput in algorithmic FLOPs (recomputation is not
 counted), over batch sizes and strategies: predicted for a model, or drawn from what
-recipes/bench/rok.py measured.
+python -m recipes.bench.planner.rok measured.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from ssdtrain.report.subject import Build, build_of
 HELP = "recompute, offload or keep: peak against throughput over batch sizes"
 EXAMPLES = """examples:
   ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
-  ssdtrain rok --results recipes/bench/results/rok.json --plot rok.png
+  ssdtrain rok --results recipes/bench/results/planner/rok.json --plot rok.png
 """
 GB = 1e9
 MARKERS = {"keep": "o", "offload": "s", "recompute": "^"}
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N"
     )
-    parser.add_argument("--results", metavar="FILE", help="of recipes/bench/rok.py")
+    parser.add_argument(
+        "--results", metavar="FILE", help="of recipes/bench/planner/rok.py"
+    )
     parser.add_argument("--plot", metavar="PNG", help="draw the curve")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 
@@ -85,7 +87,7 @@ def _points(args: argparse.Namespace) -> list[Point]:
 
 
 def read_points(path: str) -> list[Point]:
-    """The points that recipes/bench/rok.py measured.
+    """The points that recipes/bench/planner/rok.py measured.
 
     Raises:
         ConfigError: another file.
@@ -106,7 +108,8 @@ def read_points(path: str) -> list[Point]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--results expects a file of recipes/bench/rok.py, got {path}: {error!r}"
+            f"--results expects a file of recipes/bench/planner/rok.py, got {path}: "
+            f"{error!r}"
         ) from error
 
 

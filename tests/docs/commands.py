@@ -53,10 +53,10 @@ def check(words: list[str]) -> None:
         _ssdtrain(words[1:])
     elif program in LAUNCHERS and "--config" in words:
         _trains(words[words.index("--config") :])
-    elif program.startswith("recipes/") and "bench" not in program:
+    elif program.startswith("recipes/"):
         _recipe(ROOT / program, words[1:])
-    elif program in ("python", "python3") or program.startswith("recipes/bench"):
-        _script(words if program.startswith("recipes") else words[1:])
+    elif program in ("python", "python3"):
+        _script(words[1:])
     elif program == "pip":
         _pip(words[1:])
     elif program == "make":

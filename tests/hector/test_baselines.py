@@ -10,8 +10,8 @@ from hector.train import LayerKind, LayerSpec
 
 pytest.importorskip("torch_geometric")
 
-from recipes.bench.rgnn_pyg import pyg_layer
-from recipes.bench.rgnn_sorted import (
+from recipes.bench.rgnn.pyg import pyg_layer
+from recipes.bench.rgnn.sorted_product import (
     SortedHGT,
     SortedRGAT,
     SortedRGCN,

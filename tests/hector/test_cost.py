@@ -13,7 +13,7 @@ from hector.ir.types import Domain, Index
 from hector.passes.lifetimes import constants
 from hector.passes.lower import lower
 from hector.passes.pipeline import Optimizations
-from recipes.bench.hector_models import plans
+from recipes.bench.rgnn.models import plans
 
 BOTH = Optimizations(compact=True, reorder=True)
 

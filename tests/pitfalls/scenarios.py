@@ -2,8 +2,8 @@
 
 Each is a function of a `Runner` and returns the gradients to compare. The runner says
 how forwards and steps are run: plainly, under ssdtrain, or under a peer
-(`recipes/bench/survival.py`). A program whose plain run raises must raise elsewhere
-too. Sizes are above the least bytes that the peers move (1 KiB).
+(`recipes/bench/safety/survival.py`). A program whose plain run raises must raise
+elsewhere too. Sizes are above the least bytes that the peers move (1 KiB).
 """
 
 import gc

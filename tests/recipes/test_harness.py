@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import NOT_ENDED, Cells
+
+from recipes.bench.common.cells import NOT_ENDED, Cells
 
 
 def on_disk(path: Path) -> dict[str, object]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.megatron_table import megatron
+from recipes.bench.megatron.tables import megatron
 
 ONE = {"peak_gb": [10.0]}
 CELLS: dict[str, Any] = {

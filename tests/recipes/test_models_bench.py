@@ -1,25 +1,18 @@
 """The model benchmark's cells on a CPU: the same paths, tiny sizes."""
 
 import argparse
-import importlib
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-BENCH = Path(__file__).resolve().parents[2] / "recipes" / "bench"
+from recipes.bench.models import evaluation as models
+from recipes.bench.offload import placement, rivals
+
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("models")
-
-
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
-def test_every_column_trains_alike(models: ModuleType, family: str) -> None:
+def test_every_column_trains_alike(family: str) -> None:
     row = models.Row(family, 64, 2, batch=2, sequence=32)
     options = argparse.Namespace(precision="bf16", optimizer="sgd", steps=5)
     columns = models.columns(row, None)
@@ -33,7 +26,7 @@ def test_every_column_trains_alike(models: ModuleType, family: str) -> None:
         assert models.bits(cell["losses"]) == models.bits(first)
 
 
-def test_rivals_come_with_the_full_model_alone(models: ModuleType) -> None:
+def test_rivals_come_with_the_full_model_alone() -> None:
     usual = models.columns(models.Row("gpt", 8192, 4), None)
     assert set(models.columns(models.FULL, None)) - set(usual) == {
         "transformers offload=True",
@@ -43,10 +36,8 @@ def test_rivals_come_with_the_full_model_alone(models: ModuleType) -> None:
     assert models.bits([float("nan")]) == models.bits([float("nan")])
 
 
-def test_placement_rivals_compute_the_same_losses(models: ModuleType) -> None:
+def test_placement_rivals_compute_the_same_losses() -> None:
     """Dressed as layers of transformers the blocks stay what they are."""
-    placement = importlib.import_module("placement")
-    rivals = importlib.import_module("rivals")
     size = placement.Size(64, 2, 2, 16)
     keep = placement.run_column(size, placement.plain, CPU, 3)
     pytest.importorskip("deepspeed")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from recipes.bench import models_table
+from recipes.bench.models import tables as models_table
 
 
 def write(path: Path, cells: dict[str, object]) -> None:

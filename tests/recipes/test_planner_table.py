@@ -1,24 +1,19 @@
 """The planner's tables: what they say of known results."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "recipes" / "bench"
+from recipes.bench.planner import tables
+
 ENVIRONMENT = {"device": "a GPU", "num_devices": 1, "num_cpus": 2, "versions": {}}
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    for name in ("planner_table", "table_text"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import planner_table
-
-    return planner_table
+def table() -> Any:
+    return tables
 
 
 def written(folder: Path, name: str, cells: dict[str, Any]) -> Path:

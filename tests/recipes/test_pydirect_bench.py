@@ -26,14 +26,13 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a benchmark as its own command line does; PyG warns when imported."""
-    monkeypatch.syspath_prepend(str(ROOT / "recipes" / "bench"))
+def bench() -> Any:
+    """Imports a benchmark; PyG warns when imported."""
 
     def quietly(name: str) -> ModuleType:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return importlib.import_module(name)
+            return importlib.import_module(f"recipes.bench.{name}")
 
     return quietly
 
@@ -41,7 +40,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_cell_measures_every_way_and_checks_its_rows(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gather, methods = bench("gather"), bench("gather_methods")
+    gather, methods = bench("gather.sweep"), bench("gather.methods")
     flat = torch.randint(0, 255, (MIB,), dtype=torch.uint8)
     sweep = gather.Sweep(flat, peak=10.0, unit=MIB)
     cell = sweep.cell(128, 300, 16)
@@ -72,15 +71,15 @@ def test_a_cell_measures_every_way_and_checks_its_rows(
 
 def test_cores_are_compared_in_alternate_turns(bench: Any) -> None:
     flat = torch.randint(0, 255, (MIB,), dtype=torch.uint8)
-    found = bench("gather").Sweep(flat, peak=10.0, unit=MIB).cores(128, 300, 1)
+    found = bench("gather.sweep").Sweep(flat, peak=10.0, unit=MIB).cores(128, 300, 1)
     assert set(found["ms"]) == {"ours", "ours 4"} and found["ratio"] > 0
-    assert torch.get_num_threads() == bench("gather_rounds").CORES
+    assert torch.get_num_threads() == bench("gather.rounds").CORES
 
 
 def test_large_copies_of_the_baseline_go_in_pieces(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    methods = bench("gather_methods")
+    methods = bench("gather.methods")
     monkeypatch.setattr(methods, "STAGING_BYTES", 1000)
     table = torch.randint(0, 255, (50, 100), dtype=torch.uint8)
     index = torch.randint(0, 50, (33,))
@@ -147,7 +146,7 @@ def gather_results() -> dict[str, Any]:
 
 
 def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
-    table = bench("gather_table")
+    table = bench("gather.tables")
     assert table.gather(tmp_path) == ""
     (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
     text = table.gather(tmp_path)
@@ -171,12 +170,14 @@ def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
 
 def test_turns_behind_a_cpu_gather_are_called_so(bench: Any) -> None:
     cell = sweep_cell("managed", 16, MILLION, 128, **{"ours": 2.0, "ours 4": 2.2})
-    text = bench("gather_table").four_cores({"cells": {"managed/16": cell, "link": {}}})
+    text = bench("gather.tables").four_cores(
+        {"cells": {"managed/16": cell, "link": {}}}
+    )
     assert "right behind a CPU gather" in text and "in 0 of 1 cells" in text
 
 
 def test_rows_read_once_are_not_called_a_faster_link(bench: Any) -> None:
-    table = bench("gather_table")
+    table = bench("gather.tables")
     cell = sweep_cell("managed", 1, MILLION, 4096, ours=40.96)
     assert table.share_text(cell) == "2.000"
     repeats = cell | {"distinct_share": 0.25, "chosen": "sorted"}
@@ -187,7 +188,7 @@ def test_rows_read_once_are_not_called_a_faster_link(bench: Any) -> None:
 
 
 def test_a_path_recorded_too_early_is_not_held_against_the_chooser(bench: Any) -> None:
-    table = bench("gather_table")
+    table = bench("gather.tables")
     taken = {"ours": 20.2, "direct": 40.9, "sorted": 20.1, "cpu": 64.0}
     cell = sweep_cell("managed", 1, MILLION, 2052, **taken)
     assert table.regret(cell) == pytest.approx(20.2 / 20.1)
@@ -197,7 +198,7 @@ def test_a_path_recorded_too_early_is_not_held_against_the_chooser(bench: Any) -
 
 
 def test_short_calls_come_in_bursts_and_long_ones_once(bench: Any) -> None:
-    rounds, methods = bench("gather_rounds"), bench("gather_methods")
+    rounds, methods = bench("gather.rounds"), bench("gather.methods")
     seen: list[int] = []
 
     def work(index: torch.Tensor, out: torch.Tensor) -> None:
@@ -219,13 +220,13 @@ def test_pylibwholegraph_beside_ours(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded as missing where it is not installed; its shares where it is."""
-    table = bench("gather_table")
+    table = bench("gather.tables")
     (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
     out = tmp_path / "gather_wholegraph.json"
     words = ["gather_wholegraph.py", "--out", str(out), "--table-gib", "16"]
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setitem(sys.modules, "pylibwholegraph", None)
-    bench("gather_wholegraph").main()
+    bench("gather.wholegraph").main()
     assert "- pylibwholegraph was not measured: ModuleNotFound" in table.gather(
         tmp_path
     )
@@ -247,7 +248,7 @@ def test_half_a_gather_record_still_prints(bench: Any, tmp_path: Path) -> None:
         part = copy.deepcopy(data)
         part["cells"] = dict(list(data["cells"].items())[: keep + 1])
         (tmp_path / "gather.json").write_text(json.dumps(part))
-        assert ("Gather" in bench("gather_table").gather(tmp_path)) == (keep > 0)
+        assert ("Gather" in bench("gather.tables").gather(tmp_path)) == (keep > 0)
 
 
 def gnn_side(copy_s: float, wall_s: float, **more: Any) -> dict[str, Any]:
@@ -269,7 +270,7 @@ def gnn_side(copy_s: float, wall_s: float, **more: Any) -> dict[str, Any]:
 
 
 def test_the_gnn_section(bench: Any, tmp_path: Path) -> None:
-    table = bench("gnn_table")
+    table = bench("gnn.tables")
     assert table.gnn(tmp_path) == ""
     listing = {"losses": [4.0], "accuracy": 0.5, "seconds": 2.0, "peak_gib": 1.0}
     again = {**listing, "largest_loss_difference": 1e-7}
@@ -311,7 +312,7 @@ def test_the_gnn_section(bench: Any, tmp_path: Path) -> None:
 def test_gnn_runs_resumes_and_records_failures(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gnn = bench("gnn")
+    gnn = bench("gnn.epochs")
     out = tmp_path / "gnn.json"
     words = ["gnn.py", "--small", "--only", "paper width", "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
@@ -332,4 +333,4 @@ def test_gnn_runs_resumes_and_records_failures(
     monkeypatch.setattr(gnn, "side", None)
     gnn.main()
     assert json.loads(out.read_text())["cells"].keys() == cells.keys()
-    assert "paper width" in bench("gnn_table").gnn(tmp_path)
+    assert "paper width" in bench("gnn.tables").gnn(tmp_path)

@@ -12,10 +12,11 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from hector.train import LayerKind
-from recipes.bench import rgnn, rgnn_table
-from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, plan
-from recipes.bench.rgnn_measure import OutOfTimeError, category, deadline, measure
-from recipes.bench.rgnn_results import Results
+from recipes.bench.rgnn import layers as rgnn
+from recipes.bench.rgnn import tables as rgnn_table
+from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, plan
+from recipes.bench.rgnn.measure import OutOfTimeError, category, deadline, measure
+from recipes.bench.rgnn.results import Results
 
 ARGS = (
     "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
@@ -293,7 +294,7 @@ def test_the_recorded_command_names_no_place() -> None:
 def test_a_setting_that_was_chosen_is_not_timed_again_unless_the_host_bounds_it(
     fast_ms: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.bench.rgnn_results.FAST_MS", fast_ms)
+    monkeypatch.setattr("recipes.bench.rgnn.results.FAST_MS", fast_ms)
     out = tmp_path / "r.json"
     words = [*ARGS[:-6], "main", "ablation", "--budget-s", "60", "--out", str(out)]
     words += ["--contenders", "hector", "hector-none", "hector-both"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.bench import rgnn_cache
+from recipes.bench.rgnn import cache as rgnn_cache
 
 
 def kernel(directory: Path, key: str) -> None:

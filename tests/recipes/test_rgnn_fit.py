@@ -10,7 +10,7 @@ pytest.importorskip("torch_geometric")
 from hector.cost import DeviceModel
 from hector.datasets.generate import GraphSpec, generate
 from hector.statistics import statistics
-from recipes.bench.rgnn_fit import Counts, Sample, choices, error, fit, plans_of
+from recipes.bench.rgnn.fit import Counts, Sample, choices, error, fit, plans_of
 
 
 def made(device: DeviceModel) -> list[Sample]:

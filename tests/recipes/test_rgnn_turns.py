@@ -12,10 +12,11 @@ pytest.importorskip("torch_geometric")
 
 from hector.datasets.generate import TABLE_3_3, generate, scaled
 from hector.train import LayerKind
-from recipes.bench import rgnn, rgnn_turns
-from recipes.bench.rgnn_cells import Cell, Contender, Phase, Task, Work
-from recipes.bench.rgnn_contenders import build
-from recipes.bench.rgnn_turns import Turns, times_in_turns
+from recipes.bench.rgnn import layers as rgnn
+from recipes.bench.rgnn import turns as rgnn_turns
+from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, Work
+from recipes.bench.rgnn.contenders import build
+from recipes.bench.rgnn.turns import Turns, times_in_turns
 
 CPU = torch.device("cpu")
 TURNS = rgnn_turns.NUM_ROUNDS * rgnn_turns.STEPS_A_ROUND

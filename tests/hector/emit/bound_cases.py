@@ -24,8 +24,8 @@ from hector.runtime.bound import BoundPlan
 from hector.runtime.device import DevicePlan, ValueTypes
 from hector.runtime.launch import Launch
 from hector.runtime.reference import Reference
-from recipes.bench.hector_check import random_graph
-from recipes.bench.hector_models import plans
+from recipes.bench.rgnn.check import random_graph
+from recipes.bench.rgnn.models import plans
 
 if torch.cuda.is_available():
     pytest.skip(

@@ -38,9 +38,9 @@ from hector.passes.pipeline import (
 )
 from hector.runtime.device import DevicePlan, ValueTypes
 from hector.runtime.reference import Reference
-from recipes.bench.hector_check import TOLERANCE, error_of, operands, random_graph
-from recipes.bench.hector_layer_checks import layer_error
-from recipes.bench.hector_models import plans
+from recipes.bench.rgnn.check import TOLERANCE, error_of, operands, random_graph
+from recipes.bench.rgnn.layer_checks import layer_error
+from recipes.bench.rgnn.models import plans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_programs import Made, graphs, programs

@@ -16,8 +16,8 @@ from hector.train.model import compiled_layer
 
 pytest.importorskip("torch_geometric")
 
-from recipes.bench.rgnn_pyg import pyg_conv, wrap
-from recipes.bench.rgnn_sorted import reached
+from recipes.bench.rgnn.pyg import pyg_conv, wrap
+from recipes.bench.rgnn.sorted_product import reached
 
 WIDTHS = (1, 31, 64, 100, 513)
 

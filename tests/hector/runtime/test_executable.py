@@ -23,7 +23,7 @@ from hector.ir.types import Domain, Index, RowType
 from hector.passes.pipeline import ALL_SETTINGS
 from hector.runtime import executables, uses_triton
 from hector.statistics import statistics
-from recipes.bench.hector_models import MODELS, plans
+from recipes.bench.rgnn.models import MODELS, plans
 from recipes.hector_layers import comp_gcn, gat, relational_gatv2
 
 

@@ -8,8 +8,8 @@ from hector.train import DataConfig, LayerKind
 
 pytest.importorskip("torch_geometric")
 
-from recipes.bench.rgnn_parity import from_pygs_start, train
-from recipes.bench.rgnn_pyg import pyg_layer
+from recipes.bench.rgnn.parity import from_pygs_start, train
+from recipes.bench.rgnn.pyg import pyg_layer
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from unusual import DISTRIBUTED, TWO_DEVICES, UNUSUAL
+
+from tests.ssdtrain.graphs.unusual import DISTRIBUTED, TWO_DEVICES, UNUSUAL
 
 Step = Callable[["Program", Tensor], Tensor]
 SIZES = [(4, 6), (3, 5), (2, 3, 4), (7,), (1, 8), (6, 6), (0, 3)]

@@ -1,5 +1,6 @@
 """torch's own operator database: every differentiable sample, with and without a
-session. Shared by the test here (a sample of it) and `recipes/bench/opinfo.py` (all).
+session. Shared by the test here (a sample of it) and
+`recipes/bench/safety/opinfo.py` (all).
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""A sample of torch's operator database (`recipes/bench/opinfo.py` runs all of it)."""
+"""A sample of torch's operator database (`bench.safety.opinfo` runs all of it)."""
 
 import sys
 from collections import Counter

@@ -115,7 +115,7 @@ def test_text_that_is_no_link_file(tmp_path: Path, text: str) -> None:
 
 
 def test_the_recorded_doctor_run_can_be_read() -> None:
-    results = Path(__file__).resolve().parents[3] / "recipes/bench/results"
+    results = Path(__file__).resolve().parents[3] / "recipes/bench/results/storage"
     record = results / "links_h200.json"
     if not record.exists():
         pytest.skip("no doctor run is recorded yet")

@@ -1,4 +1,4 @@
-"""What the planner would do on the machine of recipes/bench/results/placement.json.
+"""What the planner would do on the machine of results/offload/placement.json.
 
 Below: profiles observed there, whose known faults are mended here.
 
@@ -39,7 +39,7 @@ TARGETS = {"12288x3": (0.01, 8.0), "8192x4": (0.02, 7.1), "16384x2": (0.01, 11.0
 
 
 def recorded(name: str) -> dict[str, float]:
-    cells = json.loads((RESULTS / "placement.json").read_text())["cells"]
+    cells = json.loads((RESULTS / "offload" / "placement.json").read_text())["cells"]
     found: dict[str, float] = cells[name]
     return found
 
@@ -47,7 +47,7 @@ def recorded(name: str) -> dict[str, float]:
 @pytest.fixture
 def links(tmp_path: Path) -> Links:
     """Of the recorded link file."""
-    found = json.loads((RESULTS / "links_h200.json").read_text())["links"]
+    found = json.loads((RESULTS / "storage" / "links_h200.json").read_text())["links"]
     (tmp_path / "links.json").write_text(json.dumps(found))
     return read_link_curves(str(tmp_path / "links.json"))
 

@@ -53,12 +53,7 @@ def test_korthikanti_counts(split: Split, units: float) -> None:
 @pytest.fixture(scope="module")
 def device_recipe() -> ModuleType:
     """The benchmark's plain block: the same code that is measured on a GPU."""
-    path = ROOT / "recipes/bench/project_device.py"
-    spec = importlib.util.spec_from_file_location("project_device", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("recipes.bench.planner.project_device")
 
 
 def test_real_autograd_saves_what_the_model_says(device_recipe: ModuleType) -> None:

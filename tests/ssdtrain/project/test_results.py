@@ -13,7 +13,7 @@ from ssdtrain.project.layer import saved_bytes
 from ssdtrain.project.model import Case, layer_seconds
 from ssdtrain.project.tables import GPUS, find
 
-RESULTS = Path(__file__).resolve().parents[3] / "recipes/bench/results"
+RESULTS = Path(__file__).resolve().parents[3] / "recipes/bench/results/planner"
 ASSUME = Assumptions()
 
 

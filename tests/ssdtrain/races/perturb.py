@@ -1,7 +1,7 @@
 """Random delays wherever order could matter, and poison where memory is let go.
 
 Nothing of this is product code: it patches the facade of a device for the length of a
-`with` block. Also used on a GPU by `recipes/bench/sanitize.py`.
+`with` block. Also used on a GPU by `recipes/bench/safety/sanitize.py`.
 """
 
 import contextlib

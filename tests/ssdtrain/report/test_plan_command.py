@@ -46,7 +46,7 @@ def link_file(path: Path, *kinds: LinkKind, gb_per_s: float = 10.0) -> str:
 
 
 def test_the_estimate_counts_what_autograd_saves() -> None:
-    """The blocks of recipes/bench/placement.py: 18 807 259 136 bytes on an H200."""
+    """The blocks of bench/offload/placement.py: 18 807 259 136 bytes on an H200."""
     profile = estimated(
         build_of("blocks:8192x4", 1024), 16, default_links(), Speeds(), 1 << 20
     )

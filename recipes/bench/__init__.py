@@ -1,0 +1,1 @@
+"""The benchmarks, one package a subject: `python -m recipes.bench.<subject>.<name>`."""

@@ -1,0 +1,1 @@
+"""What all benchmarks share: cells, records, tables, and blocks that many measure."""

@@ -1,0 +1,174 @@
+"""What every benchmark here shares: the record of where it ran, and resumable cells."""
+
+import contextlib
+import gc
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout."""
+RESULTS = ROOT / "recipes" / "bench" / "results"
+"""One folder a room, one file a benchmark."""
+NOT_ENDED = "was not ended"
+"""Error of a cell whose process was ended while it ran; it is run again."""
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "trl",
+    "deepspeed",
+    "megatron-core",
+    "torch-geometric",
+    "kvikio-cu13",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Device, versions and command of this run."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else f"{os.cpu_count()} CPU cores",
+        "num_devices": torch.cuda.device_count() if cuda else 0,
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "command": " ".join([_program(), *sys.argv[1:]]),
+    }
+
+
+def _program() -> str:
+    """How this process was started: a module of the checkout, or a file."""
+    path = Path(sys.argv[0])
+    try:
+        inside = path.resolve().relative_to(ROOT).with_suffix("")
+    except ValueError:
+        return path.name
+    return f"python -m {'.'.join(inside.parts)}"
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command of another process that runs a module of the checkout."""
+    return [sys.executable, "-m", module, *words]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the checkout where Python looks first."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class Cells:
+    """Named results in one JSON file, written after every cell; a rerun goes on."""
+
+    def __init__(self, path: Path, budget_s: float, settings: dict[str, Any]) -> None:
+        self.path = path
+        self._deadline = time.monotonic() + budget_s
+        self._notes: dict[str, dict[str, Any]] = {}
+        self.data: dict[str, Any] = {
+            "environment": environment(),
+            "settings": settings,
+            "cells": {},
+        }
+        if path.exists():
+            before = json.loads(path.read_text())
+            if before.get("settings") == settings:
+                self.data["cells"] = {
+                    name: cell
+                    for name, cell in before["cells"].items()
+                    if cell.get("error") != NOT_ENDED
+                }
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self.data["cells"][name]  # type: ignore[no-any-return]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.data["cells"]
+
+    def run(
+        self,
+        name: str,
+        cell: Callable[[], dict[str, Any]],
+        limit_s: float | None = None,
+    ) -> None:
+        """Run a cell unless it is there or the time is over; an error is a result.
+
+        What the cell noted before an error, or before `limit_s` were over, is kept.
+        """
+        if name in self or time.monotonic() > self._deadline:
+            return
+        start = time.monotonic()
+        error: dict[str, Any] = {}
+        result: dict[str, Any] = {}
+        try:
+            with _limited(limit_s):
+                result = cell()
+        except torch.OutOfMemoryError:
+            error = {"error": "out of memory"}
+        except Exception as caught:
+            text = f"{type(caught).__name__}: {caught}"[:500]
+            where = traceback.format_exc().splitlines()[-12:]
+            error = {"error": text, "traceback": where}
+        noted = self._notes.pop(name, {})
+        result = {**noted, **result, **error}
+        if error:
+            gc.collect()  # the frames of the failure held the model
+            with contextlib.suppress(RuntimeError):  # a broken device shows below
+                torch.cuda.empty_cache()
+        result["cell_s"] = round(time.monotonic() - start, 2)
+        self.data["cells"][name] = result
+        self.save()
+        print(name, json.dumps(result), flush=True)
+
+    def note(self, name: str, part: dict[str, Any]) -> None:
+        """Write what a running cell knows already."""
+        self._notes[name] = part
+        partial = {**part, "error": NOT_ENDED}
+        self.data["cells"][name] = partial
+        self.save()
+        del self.data["cells"][name]
+
+    def save(self) -> None:
+        """Write the file in one piece."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text(json.dumps(self.data, indent=1) + "\n")
+        partial.replace(self.path)
+
+
+@contextlib.contextmanager
+def _limited(limit_s: float | None) -> Iterator[None]:
+    """Raise TimeoutError in the main thread when the time is over."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"the cell took more than {limit_s} s")
+
+    if limit_s is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

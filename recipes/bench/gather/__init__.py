@@ -1,0 +1,1 @@
+"""Rows of host memory gathered by the GPU."""

@@ -1,0 +1,270 @@
+#!/usr/bin/env python
+"""The gather against the link: row size x batch x table size.
+
+    python -m recipes.bench.gather.sweep --budget-s 200
+    python -m recipes.bench.gather.sweep --budget-s 20 --small  # its paths, no GPU
+
+Every cell: the path that the chooser takes, each path by force, torch's index_select on
+an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
+and with 4, as shares of the DMA peak of the same run, timed by `gather_rounds`; 512
+rows are checked in each. Ours with all cores and with 4 take turns in their own cells.
+Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
+Most telling cells first. A rerun goes on; `gather.tables` prints the file.
+"""
+
+import argparse
+import functools
+import itertools
+import math
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pydirect import gather, memory
+from pydirect.gather.front import front_of
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.gather.methods import (
+    Method,
+    StockCpu,
+    cores_methods,
+    shifted_methods,
+    sweep_methods,
+)
+from recipes.bench.gather.rounds import CORES, Rounds
+from recipes.bench.gather.sharing import repeats_and_runs, sm_budget
+from recipes.bench.gather.timing import (
+    DEVICE,
+    dma_peak_gbps,
+    fill,
+    indices,
+    synchronize,
+)
+
+GIB = 1 << 30
+ROWS = (128, 256, 512, 1024, 2052, 4096, 400, 64, 16384)
+ROWS_SHIFTED = tuple(range(2048, 2080, 4))
+ROWS_PINNED = (128, 256, 400, 512, 2052, 4096)
+BATCHES = (1_000_000, 200_000, 50_000, 10_000, 4_000_000)
+TABLES_GIB = (16, 48, 4, 1)
+# Of one result. A million rows of 16 KiB are more: 200,000 tell the same.
+LARGEST_OUT = 5 * GIB
+# Smaller tables are not measured with 4 cores.
+FEW_CORES_GIB = 16
+
+
+class Sweep:
+    """One host table of a kind of memory; smaller tables are slices of it."""
+
+    def __init__(self, flat: torch.Tensor, peak: float, unit: int) -> None:
+        self.flat = flat
+        self.peak = peak
+        self.unit = unit
+        self.memory = memory.reach(flat).value
+        self.stock = StockCpu()
+
+    def rows(self, row_bytes: int, table_gib: int) -> torch.Tensor:
+        num = min(self.flat.numel(), table_gib * self.unit) // row_bytes
+        return self.flat[: num * row_bytes].view(num, row_bytes)
+
+    def cell(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """All methods on one combination."""
+        table = self.rows(row_bytes, table_gib)
+        every = self.memory != "pinned"
+        few_cores = every and table_gib >= FEW_CORES_GIB
+        chosen = chosen_path(table, batch, (CORES,))
+        methods = sweep_methods(table, self.stock, cpu=every, few_cores=few_cores)
+        facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
+        facts["distinct_share"] = round(distinct_share(batch, table.shape[0]), 4)
+        facts |= {"table_gib": table_gib, "memory": self.memory, "chosen": chosen}
+        return facts | self.measure(table, batch, methods)
+
+    def shifted(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """Figure 4.7."""
+        table = self.rows(row_bytes, table_gib)
+        methods = shifted_methods(table, self.stock)
+        facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
+        return facts | self.measure(table, batch, methods)
+
+    def cores(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
+        """Ours with all cores and with 4, turn by turn."""
+        table = self.rows(row_bytes, table_gib)
+        facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
+        chosen_path(table, batch, (4, CORES))
+        return facts | Rounds(table, batch, cores_methods(table)).alternate()
+
+    def measure(
+        self, table: torch.Tensor, batch: int, methods: list[Method]
+    ) -> dict[str, Any]:
+        """Milliseconds and shares of the DMA peak; a method that fails says why."""
+        ms, errors = Rounds(table, batch, methods).run()
+        gb = batch * table.shape[1] / 1e6
+        shares = {name: round(gb / took / self.peak, 4) for name, took in ms.items()}
+        found: dict[str, Any] = {"peak_gb_s": self.peak, "ms": ms, "share": shares}
+        return found | ({"errors": errors} if errors else {})
+
+
+def distinct_share(batch: int, num_rows: int) -> float:
+    """Distinct rows over rows of a batch drawn at random: what must cross the link."""
+    return -num_rows / batch * math.expm1(-batch / num_rows)
+
+
+def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> str:
+    """The chooser's path with the last of ``threads``; calibrates the size class for
+    each number if it is new, and lets a survey of the table arrive."""
+    if DEVICE == "cuda":
+        chooser = front_of(torch.device("cuda", 0)).chooser
+        for number in threads:
+            torch.set_num_threads(number)
+            chooser.rates(table, memory.reach(table))
+    for index in indices(batch, table.shape[0], 2):
+        before = gather.stats().calls
+        gather.index_select(table, index)
+        synchronize()
+    after = gather.stats().calls
+    return next((p.value for p, n in after.items() if n > before.get(p, 0)), "none")
+
+
+class Run:
+    """The order of the cells, and whether there is time for the next."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.unit = (1 << 20) if given.small else GIB
+        self.divide = 1000 if given.small else 1
+        settings = {"small": given.small, "largest_gib": given.largest_gib}
+        self.cells = Cells(given.out, given.budget_s, settings)
+        self.deadline = time.monotonic() + given.budget_s
+        self.peak = 0.0
+
+    def start(self) -> None:
+        """The DMA peak: of every run, the cells' shares are of it."""
+        self.peak = round(dma_peak_gbps((1 << 30) // self.divide), 2)
+        facts = {"dma_peak_gb_s": self.peak, "cpu_cores": CORES}
+        self.cells.run("link", lambda: facts)
+
+    def table(self, kind: str, gib: int) -> Sweep:
+        """Allocates and fills; how long that takes is a cell of its own."""
+        make = memory.empty_table if kind == "table" else memory.empty_pinned
+        began = time.monotonic()
+        flat = make((gib * self.unit,), torch.uint8)
+        middle = time.monotonic()
+        fill(flat)
+        facts = {
+            "memory": memory.reach(flat).value,
+            "gib": gib,
+            "allocate_s": round(middle - began, 2),
+            "fill_s": round(time.monotonic() - middle, 2),
+        }
+        self.cells.run(f"allocate {kind}", lambda: facts)
+        return Sweep(flat, self.peak, self.unit)
+
+    def sweep(self, on: Sweep, batches: tuple[int, ...], rows: tuple[int, ...]) -> None:
+        """Cells of the sweep on one table, batch by batch."""
+        gib = on.flat.numel() // self.unit
+        sizes = [size for size in TABLES_GIB if size <= gib]
+        for batch, table_gib, row in itertools.product(batches, sizes, rows):
+            name = f"{on.memory}/{table_gib}/{batch}/{row}"
+            num = batch // self.divide
+            if row * num <= LARGEST_OUT and self.has_time(row * num):
+                self.cells.run(name, functools.partial(on.cell, row, num, table_gib))
+
+    def shifted(self, on: Sweep) -> None:
+        """Figure 4.7's rows."""
+        num = 1_000_000 // self.divide
+        for row in ROWS_SHIFTED:
+            if self.has_time(row * num):
+                self.cells.run(
+                    f"shifted/{row}",
+                    functools.partial(on.shifted, row, num, TABLES_GIB[0]),
+                )
+
+    def cores(self, on: Sweep) -> None:
+        """Whether ours needs the CPU's cores."""
+        for batch, row in itertools.product(BATCHES[:3], ROWS):
+            num = batch // self.divide
+            if row * num <= LARGEST_OUT and self.has_time(row * num):
+                name = f"cores/{TABLES_GIB[0]}/{batch}/{row}"
+                work = functools.partial(on.cores, row, num, TABLES_GIB[0])
+                self.cells.run(name, work)
+
+    def rest(self, on: Sweep) -> None:
+        """Repeats, runs, and the SM budget beside matrix products."""
+        table = on.rows(512, TABLES_GIB[0])
+        if not self.given.small:
+            self.cells.run("sm budget", lambda: sm_budget(table))
+        num = 1_000_000 // self.divide
+        if self.has_time(4000 * num):
+            name = f"repeats and runs {on.memory}"
+            self.cells.run(name, lambda: repeats_and_runs(table, num))
+
+    def has_time(self, num_bytes: int) -> bool:
+        """Whether a cell of so many bytes would end inside the budget."""
+        need_s = 1 + num_bytes * 1.2e-9
+        return bool(time.monotonic() + need_s < self.deadline)
+
+    def attempt(self, what: str, part: Callable[[], None]) -> None:
+        """A part of the run; what goes wrong outside its cells is written down."""
+        try:
+            part()
+        except Exception:
+            self.cells.data[f"error in {what}"] = traceback.format_exc()[-2000:]
+            self.cells.save()
+            traceback.print_exc()
+
+    def finish(self) -> None:
+        """The rates behind the chooser's choices."""
+        if DEVICE == "cuda":
+            known = front_of(torch.device("cuda", 0)).chooser.known()
+            rates = {
+                f"{reach.value}, size class {size}, {threads} threads": vars(value)
+                for (reach, size, threads), value in known.items()
+            }
+            self.cells.data["rates"] = rates
+        self.cells.data["left_s"] = round(self.deadline - time.monotonic(), 1)
+        self.cells.save()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--largest-gib", type=int, default=48)
+    parser.add_argument("--pinned-gib", type=int, default=16)
+    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gather" / "gather.json")
+    return parser.parse_args()
+
+
+def pinned_part(run: Run, gib: int) -> None:
+    """Memory that is pinned where it lies: small pages, what `pin` gives."""
+    pinned = run.table("pinned", gib)
+    run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
+    run.rest(pinned)
+
+
+def large_part(run: Run, gib: int) -> None:
+    """What `empty_table` and `.to("unified")` give, and pinned memory between."""
+    large = run.table("table", gib)
+    large.stock.reserve(4 * run.unit)
+    run.sweep(large, BATCHES[:1], ROWS[:-1])
+    run.shifted(large)
+    run.sweep(large, BATCHES[1:3], ROWS)
+    run.rest(large)
+    run.cores(large)
+    if run.has_time(10 * GIB):
+        run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
+    run.sweep(large, BATCHES[3:], ROWS)
+
+
+def main() -> None:
+    run = Run(parse())
+    run.start()
+    run.attempt("table", lambda: large_part(run, run.given.largest_gib))
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()

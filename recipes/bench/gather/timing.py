@@ -1,0 +1,140 @@
+"""What the gather benchmarks share: timing, tables, indices, checks, results."""
+
+import functools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS
+
+SLOW_S = 0.02
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Results:
+    """Cells measured so far, written after every cell so that a kill loses nothing."""
+
+    def __init__(self, name: str, budget_s: float) -> None:
+        self.started = time.monotonic()
+        self.budget_s = budget_s
+        out = os.environ.get("OUT")
+        self._path = (Path(out) if out else RESULTS / "gather") / f"{name}.json"
+        self._data: dict[str, Any] = {"machine": machine(), "cells": []}
+
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.budget_s - (time.monotonic() - self.started)
+
+    def add(self, **cell: Any) -> None:
+        """Record a cell and print it."""
+        cell = {k: round(v, 6) if isinstance(v, float) else v for k, v in cell.items()}
+        self._data["cells"].append(cell)
+        self._data["seconds"] = round(time.monotonic() - self.started, 1)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self._data, indent=1))
+        print(json.dumps(cell), flush=True)
+
+    def attempt(self, what: str, work: Callable[[], None], need_s: float = 3.0) -> None:
+        """Run a group of cells; what fails or has no time left is recorded as such."""
+        if self.left_s() < need_s:
+            self.add(skipped=what, left_s=self.left_s())
+            return
+        try:
+            work()
+        except Exception as error:  # a benchmark goes on and reports
+            self.add(failed=what, error=f"{type(error).__name__}: {error}"[:600])
+
+
+def machine() -> dict[str, Any]:
+    """Device, versions and command of this run."""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu_cores": os.cpu_count(),
+        "commit": head.stdout.strip(),
+        "command": " ".join(sys.argv),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+    }
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def time_ms(work: Callable[[int], object], repeats: int = 5) -> float:
+    """Median milliseconds of ``work(k)`` by device events, k = 1, 2, ... after one
+    warm-up (k = 0); the time includes what the CPU needs to launch it. Slow work
+    repeats less."""
+    began = time.perf_counter()
+    work(0)
+    synchronize()
+    if time.perf_counter() - began > SLOW_S:
+        repeats = min(repeats, 2)
+    return statistics.median(
+        once_ms(functools.partial(work, k + 1)) for k in range(repeats)
+    )
+
+
+def once_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of one run by device events (by the clock without a GPU)."""
+    if DEVICE == "cpu":
+        began = time.perf_counter()
+        work()
+        return (time.perf_counter() - began) * 1e3
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:
+    """Pinned host-to-device copy of this machine, GB/s; the best of five."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    device = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE)
+    host.fill_(1)
+    device.copy_(host)
+    took = min(once_ms(lambda: device.copy_(host, non_blocking=True)) for _ in range(5))
+    return num_bytes / took / 1e6
+
+
+def fill(table: torch.Tensor) -> None:
+    """Random bytes, fast: one random block from the GPU, offset for every place."""
+    words = table.flatten().view(torch.uint8)
+    size = min(words.numel(), 256 << 20)
+    block = torch.randint(0, 1 << 30, (size // 8,), device=DEVICE).view(torch.uint8)
+    for k, start in enumerate(range(0, words.numel(), size)):
+        part = words[start : start + size]
+        part.copy_((block + k)[: part.numel()], non_blocking=True)
+    synchronize()
+
+
+def indices(num: int, num_rows: int, count: int = 6) -> list[torch.Tensor]:
+    """Fresh random indices for each repeat, so that no cache remembers the rows."""
+    return [torch.randint(0, num_rows, (num,), device=DEVICE) for _ in range(count)]
+
+
+def check_rows(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Compare 512 random places of ``out`` with the table, byte by byte."""
+    picked = torch.randint(0, index.numel(), (512,), device=index.device)
+    expected = table[index[picked].cpu().long()]
+    if not torch.equal(out[picked].cpu(), expected):
+        raise RuntimeError("the gather returned wrong rows")

@@ -1,0 +1,1 @@
+"""GNN epochs with features in host memory."""

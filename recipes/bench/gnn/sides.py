@@ -1,0 +1,153 @@
+"""How `gnn.epochs` measures one side: bars part by part, and whole overlapped runs."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import torch
+
+# The checkout's packages, installed or not.
+from pydirect.loader import MiniBatch
+from pydirect.train import NodeClassificationTrainer
+
+
+def sync() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:
+    """One part after the other, each with the machine for itself: other (sampling, by
+    all sampling threads), copy (features, edges and labels on the GPU) and train."""
+    loader = trainer.batches
+    loader.epoch = 0
+    begun = sync()
+    sampled = loader.sampled()
+    batches = [batch for _, batch in zip(range(num + warm), sampled, strict=False)]
+    sampled.close()
+    spent = {"other_s": (sync() - begun) * num / len(batches)}
+    spent |= {"copy_s": 0.0, "train_s": 0.0}
+    losses, nodes = [], 0
+    for number, batch in enumerate(batches):
+        got = sync()
+        there = loader.fetch(batch)
+        fetched = sync()
+        loss = trainer.step(there)
+        done = sync()
+        losses.append(float(loss.detach()))
+        if number >= warm:
+            spent["copy_s"] += fetched - got
+            spent["train_s"] += done - fetched
+            nodes += len(batch.node_ids)
+    feature_bytes = nodes * trainer.dataset.features.shape[1] * 4
+    return {
+        **{name: round(value, 5) for name, value in spent.items()},
+        "batches": num,
+        "nodes_a_batch": nodes // max(1, num),
+        "copy_gb_s": round(feature_bytes / max(1e-9, spent["copy_s"]) / 1e9, 2),
+        "first_losses": losses[:5],
+    }
+
+
+def overlapped(
+    trainer: NodeClassificationTrainer, buffers: int, num: int, warm: int
+) -> dict[str, Any]:
+    """A run of ``num`` batches as a user sees it: wall, idle GPU, busy CPU."""
+    trainer.loader = replace(trainer.loader, num_buffers=buffers)
+    loader = trainer._loader(trainer.dataset.train_nodes, shuffle=True)
+    process = psutil.Process()
+    marks: list[tuple[Any, Any]] = []
+    wall, cpu = 0.0, 0.0
+    for number, batch in enumerate(loader):
+        if number == warm:
+            wall, cpu = sync(), cpu_seconds(process)
+        if number >= warm:
+            marks.append(timed_step(trainer, batch))
+        else:
+            trainer.step(batch)
+        if number + 1 == warm + num:
+            break
+    wall = sync() - wall
+    cpu = cpu_seconds(process) - cpu
+    busy = sum(a.elapsed_time(b) for a, b in marks) / 1e3 if has_gpu() else None
+    return {
+        "wall_s": round(wall, 5),
+        "batches": len(marks),
+        "cpu_percent": round(100 * cpu / wall, 1),
+        "gpu_idle_share": None if busy is None else round(max(0, 1 - busy / wall), 4),
+    }
+
+
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def timed_step(trainer: NodeClassificationTrainer, batch: MiniBatch) -> tuple[Any, Any]:
+    if not has_gpu():
+        trainer.step(batch)
+        return None, None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    trainer.step(batch)
+    end.record()
+    return begin, end
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def peak_bytes(*, reset: bool = False) -> int:
+    """Peak of PyTorch's CUDA allocator since the last reset; 0 without a GPU."""
+    if not has_gpu():
+        return 0
+    torch.cuda.synchronize()
+    if reset:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
+
+
+def plain_loop(
+    trainer: NodeClassificationTrainer,
+    features: torch.Tensor,
+    device: torch.device,
+    num: int,
+) -> tuple[list[float], float]:
+    """A script without a loader: losses of ``num`` batches, then the accuracy of the
+    model on four more."""
+    losses = []
+    for there in plain_batches(trainer, features, device, num):
+        losses.append(float(trainer.step(there).detach()))
+    trainer.network.eval()
+    right, seen = 0, 0
+    with torch.no_grad():
+        for there in plain_batches(trainer, features, device, 4):
+            right += int((trainer.scores(there).argmax(1) == there.y).sum())
+            seen += there.num_seeds
+    return losses, right / seen
+
+
+def plain_batches(
+    trainer: NodeClassificationTrainer,
+    features: torch.Tensor,
+    device: torch.device,
+    num: int,
+) -> Iterator[MiniBatch]:
+    """``features[node_ids]`` and whatever a copy of it to the GPU then costs."""
+    sampled = trainer.batches.sampled()
+    for _, batch in zip(range(num), sampled, strict=False):
+        seeds = batch.node_ids[: batch.num_seeds]
+        yield MiniBatch(
+            x=features[batch.node_ids].to(device),
+            y=trainer.dataset.labels[seeds].to(device),
+            edge_index=batch.edge_index.to(device),
+            num_seeds=batch.num_seeds,
+            num_nodes_per_hop=batch.num_nodes_per_hop,
+            num_edges_per_hop=batch.num_edges_per_hop,
+        )
+    sampled.close()

@@ -1,0 +1,302 @@
+"""BERT, GPT and T5 at the evaluation's sizes: step time and activation peak, kept,
+recomputed and offloaded (chapter 5.4.2, Figure 5.11), and one full model whose
+vocabulary is large.
+
+The stock `transformers` models on random tokens, sequence 1024 (T5: on both sides),
+head size 128, batch 16. A step is forward, backward and the optimizer. Peak is the most
+bytes allocated in forward and backward above the level before the step (weights,
+gradients and optimizer states excluded). All cells run in one process.
+
+    python -m recipes.bench.models.evaluation --budget-s 200   # again to go on
+    python -m recipes.bench.models.evaluation --precision bf16 --optimizer adamw
+    python -m recipes.bench.models.tables --png FILE          # from the results
+"""
+
+import argparse
+import contextlib
+import gc
+import itertools
+import statistics
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ssdtrain
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.offload.placement import Clock
+from ssdtrain.train.models import model_of
+from ssdtrain.train.models.base import IGNORED_LABEL
+from ssdtrain.train.settings import Checkpointing, ModelSettings
+
+HEAD_SIZE = 128
+SIZES = ((8192, 4), (12288, 3), (16384, 2))
+FAMILIES = ("bert", "gpt", "t5")
+BYTES_VOCABULARY = 384
+LOSS_SCALE = 256.0
+WARMUP_STEPS = 4
+"""Steps before the measured ones: allocation, one or two that the planner observes, and
+the first one under its plan."""
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model and its batch."""
+
+    family: str
+    hidden: int
+    num_layers: int
+    vocabulary: int = BYTES_VOCABULARY
+    batch: int = 16
+    sequence: int = 1024
+
+    @property
+    def name(self) -> str:
+        """Such as "bert 8192x4"; the vocabulary where it is not that of bytes."""
+        more = "" if self.vocabulary == BYTES_VOCABULARY else f" v{self.vocabulary}"
+        return f"{self.family} {self.hidden}x{self.num_layers}{more}"
+
+
+FULL = Row("gpt", 4096, 32, vocabulary=50304, batch=8)
+"""GPT-3 6.7B (Brown et al. 2020, table 2.1) with GPT-2's vocabulary."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to place what autograd saves."""
+
+    checkpointing: Checkpointing = Checkpointing.NONE
+    settings: dict[str, Any] | None = None
+    """Of `ssdtrain.offload`; None: it stays out."""
+    rival: Callable[[Any], Any] | None = None
+    """Given the stock model, returns the context of every step."""
+
+
+def transformers_offload(model: Any) -> Any:
+    """Full recomputation, the layers' inputs in pinned host memory."""
+    old = model.gradient_checkpointing_enable
+    enable = getattr(model, "activation_checkpointing_enable", old)
+    enable({"use_reentrant": False}, offload=True)
+    return contextlib.nullcontext()
+
+
+def deepspeed_offload(model: Any) -> Any:
+    """Full recomputation, the layers' inputs in host memory on a side stream."""
+    from deepspeed.runtime.activation_checkpointing import offload_activations
+
+    return offload_activations.CheckpointHiddenStatesOffload()
+
+
+def columns(row: Row, directory: str | None) -> dict[str, Column]:
+    """The columns of a row; the rivals only where the model is a full one."""
+    alone = {"target": "host", "recompute": "off"}
+    found = {
+        "keep": Column(),
+        "offloaded": Column(settings={"target": "host"}),
+        "recompute": Column(Checkpointing.NON_REENTRANT),
+        "offloaded, no recipes": Column(settings=alone),
+    }
+    if directory is not None:
+        found["ssd"] = Column(settings={"target": "ssd", "directory": directory})
+    if row.vocabulary != BYTES_VOCABULARY:
+        again = Checkpointing.NON_REENTRANT
+        found["transformers offload=True"] = Column(rival=transformers_offload)
+        found["deepspeed hidden states"] = Column(again, rival=deepspeed_offload)
+    return found
+
+
+def build(row: Row, how: Checkpointing, device: torch.device, dtype: Any) -> Any:
+    """The seeded stock model and its loss in training mode, gradients allocated."""
+    settings = ModelSettings(
+        family=row.family,  # type: ignore[arg-type]
+        hidden_size=row.hidden,
+        num_layers=row.num_layers,
+        num_heads=max(1, row.hidden // HEAD_SIZE),
+        sequence_length=row.sequence,
+        checkpointing=how,
+    )
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            whole = model_of(settings, row.vocabulary).whole().train()
+    finally:
+        torch.set_default_dtype(before)
+    whole = whole.to(device, dtype)
+    for parameter in whole.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return whole
+
+
+def batch_of(row: Row, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Random inputs and labels, int64 [batch, sequence] each, in the model's order."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids() -> torch.Tensor:
+        shape = (row.batch, row.sequence)
+        return torch.randint(0, row.vocabulary, shape, generator=generator)
+
+    inputs: tuple[torch.Tensor, ...] = (ids(),)
+    labels = ids()
+    if row.family == "bert":
+        inputs = (*inputs, torch.ones_like(inputs[0]))
+        asked = torch.rand(labels.shape, generator=generator) < 0.15
+        labels = torch.where(asked, labels, IGNORED_LABEL)
+    if row.family == "t5":
+        inputs = (*inputs, ids())
+    return tuple(tensor.to(device) for tensor in (*inputs, labels))
+
+
+def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD as the source, or AdamW."""
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-4 / LOSS_SCALE)
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def measure(
+    model: Any, row: Row, around: Any, optimizer: str, num_steps: int
+) -> dict[str, Any]:
+    """Median times in ms, peaks in GB, losses."""
+    device = next(model.parameters()).device
+    cuda, clock = device.type == "cuda", Clock(device)
+    batch, optim = batch_of(row, device), optimizer_of(optimizer, model)
+    marks, losses, peaks, starts = [], [], [], []
+    torch.manual_seed(2)
+    for _ in range(num_steps):
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated() if cuda else 0
+        begin = clock.mark()
+        with around:
+            loss = model(*batch)
+            middle = clock.mark()
+            starts.append(torch.cuda.memory_allocated() - base if cuda else 0)
+            (loss * LOSS_SCALE).backward()
+            behind = clock.mark()
+        peaks.append(torch.cuda.max_memory_allocated() - base if cuda else 0)
+        optim.step()
+        optim.zero_grad(set_to_none=False)
+        marks.append((begin, middle, behind, clock.mark()))
+        losses.append(loss.detach())
+        del loss
+    times = [
+        [clock.ms(a, b) for a, b in itertools.pairwise(m)] for m in marks[WARMUP_STEPS:]
+    ]
+    forward_ms, backward_ms, _ = (
+        statistics.median(part) for part in zip(*times, strict=True)
+    )
+    return {
+        "step_ms": statistics.median(sum(t) for t in times),
+        "forward_ms": forward_ms,
+        "backward_ms": backward_ms,
+        "peak_gb": max(peaks[WARMUP_STEPS:]) / 1e9,
+        "peak_of_first_steps_gb": max(peaks[:WARMUP_STEPS]) / 1e9,
+        "backward_start_gb": max(starts[WARMUP_STEPS:]) / 1e9,
+        "weights_gb": sum(p.numel() * p.element_size() for p in model.parameters())
+        / 1e9,
+        "losses": [loss.item() for loss in losses],
+    }
+
+
+@contextlib.contextmanager
+def placed(model: Any, column: Column) -> Iterator[tuple[Any, Any]]:
+    """The column in force: a session (or None) and the context of every step."""
+    if column.rival is not None:
+        yield None, column.rival(model.model)
+    elif column.settings is None:
+        yield None, contextlib.nullcontext()
+    else:
+        with ssdtrain.offload(model, **column.settings) as session:
+            yield session, contextlib.nullcontext()
+
+
+def run_cell(
+    row: Row, column: Column, options: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    """A fresh model under one column."""
+    model = build(row, column.checkpointing, device, DTYPES[options.precision])
+    try:
+        with placed(model, column) as (session, around):
+            found = measure(model, row, around, options.optimizer, options.steps)
+            if session is not None and session.last_step is not None:
+                found["report"] = session.last_step.as_dict()
+    finally:
+        del model
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def bits(losses: Sequence[float]) -> bytes:
+    """Equal for equal losses, not-a-number included."""
+    return struct.pack(f"<{len(losses)}d", *losses)
+
+
+def summarize(cells: Cells) -> None:
+    """Ratios and losses against the row's `keep`."""
+    for name, cell in cells.data["cells"].items():
+        keep = cells.data["cells"].get(f"{name.split('/')[0]}/keep", {})
+        if "step_ms" in cell and "step_ms" in keep:
+            cell["step_ratio"] = cell["step_ms"] / keep["step_ms"]
+            cell["peak_ratio"] = cell["peak_gb"] / (keep["peak_gb"] or 1)
+            # Cells of an earlier run may have taken fewer steps.
+            both = list(zip(cell["losses"], keep["losses"], strict=False))
+            own, kept = zip(*both, strict=True)
+            cell["losses_equal"] = bits(own) == bits(kept)
+    cells.save()
+
+
+def rows(options: argparse.Namespace) -> list[Row]:
+    """The smallest size of every family, the full model, then the other sizes."""
+    if options.tiny:
+        tiny = [Row(name, 128, 2, batch=2, sequence=64) for name in FAMILIES]
+        return [*tiny, Row("gpt", 128, 3, vocabulary=1024, batch=2, sequence=64)]
+    sizes = [[Row(name, *size) for name in FAMILIES] for size in SIZES]
+    return [*sizes[0], FULL, *itertools.chain.from_iterable(sizes[1:])]
+
+
+def main() -> None:
+    """Run the cells that are missing: first everything but the extra columns."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--precision", choices=DTYPES, default="fp16")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--directory", help="adds the column `ssd`, on this directory")
+    parser.add_argument("--tiny", action="store_true", help="try the paths on a CPU")
+    parser.add_argument("--budget-s", type=float, default=600)
+    parser.add_argument("--out", type=Path, default=RESULTS / "models" / "models.json")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = {
+        "precision": options.precision,
+        "optimizer": options.optimizer,
+        "steps": options.steps,
+        "sequence": 1024,
+    }
+    cells = Cells(options.out, options.budget_s, settings)
+
+    def run(row: Row, name: str, column: Column) -> None:
+        cells.run(f"{row.name}/{name}", lambda: run_cell(row, column, options, device))
+
+    every = [(row, columns(row, options.directory)) for row in rows(options)]
+    for row, found in every:
+        for name in ("keep", "offloaded", "recompute"):
+            run(row, name, found[name])
+    for row, found in every:
+        # The same run twice says whether the kernels themselves are deterministic.
+        again = {"keep again": found["keep"]} if row in rows(options)[:3] else {}
+        for name, column in {**found, **again}.items():
+            run(row, name, column)
+    summarize(cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Tables and chart of models.evaluation and offload.placement --rivals.
+
+python -m recipes.bench.models.tables --png docs/img/figure-5-11.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.text import markdown, where
+
+SEED_CUT = (0.28, 0.40)
+"""Figure 5.11: the peak falls by 28 to 40 %, the step time hardly moves."""
+COLUMNS = ("keep", "offloaded", "recompute")
+COLOURS = {"keep": "#8c959f", "offloaded": "#0969da", "recompute": "#d4a72c"}
+
+Rows = dict[str, dict[str, dict[str, Any]]]
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A result file; None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def rows_of(data: dict[str, Any]) -> Rows:
+    """Cells by row and column, errors and single cells (the link) left out."""
+    rows: Rows = {}
+    for name, cell in data["cells"].items():
+        if "/" in name and "step_ratio" in cell:
+            row, column = name.split("/", 1)
+            rows.setdefault(row, {})[column] = cell
+    return rows
+
+
+def shown(cell: dict[str, Any] | None) -> str:
+    """Step ratio and peak of a cell."""
+    if cell is None:
+        return "-"
+    return f"{cell['step_ratio']:.3f}x, {cell['peak_gb']:.2f} GB"
+
+
+def equality(rows: Rows) -> str:
+    """What the losses say, and whether the kernels themselves are deterministic."""
+    unequal = [
+        row
+        for row, cells in rows.items()
+        if not cells.get("offloaded", {"losses_equal": True})["losses_equal"]
+    ]
+    if not unequal:
+        return (
+            "The losses of every offloaded run equal those of `keep` to the last bit."
+        )
+    restless = [
+        row
+        for row in unequal
+        if not rows[row].get("keep again", {"losses_equal": True})["losses_equal"]
+    ]
+    text = f"Losses differ from `keep` in {', '.join(unequal)}"
+    first = [
+        row
+        for row in unequal
+        if rows[row]["offloaded"]["losses"][0] != rows[row]["keep"]["losses"][0]
+    ]
+    text += f", the first step's in {', '.join(first) or 'none of them'}"
+    again = [row for row in unequal if "keep again" in rows[row]]
+    if not again:
+        return f"{text}; `keep` was not run a second time."
+    return (
+        f"{text}; of {', '.join(again)} a second run of `keep` itself differs in "
+        f"{', '.join(restless) or 'none'}."
+    )
+
+
+def models(results_dir: Path) -> str:
+    """Figure 5.11 as a table; empty when models.json is missing."""
+    data = read(results_dir / "models.json")
+    if data is None:
+        return ""
+    rows, settings = rows_of(data), data["settings"]
+    body = []
+    for name, cells in rows.items():
+        ours, keep = cells.get("offloaded"), cells.get("keep")
+        cut = f"{1 - ours['peak_ratio']:.0%}" if ours and ours["peak_ratio"] else "-"
+        kept = f"{keep['step_ms']:.0f} ms, {keep['peak_gb']:.2f} GB" if keep else "-"
+        others = (shown(cells.get(c)) for c in ("recompute", "offloaded, no recipes"))
+        body.append([name, kept, shown(ours), cut, *others])
+    text = (
+        "**BERT, GPT, T5** of `transformers` (hidden x layers; `v50304`: a whole model "
+        f"with that vocabulary), {settings['precision']}, {settings['optimizer']}, "
+        "batch 16 (the whole model: 8), sequence 1024: step time over `keep` and peak "
+        "of forward and backward. `offloaded` is `ssdtrain.offload(model, "
+        'target="host")` with its defaults. The dissertation\'s Figure 5.11 reports '
+        f"{SEED_CUT[0]:.0%} to {SEED_CUT[1]:.0%} less at no cost. {equality(rows)}"
+    )
+    head = ["", "keep", "offloaded", "peak cut", "recompute", "offloaded, no recipes"]
+    rival = rivals_of_the_full_model(rows)
+    return "\n\n".join(filter(None, [text, markdown(head, body), rival, where(data)]))
+
+
+def rivals_of_the_full_model(rows: Rows) -> str:
+    """Columns that only one row has, in a sentence."""
+    usual = {*COLUMNS, "offloaded, no recipes", "keep again"}
+    found = [
+        f"{column} {shown(cell)}"
+        for cells in rows.values()
+        for column, cell in cells.items()
+        if column not in usual
+    ]
+    return f"The whole model under others: {'; '.join(found)}." if found else ""
+
+
+def rivals(results_dir: Path) -> str:
+    """Other people's ways beside ours; empty when rivals.json is missing."""
+    data = read(results_dir / "rivals.json")
+    if data is None:
+        return ""
+    rows = rows_of(data)
+    columns = list(dict.fromkeys(c for cells in rows.values() for c in cells))
+    body = [[c, *(shown(cells.get(c)) for cells in rows.values())] for c in columns]
+    failed = [
+        f"{name.split('/', 1)[1]} ({cell['error'][:60]})"
+        for name, cell in data["cells"].items()
+        if "error" in cell
+    ]
+    text = (
+        "**Beside others**, GPT blocks as in the first table, one process. "
+        "`transformers offload=True` and `deepspeed hidden states` recompute every "
+        "layer and move its input; `compiled` is `torch.compile`, with "
+        "`activation_memory_budget` where a budget is named: fused kernels round "
+        "differently and are faster by themselves, so compare them with `compiled`."
+    )
+    text += f" Did not run: {', '.join(failed)}." if failed else ""
+    parts = [text, markdown(["", *rows], body), deep_compile(results_dir), where(data)]
+    return "\n\n".join(filter(None, parts))
+
+
+def deep_compile(results_dir: Path) -> str:
+    """DeepSpeed's compiler pass, in a sentence; empty when it was not measured."""
+    data = read(results_dir / "deep_compile.json")
+    if data is None:
+        return ""
+    settings = data["settings"]
+    columns = [
+        f"{name} {cell['forward_backward_ms']:.0f} ms, {cell['peak_gb']:.2f} GB"
+        if "peak_gb" in cell
+        else f"{name} did not run ({cell['error'][:80]})"
+        for name, cell in data["cells"].items()
+    ]
+    return (
+        f"DeepCompile on the blocks of {settings['size']}, one rank under ZeRO-3, "
+        "forward and backward of the engine, told to use "
+        f"{settings['memory_gb']:.0f} GB: {'; '.join(columns)}."
+    )
+
+
+def chart(data: dict[str, Any], path: Path) -> None:
+    """Figure 5.11: step time and peak of every model, kept, offloaded, recomputed."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("agg")
+    rows = {name: c for name, c in rows_of(data).items() if set(COLUMNS[:2]) <= set(c)}
+    figure, axes = pyplot.subplots(
+        2, 1, figsize=(1.6 + 1.1 * len(rows), 5.4), sharex=True, layout="constrained"
+    )
+    places = range(len(rows))
+    for axis, key, label in (
+        (axes[0], "step_ms", "step time (ms)"),
+        (axes[1], "peak_gb", "activation peak (GB)"),
+    ):
+        for number, column in enumerate(COLUMNS):
+            values = [cells.get(column, {}).get(key, 0) for cells in rows.values()]
+            left = [place + (number - 1) * 0.27 for place in places]
+            axis.bar(left, values, 0.25, color=COLOURS[column], label=column)
+        axis.set_ylabel(label)
+        axis.spines[["top", "right"]].set_visible(False)
+    for place, cells in zip(places, rows.values(), strict=True):
+        cut = 1 - cells["offloaded"]["peak_ratio"]
+        top = cells["offloaded"]["peak_gb"]
+        axes[1].text(place, top, f"-{cut:.0%}", ha="center", va="bottom", size=8)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3
+    )
+    axes[1].set_xticks(list(places), [name.replace(" ", "\n", 1) for name in rows])
+    low, high = SEED_CUT
+    axes[1].set_xlabel(f"peak cut in the source's Figure 5.11: {low:.0%} to {high:.0%}")
+    figure.savefig(path, dpi=140)
+
+
+def main() -> None:
+    """Print the tables; draw the chart."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS / "models")
+    parser.add_argument("--png", type=Path, help="draw the chart here")
+    options = parser.parse_args()
+    print(
+        "\n\n".join(t for t in (models(options.results), rivals(options.results)) if t)
+    )
+    data = read(options.results / "models.json")
+    if options.png is not None and data is not None:
+        chart(data, options.png)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the planner chooses and predicts, against what is measured; the projection."""

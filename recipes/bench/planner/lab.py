@@ -1,0 +1,272 @@
+"""One model under one session whose plan is exchanged between steps."""
+
+import gc
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+import ssdtrain
+from recipes.bench.common.blocks import Blocks, build
+from recipes.bench.common.cells import Cells
+from recipes.bench.offload.placement import Clock, Size, step
+from ssdtrain.cache.planner import Stage
+from ssdtrain.cache.window import CacheLimits
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import choose, options
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.profile import Profile, to_json
+from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.storage.memory import MemoryStorage
+from ssdtrain.storage.throttle import ThrottledStorage
+
+Orders = Mapping[str, Sequence[Order]]
+NUM_TIMED = 3
+TOUCH_BYTES = 1 << 28
+MEMORY_THREADS = 4
+"""Of a single copy in main memory: a large tensor is one write."""
+SHARE_TO_END = 0.2
+"""Share of a cell's limit in which nothing new is begun."""
+
+
+class FirstFraction:
+    """Moves a fraction of the lane's bytes, the first ones."""
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+        self._inner = OffloadAll()
+
+    def place(self, candidate: Candidate) -> Placement:
+        """Offload up to the fraction of what the lane held last time."""
+        total = candidate.outlook.total_bytes
+        if total and candidate.bytes_before > self._fraction * total:
+            return Placement.KEEP
+        return self._inner.place(candidate)
+
+
+class Record:
+    """A running cell writes what it knows through this, and asks for its time."""
+
+    def __init__(self, cells: Cells, name: str, limit_s: float) -> None:
+        self._cells = cells
+        self._name = name
+        self._end = time.monotonic() + limit_s
+        self.limit_s = limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return self._end - time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing new should be begun."""
+        return self.left_s < SHARE_TO_END * self.limit_s
+
+    def note(self, part: dict[str, Any]) -> None:
+        """What is known so far; kept if the cell fails or its time is over."""
+        self._cells.note(self._name, part)
+
+    def profile(self, profile: Profile) -> None:
+        """A file of its own: any plan can be priced from it later."""
+        name = self._name.replace("/", "_")
+        path = self._cells.path.with_name(f"profile_{name}.json")
+        path.write_text(json.dumps(to_json(profile)) + "\n")
+
+
+class Lab:
+    """Steps under any plan, measured."""
+
+    def __init__(self, size: Size, device: torch.device, **settings: Any) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        self.clock = Clock(device)
+        self.model: Blocks | None = build(size.hidden, size.num_layers, device)
+        torch.manual_seed(1)
+        shape = (size.batch, size.sequence, size.hidden)
+        self.x = torch.randn(
+            shape, device=device, dtype=torch.bfloat16, requires_grad=True
+        )
+        if size.hidden < 1024:
+            settings["min_bytes"] = 1024
+        self.session = ssdtrain.offload(
+            self.model, **{"target": "host", "plan": "auto", **settings}
+        )
+        self.losses: list[float] = []
+        self.host_ms = 0.0
+        """Of the last step: until forward and backward were enqueued."""
+        self.cache = self.session._cache
+        self.recipes = self.cache.recipes
+
+    def step(self) -> tuple[float, int]:
+        """One step: ms and peak bytes above its start."""
+        return self.steps(1)[0]
+
+    def steps(self, num: int) -> list[tuple[float, int]]:
+        """Steps in a row, as in training: nobody waits for the device in between.
+
+        A step lasts to the begin of the next, or to the end of the last.
+        """
+        if self.model is None:
+            raise RuntimeError("the lab is closed")
+        marks, losses, peaks = [], [], []
+        for _ in range(num):
+            base = 0
+            if self.cuda:
+                torch.cuda.reset_peak_memory_stats()
+                base = torch.cuda.memory_allocated()
+            began = time.perf_counter()
+            marks.append(self.clock.mark())
+            loss = self.model(self.x)
+            loss.backward()
+            self.host_ms = (time.perf_counter() - began) * 1e3
+            peaks.append(torch.cuda.max_memory_allocated() - base if self.cuda else 0)
+            self.x.grad = None
+            step(self.model)
+            losses.append(loss.detach())
+            if not self.cuda:
+                peaks[-1] = int(self.session.steps[-1].saved_peak_bytes)
+        marks.append(self.clock.mark())
+        self.losses.extend(loss.item() for loss in losses)
+        times = [self.clock.ms(a, b) for a, b in itertools.pairwise(marks)]
+        return list(zip(times, peaks, strict=True))
+
+    def limit_storage(self, gb_per_s: float, room_bytes: int) -> None:
+        """From now on the storage is main memory, at this speed in each direction.
+
+        For speeds that no single file in memory reaches: its lock serves one writer.
+        """
+        torch.set_num_threads(MEMORY_THREADS)
+        memory = MemoryStorage(extent_bytes=room_bytes, fill=_touch)
+        memory.free(memory.allocate(1))  # its first writes should not be slow
+        before = self.cache.offloader.storage
+        self.cache.offloader.storage = ThrottledStorage(
+            memory, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
+        )
+        if before is not None:
+            before.close()
+
+    def settle(self, most_steps: int = 8) -> Profile:
+        """Steps until a plan was made."""
+        while self.session.profile is None and most_steps > 0:
+            # The plan is made where the step behind the observed one begins.
+            self.steps(4)
+            most_steps -= 4
+        profile = self.session.profile
+        if profile is None:
+            raise RuntimeError("no profile was made")
+        return profile
+
+    def hold(self) -> None:
+        """From now on the plan changes only by hand."""
+        self.session._planner._stage = Stage.RESTING
+
+    def under(
+        self, orders: Orders | None, num_timed: int = NUM_TIMED
+    ) -> dict[str, Any]:
+        """Median step and highest peak under these orders (None: the policy)."""
+        plan = None
+        if orders is not None:
+            plan = Plan(
+                orders={kind: tuple(own) for kind, own in orders.items()},
+                policy="by hand",
+            )
+        self.cache.course.plan = plan
+        found = self.steps(1 + num_timed)[1:]
+        report = self.session.steps[-1]
+        return {
+            "step_ms": statistics.median(ms for ms, _ in found),
+            "least_ms": min(ms for ms, _ in found),
+            "peak_bytes": max(peak for _, peak in found),
+            "stall_ms": report.stall_ms,
+            "recompute_ms": report.recompute_ms,
+            "host_ms": self.host_ms,
+        }
+
+    def under_settings(
+        self, window_bytes: int, prefetch_bytes: int, fraction: float, recipes: bool
+    ) -> dict[str, Any]:
+        """A point of the grid: no plan, the policy's own numbers."""
+        from ssdtrain.cache.recipes import NoRecipes
+
+        before = self.cache.limits, self.cache.policy
+        self.cache.limits = CacheLimits(
+            min_bytes=self.cache.limits.min_bytes,
+            window_bytes=window_bytes,
+            prefetch_bytes=prefetch_bytes,
+        )
+        self.cache.policy = FirstFraction(fraction) if fraction else KeepAll()
+        self.cache.recipes = self.recipes if recipes else NoRecipes()
+        try:
+            self.step()  # the lane learns its new size
+            return self.under(None)
+        finally:
+            self.cache.limits, self.cache.policy = before
+            self.cache.recipes = self.recipes
+
+    def close(self) -> None:
+        """Free the model and the session."""
+        self.session.close()
+        self.model = None
+        del self.session, self.cache, self.recipes, self.x
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def _touch(memory: torch.Tensor) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(torch.Tensor.zero_, memory.split(TOUCH_BYTES)))
+
+
+def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:
+    """A plan drawn at random: how much leaves, how much is rebuilt, how strictly."""
+    draw = random.Random(seed)
+    weights = {
+        Placement.KEEP: draw.random() ** 2,
+        Placement.OFFLOAD: draw.random() + 0.2,
+        Placement.RECOMPUTE: draw.random(),
+    }
+    placements = {
+        kind: [
+            draw.choices(found := options(timeline, item), [weights[p] for p in found])[
+                0
+            ]
+            for item in items
+        ]
+        for kind, items in timeline.profile.kinds.items()
+    }
+    largest = max(item.num_bytes for item in timeline.items)
+    window = draw.choice([None, None, 1.5, 2, 3, 4, 6])
+    style = Style(window_bytes=None if window is None else int(window * largest))
+    return schedule(timeline, placements, style)
+
+
+def planned(profile: Profile, budget_bytes: int) -> Plan | str:
+    """The plan for a memory budget, or what the error says; runs in any process."""
+    try:
+        return choose(profile, Goal(memory_budget_bytes=budget_bytes))
+    except ConfigError as error:
+        return str(error)
+
+
+def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:
+    """What the simulator says, for the results."""
+    found = simulate(timeline, orders)
+    return {
+        "predicted_ms": found.step_ms,
+        "predicted_peak_bytes": found.peak_bytes,
+        "predicted_stall_ms": found.stall_ms,
+        "predicted_keep_ms": found.keep_ms,
+        "predicted_keep_peak_bytes": found.keep_peak_bytes,
+    }

@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""Activation bytes and step times of plain GPT blocks, to judge `ssdtrain project`.
+
+    python -m recipes.bench.planner.project_device --budget-s 60
+    python -m recipes.bench.planner.project_device --compare project_device.json
+
+No offloading: pre-LN blocks (SDPA, GELU, dropout 0.1) in plain torch, one cell for
+each (hidden, layers). Recorded for each cell: bytes of the distinct storages that
+autograd saves, parameters left out; what the allocator holds at the end of forward;
+times of forward, backward and the SGD update. Backward starts from a given
+gradient, so that no loss adds to either. The file is rewritten after every cell.
+`--compare` prints the model's estimates for a record, and their errors.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+CELLS = ((12288, 3), (8192, 4), (16384, 2))
+HEAD_SIZE = 128
+DROPOUT = 0.1
+
+
+class Block(torch.nn.Module):
+    """A pre-LN transformer block: [batch, sequence, hidden] to the same shape.
+
+    No dropout inside attention: on a CPU that would turn the fused kernel off.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.heads = hidden // HEAD_SIZE
+        self.norm_attention = torch.nn.LayerNorm(hidden)
+        self.qkv = torch.nn.Linear(hidden, 3 * hidden)
+        self.projection = torch.nn.Linear(hidden, hidden)
+        self.norm_mlp = torch.nn.LayerNorm(hidden)
+        self.up = torch.nn.Linear(hidden, 4 * hidden)
+        self.down = torch.nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attention and MLP, each behind a layer norm and before a dropout."""
+        batch, sequence, hidden = x.shape
+        parts = self.qkv(self.norm_attention(x)).chunk(3, dim=-1)
+        q, k, v = (
+            part.view(batch, sequence, self.heads, HEAD_SIZE).transpose(1, 2)
+            for part in parts
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = mixed.transpose(1, 2).reshape(batch, sequence, hidden)
+        x = x + F.dropout(self.projection(mixed), DROPOUT, self.training)
+        inner = F.gelu(self.up(self.norm_mlp(x)))
+        return x + F.dropout(self.down(inner), DROPOUT, self.training)
+
+
+@contextmanager
+def saved_bytes(model: torch.nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of each distinct storage saved for backward (key: its address)."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            # Everything saved stays alive in the graph, so addresses are distinct.
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+class Clock:
+    """Seconds between marks, in the device's own order where there is a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Remember this moment."""
+        if self._gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def intervals_ms(self) -> list[float]:
+        """Milliseconds between consecutive marks."""
+        pairs = list(zip(self._marks, self._marks[1:], strict=False))
+        if self._gpu:
+            torch.cuda.synchronize()
+            return [first.elapsed_time(second) for first, second in pairs]
+        return [(second - first) * 1e3 for first, second in pairs]
+
+
+def measure(cell: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
+    """One cell: bytes saved, allocator level, and the median times."""
+    hidden, layers = cell
+    device = torch.device(args.device)
+    gpu = device.type == "cuda"
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = torch.nn.Sequential(*(Block(hidden) for _ in range(layers)))
+        model = model.to(torch.bfloat16)
+        shape = (args.batch, args.sequence, hidden)
+        x = torch.randn(shape, dtype=torch.bfloat16)
+        gradient = torch.randn(shape, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    times: list[list[float]] = []
+    with saved_bytes(model) as found:
+        level = torch.cuda.memory_allocated() if gpu else 0
+        out = model(x)
+        held = torch.cuda.memory_allocated() - level if gpu else None
+    saved = sum(found.values())
+    out.backward(gradient)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    del out
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+        level = torch.cuda.memory_allocated()
+    for _ in range(args.steps + 1):
+        clock = Clock(device)
+        clock.mark()
+        out = model(x)
+        clock.mark()
+        out.backward(gradient)
+        clock.mark()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        clock.mark()
+        times.append(clock.intervals_ms())
+    medians = [statistics.median(column) for column in zip(*times[1:], strict=True)]
+    return {
+        "hidden": hidden,
+        "layers": layers,
+        "batch": args.batch,
+        "sequence": args.sequence,
+        "saved_bytes": saved,
+        "allocated_after_forward_bytes": held,
+        "peak_bytes": torch.cuda.max_memory_allocated() - level if gpu else None,
+        "forward_ms": medians[0],
+        "backward_ms": medians[1],
+        "update_ms": medians[2],
+        "all_ms": times,
+    }
+
+
+def matmul_tflops(device: str, seconds: float = 3.0) -> dict[str, float]:
+    """bf16 8192^3 product (256^3 without a GPU), in TFLOP/s: of the best burst, and
+    sustained after some seconds, when power and heat have lowered the clock."""
+    size = 8192 if device == "cuda" else 256
+    a = torch.randn(size, size, device=device).to(torch.bfloat16)
+    runs = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline or len(runs) < 4:
+        clock = Clock(torch.device(device))
+        clock.mark()
+        for _ in range(20):
+            a @ a
+        clock.mark()
+        runs.append(clock.intervals_ms()[0] / 20)
+    late = statistics.median(runs[-max(1, len(runs) // 4) :])
+    flops = 2 * size**3
+    return {"burst": flops / min(runs) / 1e9, "sustained": flops / late / 1e9}
+
+
+def compare(record: dict[str, Any], gpu_name: str) -> str:
+    """The table of docs/project.md: measured, estimated, error."""
+    from ssdtrain.project.assumptions import Assumptions
+    from ssdtrain.project.cases import bert
+    from ssdtrain.project.layer import saved_bytes as estimated_bytes
+    from ssdtrain.project.model import Case, layer_seconds
+    from ssdtrain.project.tables import GPUS, find
+
+    head = "| H, L | saved GB | estimate | forward ms | burst | sustained | back/fwd |"
+    lines = [head, "|--" * 7 + "|"]
+    for cell in record["cells"]:
+        model = bert(cell["hidden"], cell["layers"])
+        case = Case(
+            name="device",
+            model=dataclasses.replace(model, sequence=cell["sequence"]),
+            gpu=find(GPUS, gpu_name, "GPU"),
+            gpus=1,
+            batch=cell["batch"],
+            micro_batch=cell["batch"],
+        )
+        saved = model.layers * estimated_bytes(case.model, case.split())
+        error = saved / cell["saved_bytes"] - 1
+        row = [f"{cell['saved_bytes'] / 1e9:.2f}", f"{saved / 1e9:.2f} ({error:+.1%})"]
+        row.append(f"{cell['forward_ms']:.1f}")
+        for rate in ("burst", "sustained"):
+            timed = dataclasses.replace(case, tflops=record["matmul_tflops"][rate])
+            forward = 1e3 * model.layers * layer_seconds(timed, Assumptions())
+            row.append(f"{forward:.1f} ({forward / cell['forward_ms'] - 1:+.1%})")
+        row.append(f"{cell['backward_ms'] / cell['forward_ms']:.2f}")
+        lines.append(f"| {model.hidden}, {model.layers} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the cells that fit the time budget, most valuable first."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser.add_argument(
+        "--out", default="recipes/bench/results/planner/project_device.json"
+    )
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--cells", default=" ".join(f"{h},{n}" for h, n in CELLS))
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default)
+    parser.add_argument("--compare", metavar="RECORD", help="print errors, run nothing")
+    parser.add_argument("--gpu", default="h200-sxm", help="its name in the GPU table")
+    args = parser.parse_args()
+    if args.compare:
+        print(compare(json.loads(Path(args.compare).read_text()), args.gpu))
+        return 0
+    deadline = time.monotonic() + args.budget_s
+    record: dict[str, Any] = {
+        "command": " ".join(sys.argv),
+        "created_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "matmul_tflops": matmul_tflops(args.device),
+        "cells": [],
+        "left_out": [],
+    }
+    for text in args.cells.split():
+        hidden, layers = map(int, text.split(","))
+        if time.monotonic() > deadline:
+            record["left_out"].append([hidden, layers])
+            continue
+        record["cells"].append(measure((hidden, layers), args))
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+        Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+        print(
+            json.dumps({k: v for k, v in record["cells"][-1].items() if k != "all_ms"})
+        )
+    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""`ssdtrain project` beside llm-analysis (PyPI), on the same inputs.
+
+    python -m venv /tmp/peer && /tmp/peer/bin/pip install --no-deps llm-analysis==0.2.2
+    /tmp/peer/bin/pip install fire
+    python -m recipes.bench.planner.project_peers --peer-python /tmp/peer/bin/python
+
+The peer pins an old transformers, hence its own interpreter: this file runs itself
+there with `--peer` to get the peer's figures. `adjusted` applies to the peer's bytes
+the three differences that docs/project.md names; what remains is unexplained.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+PEER = "llm-analysis 0.2.2"
+
+
+def inputs() -> list[dict[str, Any]]:
+    """The cases as plain values, with our figures."""
+    from ssdtrain.project.assumptions import Assumptions
+    from ssdtrain.project.cases import CaseSet, cases
+    from ssdtrain.project.layer import operators, saved_bytes
+    from ssdtrain.project.model import layer_seconds
+
+    assume = Assumptions()
+    rows = []
+    for case in (*cases(CaseSet.FIGURE_5_10), *cases(CaseSet.TABLE_5_4)):
+        model, gpu, split = case.model, case.gpu, case.split()
+        rows.append(
+            {
+                "name": case.name,
+                "layers": model.layers,
+                "hidden": model.hidden,
+                "heads": model.heads,
+                "sequence": model.sequence,
+                "vocabulary": model.vocabulary,
+                "micro_batch": case.micro_batch,
+                "tensor": case.tensor,
+                "pipeline": case.pipeline,
+                "sequence_tensor": split.outer,
+                "tflops": case.tflops,
+                "peak_tflops": gpu.tflops,
+                "memory_gb": gpu.memory_gb,
+                "memory_gb_per_s": gpu.memory_gb_per_s,
+                "memory_efficiency": assume.memory_efficiency,
+                "ours": {
+                    "parameters": model.parameters,
+                    "layer_flops": case.tensor
+                    * sum(op.flops for op in operators(model, split)),
+                    "layer_saved_bytes": saved_bytes(model, split),
+                    "layer_seconds": layer_seconds(case, assume),
+                },
+            }
+        )
+    return rows
+
+
+def ask_peer(row: dict[str, Any]) -> dict[str, float]:
+    """The peer's figures for one row; runs under the peer's interpreter."""
+    from llm_analysis.analysis import ActivationRecomputation, LLMAnalysis
+    from llm_analysis.config import GPUConfig, ModelConfig, ParallelismConfig
+
+    analysis = LLMAnalysis(
+        ModelConfig(
+            name=row["name"],
+            num_layers=row["layers"],
+            n_head=row["heads"],
+            hidden_dim=row["hidden"],
+            vocab_size=row["vocabulary"],
+            max_seq_len=row["sequence"],
+        ),
+        GPUConfig(
+            name="ours",
+            mem_per_GPU_in_GB=row["memory_gb"],
+            hbm_bandwidth_in_GB_per_sec=row["memory_gb_per_s"],
+            intra_node_bandwidth_in_GB_per_sec=1e9,
+            intra_node_min_message_latency=0.0,
+            peak_fp16_TFLOPS=row["peak_tflops"],
+        ),
+        parallelism_config=ParallelismConfig(
+            tp_size=row["tensor"],
+            pp_size=row["pipeline"],
+            sp_size=row["sequence_tensor"],
+        ),
+        achieved_tflops=row["tflops"],
+        hbm_memory_efficiency=row["memory_efficiency"],
+    )
+    size = (row["micro_batch"], row["sequence"])
+    none = ActivationRecomputation.NONE
+    saved = analysis.get_activation_memory_per_layer(*size, False, none)
+    seconds, _ = analysis.get_latency_fwd_per_layer(*size, False, none)
+    return {
+        "parameters": analysis.total_num_params,
+        "layer_flops": analysis.get_num_flops_fwd_per_layer(*size),
+        "layer_saved_bytes": saved,
+        "layer_seconds": seconds,
+    }
+
+
+def adjust(row: dict[str, Any], peer_bytes: float) -> float:
+    """The peer's bytes after the three named differences."""
+    tokens = row["micro_batch"] * row["sequence"]
+    wide = tokens * row["hidden"] / row["sequence_tensor"]
+    inner = tokens * row["hidden"] / row["tensor"]
+    norms_in_16_bits = -2 * 2 * wide
+    mlp_dropout_mask = wide
+    attention_output_once = -4 * inner
+    log_sum_exp_once = -4 * tokens * row["heads"] / row["tensor"]
+    norm_statistics = 2 * 2 * 4 * tokens / row["sequence_tensor"]
+    return (
+        peer_bytes
+        + norms_in_16_bits
+        + mlp_dropout_mask
+        + attention_output_once
+        + log_sum_exp_once
+        + norm_statistics
+    )
+
+
+def compare(peer_python: str) -> dict[str, Any]:
+    """Run the peer and put both beside each other."""
+    rows = inputs()
+    done = subprocess.run(
+        [peer_python, "-m", "recipes.bench.planner.project_peers", "--peer"],
+        cwd=ROOT,
+        input=json.dumps(rows),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # The peer's logger writes to the same stream; the answer is the last line.
+    for row, theirs in zip(rows, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        row["theirs"] = theirs
+        row["adjusted_saved_bytes"] = adjust(row, theirs["layer_saved_bytes"])
+    return {
+        "command": " ".join(sys.argv[:1]),
+        "python": platform.python_version(),
+        "peer": PEER,
+        "rows": rows,
+    }
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of docs/project.md: ratios of the peer's figures to ours."""
+    head = "| case | parameters | FLOPs | saved bytes | adjusted | forward time |"
+    lines = [head, "|--" * 6 + "|"]
+    for row in record["rows"]:
+        ours, theirs = row["ours"], row["theirs"]
+        ratios = [theirs[key] / ours[key] for key in ours]
+        ratios.insert(3, row["adjusted_saved_bytes"] / ours["layer_saved_bytes"])
+        lines.append(
+            f"| {row['name']} | " + " | ".join(f"{r:.3f}" for r in ratios) + " |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compare, or answer as the peer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument(
+        "--out", default="recipes/bench/results/planner/project_peers.json"
+    )
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peer:
+        print(json.dumps([ask_peer(row) for row in json.load(sys.stdin)]))
+        return 0
+    record = compare(args.peer_python)
+    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+    print(markdown(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,385 @@
+"""The planner on a device: targets, frontier, prediction, regret, budgets.
+
+    python -m recipes.bench.planner.regret --budget-s 250
+
+Cells are run in the order of what matters most and resumed by a second run; each has
+a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
+Profiles are written beside the results, as `profile_NAME.json`.
+`--small` runs all paths on tiny models (a CPU is enough).
+"""
+
+import argparse
+import multiprocessing
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.offload.placement import (
+    Size,
+    ours,
+    plain,
+    recompute,
+    run_column,
+    trl,
+)
+from recipes.bench.planner.bandwidth import DISKS, RATES, bandwidth
+from recipes.bench.planner.facts import facts, summary
+from recipes.bench.planner.lab import (
+    Lab,
+    Orders,
+    Record,
+    planned,
+    predicted,
+    random_orders,
+)
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.policies import fixed_policies, references
+from ssdtrain.plan.profile import COPY_SLOWDOWN, Profile
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.timeline import Timeline
+
+TARGETS = {
+    "12288x3": (Size(12288, 3, 16, 1024), 0.01),
+    "8192x4": (Size(8192, 4, 16, 1024), 0.02),
+    "16384x2": (Size(16384, 2, 16, 1024), 0.01),
+    "6144x24": (Size(6144, 24, 8, 2048), 0.05),
+}
+SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
+FRONTIER = (0.01, 0.03, 0.1, 0.0)
+CHOSEN = (0.0, 0.02, 0.1, 0.4)
+NUM_STEPS = 5
+WARM_STEPS = 9
+NUM_PLANNERS = 6
+LABS = {
+    "4096x8": Size(4096, 8, 8, 1024),
+    "6144x6": Size(6144, 6, 8, 1024),
+    "8192x2": Size(8192, 2, 16, 1024),
+}
+SMALL_LABS = {"64x2": Size(64, 2, 2, 32)}
+GRID = [
+    (window, prefetch, fraction, recipes)
+    for recipes in (True, False)
+    for fraction in (1.0, 0.75, 0.5, 0.0)
+    for window in (1, 2, 3, 5)
+    for prefetch in (0.5, 1, 1.5, 3)
+    if fraction or (window, prefetch) == (1, 0.5)
+]
+
+
+def target(
+    size: Size, overhead: float, device: torch.device, record: Record
+) -> dict[str, Any]:
+    """`plan="auto"` as a user gets it, then the frontier around it."""
+    start = time.monotonic()
+    lab = Lab(size, device, max_overhead=overhead)
+    try:
+        profile = lab.settle()
+        record.profile(profile)
+        settle_s = time.monotonic() - start
+        own = lab.steps(6)[1:]
+        found: dict[str, Any] = {
+            "step_ms": statistics.median(ms for ms, _ in own[1:]),
+            "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
+            "losses": lab.losses[:NUM_STEPS],
+            "settle_s": settle_s,
+            "max_overhead": overhead,
+            "plan": summary(lab.session.plan),
+            "report": lab.session.last_step.as_dict(),
+        }
+        timeline = Timeline(profile)
+        found["profile"] = facts(profile)
+        found["references"] = [
+            {"name": r.name, "step_ms": r.step_ms, "peak_bytes": r.peak_bytes}
+            for r in references(timeline)
+        ]
+        record.note(found)
+        lab.hold()
+        beside = found["beside"] = []
+        for name, plan in _beside(profile, overhead):
+            cell = {"plan": name, **predicted(timeline, plan)}
+            beside.append({**cell, **lab.under(plan, 2)})
+            record.note(found)
+        return found
+    finally:
+        lab.close()
+
+
+def _beside(profile: Profile, overhead: float) -> Iterator[tuple[str, Orders]]:
+    """In the same steps: everything kept, and what would have been chosen with the
+    constant slowdown by copies instead of the measured one."""
+    yield "keep-all", keep_all(Timeline(profile))
+    links = replace(profile.links, copy_slowdown=COPY_SLOWDOWN)
+    if links != profile.links:
+        constant = replace(profile, links=links)
+        yield "constant slowdown", choose(constant, Goal(max_overhead=overhead)).orders
+
+
+def frontier(size: Size, device: torch.device, record: Record) -> dict[str, Any]:
+    """Fixed policies and chosen plans of one model, predicted and measured."""
+    lab = Lab(size, device)
+    found: dict[str, Any] = {"policies": [], "frontier": []}
+    try:
+        profile = lab.settle()
+        lab.step()
+        lab.hold()
+        _policies(lab, Timeline(profile), found["policies"])
+        record.note(found)
+        _frontier(lab, profile, found["frontier"])
+        return found
+    finally:
+        lab.close()
+
+
+def _frontier(lab: Lab, profile: Profile, points: list[dict[str, Any]]) -> None:
+    """Chosen plans, predicted and measured, added to `points`."""
+    timeline = Timeline(profile)
+    for limit in FRONTIER:
+        start = time.monotonic()
+        plan = choose(profile, Goal(max_overhead=limit))
+        choose_s = time.monotonic() - start
+        points.append(
+            {
+                "max_overhead": limit,
+                "policy": plan.policy,
+                "choose_s": choose_s,
+                **predicted(timeline, plan.orders),
+                **lab.under(plan.orders, 1),
+            }
+        )
+
+
+def _policies(lab: Lab, timeline: Timeline, found: list[dict[str, Any]]) -> None:
+    """Every fixed policy, predicted and measured, added to `found`."""
+    for name, orders in _fixed(timeline):
+        cell = {"policy": name, **predicted(timeline, orders)}
+        found.append({**cell, **lab.under(orders, 1)})
+
+
+def _fixed(timeline: Timeline) -> Iterator[tuple[str, Orders]]:
+    for fixed in fixed_policies(timeline):
+        yield fixed.name, schedule(timeline, fixed.placements, fixed.style)
+
+
+def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
+    """Predicted against measured over fixed, random and chosen plans of one model.
+
+    Everything kept is measured between any two of them: a device's clock drifts. All
+    are drawn before: while a plan is chosen the device rests, and is faster behind it.
+    """
+    lab = Lab(size, device)
+    plans: list[dict[str, Any]] = []
+    try:
+        profile = lab.settle()
+        record.profile(profile)
+        lab.step()
+        lab.hold()
+        timeline = Timeline(profile)
+        found = {"plans": plans, "profile": facts(profile)}
+        keep = keep_all(timeline)
+        drawn = list(_drawn(profile, timeline, num))
+        before_ms = lab.under(keep, WARM_STEPS)["step_ms"]
+        for how, name, orders in drawn:
+            if record.is_late:
+                break
+            cell = {"how": how, "policy": name, **predicted(timeline, orders)}
+            cell |= lab.under(orders)
+            behind_ms = lab.under(keep)["step_ms"]
+            plans.append({**cell, "keep_ms": (before_ms + behind_ms) / 2})
+            before_ms = behind_ms
+            record.note(found)
+        return found
+    finally:
+        lab.close()
+
+
+def _drawn(
+    profile: Profile, timeline: Timeline, num: int
+) -> Iterator[tuple[str, str, Orders]]:
+    """Plans to predict: fixed, chosen, and `num` random ones."""
+    for name, orders in _fixed(timeline):
+        yield "policy", name, orders
+    for overhead in CHOSEN:
+        chosen = choose(profile, Goal(max_overhead=overhead))
+        yield "chosen", f"max_overhead {overhead:g}", chosen.orders
+    for seed in range(num):
+        yield "random", str(seed), random_orders(timeline, seed)
+
+
+def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
+    """What a session costs whose memory budget asks for nothing; plain runs around."""
+    least = 1024 if size.hidden < 1024 else 2**20
+    auto = ours(target="host", memory_budget_bytes=10**13, min_bytes=least)
+    before, own, behind = (
+        run_column(size, column, device, num_steps) for column in (plain, auto, plain)
+    )
+    keep_ms = (before["step_ms"] + behind["step_ms"]) / 2
+    return {
+        "step_ms": own["step_ms"],
+        "keep_ms": keep_ms,
+        "ratio": own["step_ms"] / keep_ms,
+        "plain_ms": [before["step_ms"], behind["step_ms"]],
+        "equal": own["losses"] == before["losses"],
+        "plain_equal": behind["losses"] == before["losses"],
+    }
+
+
+def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
+    """A measured grid, and plans for budgets between the least and keep."""
+    lab = Lab(size, device)
+    pool = ProcessPoolExecutor(NUM_PLANNERS, multiprocessing.get_context("spawn"))
+    try:
+        profile = lab.settle()
+        lab.step()
+        lab.hold()
+        least = least_peak(profile)
+        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes
+        draw = random.Random(0)
+        budgets = [int(least + (keep - least) * draw.random()) for _ in range(num)]
+        # Planned beside the grid: a search takes longer than the steps it is for.
+        plans = [pool.submit(planned, profile, b) for b in (int(0.9 * least), *budgets)]
+        found: dict[str, Any] = {"grid": []}
+        _grid(lab, profile, found["grid"], record)
+        found["budgets"] = [{"least_bytes": least, "keep_bytes": keep}]
+        record.note(found)
+        found["budgets"][0]["unreachable"] = str(plans[0].result())
+        for budget, plan in zip(budgets, plans[1:], strict=True):
+            if record.is_late:
+                break
+            cell = _within(lab, profile, plan.result())
+            found["budgets"].append({"budget_bytes": budget, **cell})
+            record.note(found)
+        return found
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        lab.close()
+
+
+def _grid(
+    lab: Lab, profile: Profile, grid: list[dict[str, Any]], record: Record
+) -> None:
+    """The policy's own numbers, added to `grid` while there is time."""
+    largest = max(item.num_bytes for item in Timeline(profile).items)
+    for window, prefetch, fraction, recipes in GRID:
+        if record.left_s < record.limit_s * 0.4:
+            return
+        cell = lab.under_settings(
+            int(window * largest), int(prefetch * largest), fraction, recipes
+        )
+        grid.append({"point": [window, prefetch, fraction, recipes], **cell})
+        record.note({"grid": grid})
+
+
+def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
+    """A plan for a budget, predicted and measured, or why there is none."""
+    if isinstance(plan, str):
+        return {"error": plan}
+    cell = {"policy": plan.policy, **predicted(Timeline(profile), plan.orders)}
+    return {**cell, **lab.under(plan.orders, 2)}
+
+
+def least_peak(profile: Profile) -> int:
+    """The least peak the planner says it can reach."""
+    try:
+        choose(profile, Goal(memory_budget_bytes=1))
+    except ConfigError as error:
+        return int(str(error).split("activations is ")[1].split()[0])
+    raise RuntimeError("a budget of one byte was reached")
+
+
+Jobs = dict[str, tuple[float, Callable[[Record], dict[str, Any]]]]
+"""Cells by name: their limit in seconds, and how they are run."""
+
+
+def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
+    """All cells, what matters most first."""
+    small = options.small
+    sizes = SMALL if small else TARGETS
+    labs = SMALL_LABS if small else LABS
+    first, second = labs[min(labs)], labs[max(labs)]
+    num_random, num_budgets = (4, 4) if small else (45, 50)
+    found: Jobs = {}
+
+    def column(size: Size, how: Callable[[Any], Any], steps: int) -> Any:
+        return lambda _: run_column(size, how, device, steps)
+
+    def both(name: str) -> None:
+        size, overhead = sizes[name]
+        found[f"{name}/keep"] = 30, column(size, plain, 4)
+        found[f"{name}/auto"] = 75, lambda r: target(size, overhead, device, r)
+        # The device is warm by then, and its clock another.
+        found[f"{name}/keep again"] = 30, column(size, plain, 8)
+
+    for name in list(sizes)[:3]:
+        both(name)
+    found |= _predictions(labs, device, num_random)
+    for name in list(sizes)[3:]:
+        both(name)
+    for name, (size, _) in sizes.items():
+        found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
+    found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
+    for name in list(sizes)[:3]:
+        found[f"{name}/frontier"] = (
+            45,
+            lambda r, size=sizes[name][0]: frontier(size, device, r),
+        )
+    found["regret"] = 130, lambda r: regret(first, device, num_budgets, r)
+    for name in sizes:
+        found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
+    if options.directory:
+        where = options.directory
+        for name in (*DISKS, *RATES):
+            found[f"bandwidth/{name}"] = (
+                40,
+                lambda r, name=name: bandwidth(second, device, where, name, r),
+            )
+    return found
+
+
+def _predictions(labs: dict[str, Size], device: torch.device, num_random: int) -> Jobs:
+    return {
+        f"prediction/{name}": (
+            150,
+            lambda r, size=size: prediction(size, device, num_random, r),
+        )
+        for name, size in labs.items()
+    }
+
+
+def main() -> None:
+    """Run the cells that are missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--budget-s", type=float, default=250)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", nargs="+", help="cells whose name begins so")
+    parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "planner" / "planner.json"
+    )
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)  # the storage's own threads copy in main memory
+    cells = Cells(options.out, options.budget_s, {"small": options.small})
+    found = jobs(options, device)
+    names = list(found)
+    if options.only:
+        names = [n for wanted in options.only for n in found if n.startswith(wanted)]
+    for name in names:
+        limit_s, run = found[name]
+        record = Record(cells, name, limit_s)
+        cells.run(name, lambda run=run, record=record: run(record), limit_s)
+
+
+if __name__ == "__main__":
+    main()

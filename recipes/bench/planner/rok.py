@@ -1,0 +1,94 @@
+"""The recompute-offload-keep curve (Figure 5.12) and the split of the gain (Table 5.6).
+
+    python -m recipes.bench.planner.rok --budget-s 150
+
+One point for each model, batch size and strategy: activation peak, step time, tokens a
+second and model throughput (algorithmic FLOPs, recomputation not counted). A batch
+whose peak would exceed `--memory-gb` is not tried further for that strategy.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.offload.placement import Size, ours, plain, recompute, run_column
+
+MODELS = {"12288x3": (12288, 3), "14336x3": (14336, 3)}
+SMALL = {"128x2": (128, 2)}
+SEQUENCE = 1024
+BATCHES = (16, 32, 24, 48, 8, 1, 4, 2, 12)
+CELL_LIMIT_S = 75.0
+STRATEGIES = ("keep", "offload", "recompute")
+
+
+def flops(size: Size) -> float:
+    """Algorithmic FLOPs of a step: 72 B S L H^2 (1 + S / 12 H), causal attention full.
+
+    Three times the forward's 24 B S H^2 + 4 B S^2 H a layer (Narayanan et al., 2021).
+    """
+    tokens = size.batch * size.sequence
+    layer = 24 * tokens * size.hidden**2 + 4 * tokens * size.sequence * size.hidden
+    return 3.0 * size.num_layers * layer
+
+
+def point(
+    size: Size, strategy: str, device: torch.device, num_steps: int
+) -> dict[str, Any]:
+    """One run."""
+    least = 1024 if size.hidden < 1024 else 2**20
+    auto = ours(target="host", plan="auto", max_overhead=0.01, min_bytes=least)
+    column = {"keep": plain, "offload": auto, "recompute": recompute}[strategy]
+    cell = run_column(size, column, device, num_steps)
+    cell.pop("losses")
+    step_s = cell["step_ms"] / 1e3
+    return {
+        "strategy": strategy,
+        "batch": size.batch,
+        "tokens_per_s": size.batch * size.sequence / step_s,
+        "tflops": flops(size) / step_s / 1e12,
+        "update_ms": cell["step_ms"] - cell["forward_ms"] - cell["backward_ms"],
+        **cell,
+    }
+
+
+def main() -> None:
+    """Run the points that are missing, the most telling batch sizes first."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--budget-s", type=float, default=150)
+    parser.add_argument("--memory-gb", type=float, default=40.0)
+    parser.add_argument("--models", nargs="+", help="only these, such as 12288x3")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "planner" / "rok.json")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    models = SMALL if options.small else MODELS
+    if options.models:
+        models = {name: models[name] for name in options.models}
+    sequence = 32 if options.small else SEQUENCE
+    batches = BATCHES[:2] if options.small else BATCHES
+    settings = {"sequence": sequence, "memory_gb": options.memory_gb, "dtype": "bf16"}
+    cells = Cells(options.out, options.budget_s, settings)
+    peaks: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for batch in batches:
+        for model, (hidden, layers) in models.items():
+            for strategy in STRATEGIES:
+                seen = peaks.setdefault((model, strategy), [])
+                if any(peak / b * batch > options.memory_gb for b, peak in seen):
+                    continue
+                name = f"{model}/{strategy}/{batch}"
+                size = Size(hidden, layers, batch, sequence)
+                steps = 8 if strategy == "offload" else 5
+                cells.run(
+                    name,
+                    lambda s=size, w=strategy, n=steps: point(s, w, device, n),
+                    CELL_LIMIT_S,
+                )
+                if name in cells and "peak_gb" in cells[name]:
+                    seen.append((batch, cells[name]["peak_gb"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Relational layers against PyG, and every generated kernel against an oracle."""

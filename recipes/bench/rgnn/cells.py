@@ -1,0 +1,236 @@
+"""What `rgnn.layers` measures: cells, contenders, and the order of the work."""
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from hector.train import LayerKind
+
+# Most telling first: Wu's case study, the small graphs, then by edges.
+GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
+PROFILED_GRAPHS = ("mutag",)
+KERNEL_GRAPHS = ("am", "biokg", "mag")
+MAPPING_GRAPHS = ("am", "mag", "wikikg2", "bgs")
+
+
+class Task(str, Enum):
+    """What one timed epoch does (Wu, section 3.4.1)."""
+
+    INFERENCE = "inference"
+    TRAINING = "training"
+    """Forward, negative log-likelihood on random labels, backward."""
+
+
+class Phase(str, Enum):
+    """Groups of measurements, the most valuable first."""
+
+    MAIN = "main"
+    """Ours, chosen by the cost model, against the eager baselines, in float32."""
+    BFLOAT16 = "bfloat16"
+    """The same in bfloat16, against the baselines that are fastest there."""
+    MAPPING = "mapping"
+    """Ours with one program a group, against programs that share small groups."""
+    ABLATION = "ablation"
+    """Ours with each fixed setting of the two optimizations (Table 3.5)."""
+    KERNELS = "kernels"
+    """Bytes, operations and time of each of our kernels, against the ceilings."""
+    PROFILE = "profile"
+    """Where the time goes, ours and PyG (Figure 3.3)."""
+    WIDTHS = "widths"
+    """Ours at 32 and 128 (Figure 3.12)."""
+    BFLOAT16_REST = "bfloat16-rest"
+    """The other baselines in bfloat16, which lost wherever both ran."""
+    COMPILE = "compile"
+    """PyG under torch.compile."""
+
+
+class Contender(str, Enum):
+    """Who computes the layer."""
+
+    HECTOR = "hector"
+    HECTOR_NONE = "hector-none"
+    HECTOR_COMPACTION = "hector-compaction"
+    HECTOR_REORDERING = "hector-reordering"
+    HECTOR_BOTH = "hector-both"
+    HECTOR_PROGRAM = "hector-program"
+    SORTED_LOOP = "sorted-loop"
+    SORTED_GROUPED = "sorted-grouped"
+    PYG = "pyg"
+    PYG_FAST = "pyg-fast"
+    PYG_COMPILED = "pyg-compiled"
+    PYG_FAST_COMPILED = "pyg-fast-compiled"
+
+    @property
+    def ours(self) -> bool:
+        return self.value.startswith("hector")
+
+    @property
+    def compiled(self) -> bool:
+        return self.value.endswith("-compiled")
+
+
+SETTINGS = (
+    Contender.HECTOR_NONE,
+    Contender.HECTOR_COMPACTION,
+    Contender.HECTOR_REORDERING,
+    Contender.HECTOR_BOTH,
+)
+
+
+NO_TIMES = (Phase.PROFILE, Phase.KERNELS)
+"""Phases that measure something else than the time of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One layer on one graph."""
+
+    graph: str
+    model: LayerKind
+    task: Task
+    dtype: str
+    """float32 or bfloat16."""
+    width: int = 64
+    """Input and output channels; one head."""
+
+    def key(self) -> dict[str, Any]:
+        """Plain JSON values that identify the cell."""
+        return {k: getattr(v, "value", v) for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One measurement."""
+
+    phase: Phase
+    cell: Cell
+    contender: Contender
+
+    def key(self) -> dict[str, Any]:
+        """Plain JSON values that identify the measurement in the results."""
+        what = self.phase.value if self.phase in NO_TIMES else "time"
+        return {**self.cell.key(), "contender": self.contender.value, "what": what}
+
+
+def baselines(model: LayerKind, dtype: str) -> list[Contender]:
+    found = [Contender.SORTED_LOOP, Contender.PYG]
+    if model is LayerKind.RGCN:
+        found.append(Contender.PYG_FAST)
+    if dtype == "bfloat16":
+        found.append(Contender.SORTED_GROUPED)
+    return found
+
+
+def plan(phases: list[Phase], graphs: list[str]) -> list[Work]:
+    """All measurements in the order they are worth taking."""
+    return [
+        Work(phase=phase, cell=cell, contender=contender)
+        for phase in phases
+        for graph in graphs
+        for cell, contender in _PHASES[phase](graph)
+    ]
+
+
+_Row = tuple[Cell, Contender]
+
+
+def _cells(graph: str, models: list[LayerKind], dtypes: list[str]) -> list[Cell]:
+    return [
+        Cell(graph=graph, model=model, task=task, dtype=dtype)
+        for model in models
+        for dtype in dtypes
+        for task in Task
+    ]
+
+
+def _against(graph: str, dtype: str) -> list[_Row]:
+    return [
+        (cell, contender)
+        for cell in _cells(graph, list(LayerKind), [dtype])
+        for contender in (Contender.HECTOR, *baselines(cell.model, cell.dtype))
+    ]
+
+
+def _main(graph: str) -> list[_Row]:
+    return _against(graph, "float32")
+
+
+def _bfloat16(graph: str) -> list[_Row]:
+    return [row for row in _against(graph, "bfloat16") if _leads(*row)]
+
+
+def _bfloat16_rest(graph: str) -> list[_Row]:
+    return [row for row in _against(graph, "bfloat16") if not _leads(*row)]
+
+
+def _leads(cell: Cell, contender: Contender) -> bool:
+    """Ours, and what was or may be fastest of the others in bfloat16: one grouped
+    product for all relations, and PyG's layers without a loop over relations."""
+    if contender is Contender.PYG:
+        return cell.model is LayerKind.RGAT
+    return contender is not Contender.SORTED_LOOP
+
+
+def _ablation(graph: str) -> list[_Row]:
+    cells = _cells(graph, list(LayerKind), ["float32"])
+    # Table 3.5 first: the attention layers.
+    cells.sort(key=lambda c: c.model is LayerKind.RGCN)
+    return [(cell, setting) for cell in cells for setting in SETTINGS]
+
+
+def _mapping(graph: str) -> list[_Row]:
+    if graph not in MAPPING_GRAPHS:
+        return []
+    ours = (Contender.HECTOR, Contender.HECTOR_PROGRAM)
+    cells = _cells(graph, list(LayerKind), ["float32"])
+    return [(cell, contender) for cell in cells for contender in ours]
+
+
+def _kernels(graph: str) -> list[_Row]:
+    if graph not in KERNEL_GRAPHS:
+        return []
+    cells = _cells(graph, [LayerKind.RGAT, LayerKind.HGT, LayerKind.RGCN], ["float32"])
+    return [(c, Contender.HECTOR) for c in cells if c.task is Task.TRAINING]
+
+
+def _compile(graph: str) -> list[_Row]:
+    rows = []
+    for cell in _cells(graph, list(LayerKind), ["float32"]):
+        rows.append((cell, Contender.PYG_COMPILED))
+        if cell.model is LayerKind.RGCN:
+            rows.append((cell, Contender.PYG_FAST_COMPILED))
+    return rows
+
+
+def _widths(graph: str) -> list[_Row]:
+    return [
+        (
+            Cell(graph=graph, model=c.model, task=c.task, dtype=c.dtype, width=width),
+            Contender.HECTOR_NONE,
+        )
+        for c in _cells(graph, list(LayerKind), ["float32"])
+        for width in (32, 128)
+    ]
+
+
+def _profile(graph: str) -> list[_Row]:
+    if graph not in PROFILED_GRAPHS:
+        return []
+    return [
+        (cell, contender)
+        for cell in _cells(graph, list(LayerKind), ["float32"])
+        for contender in (Contender.HECTOR, Contender.PYG)
+    ]
+
+
+_PHASES = {
+    Phase.MAIN: _main,
+    Phase.BFLOAT16: _bfloat16,
+    Phase.MAPPING: _mapping,
+    Phase.ABLATION: _ablation,
+    Phase.KERNELS: _kernels,
+    Phase.PROFILE: _profile,
+    Phase.WIDTHS: _widths,
+    Phase.BFLOAT16_REST: _bfloat16_rest,
+    Phase.COMPILE: _compile,
+}

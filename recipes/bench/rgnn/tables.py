@@ -1,0 +1,386 @@
+"""Markdown tables and plots out of the results of `rgnn.layers`.
+
+python -m recipes.bench.rgnn.tables RGNN_JSON --plots docs/img
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
+
+# Wu's geometric means over the best of the systems of its time (Table 3.4).
+SEED_MEANS = {
+    ("rgcn", "inference"): 1.91,
+    ("rgat", "inference"): 8.56,
+    ("hgt", "inference"): 2.87,
+    ("rgcn", "training"): 2.76,
+    ("rgat", "training"): 11.3,
+    ("hgt", "training"): 8.02,
+}
+MODELS = ("rgcn", "rgat", "hgt")
+TASKS = ("inference", "training")
+DTYPES = ("float32", "bfloat16")
+
+Record = dict[str, Any]
+
+
+class Results:
+    """The records, found by their key; only those of one machine are compared."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.graphs: dict[str, dict[str, Any]] = data["graphs"]
+        self.runs = data["runs"]
+        self.modelled: dict[str, str] = data.get("modelled", {})
+        """What the present cost model takes, by cell (`rgnn_fit --write`)."""
+        self.by_key = {tuple(sorted(r["key"].items())): r for r in data["records"]}
+
+    def find(self, contender: str, **cell: Any) -> Record | None:
+        key = {"width": 64, "what": "time", **cell, "contender": contender}
+        return self.by_key.get(tuple(sorted(key.items())))
+
+    def ms(self, contender: str, **cell: Any) -> float | None:
+        record = self.find(contender, **cell)
+        return record.get("ms") if record else None
+
+    def contenders(self, **cell: Any) -> list[Record]:
+        """All but ours in a cell, on the machine of ours; out of memory on any."""
+        ours = self.find("hector", **cell)
+        wanted = {"width": 64, "what": "time", **cell}
+        return [
+            r
+            for r in self.by_key.values()
+            if all(r["key"][k] == v for k, v in wanted.items())
+            and not r["key"]["contender"].startswith("hector")
+            and (ours is None or r["status"] == "oom" or self.same(r, ours))
+        ]
+
+    def same(self, one: Record, other: Record) -> bool:
+        return self.machine(one) == self.machine(other)
+
+    def machine(self, record: Record) -> str:
+        run = self.runs[record["run"]]
+        return str(run.get("uuid", run["device"]))
+
+
+class Comparison(NamedTuple):
+    """Ours against the fastest other in one cell."""
+
+    ours: Record | None
+    best: Record | None
+    num_oom: int
+    """Others that ran out of memory."""
+
+    @property
+    def speedup(self) -> float | None:
+        if not (self.ours and self.best and "ms" in self.ours):
+            return None
+        return float(self.best["ms"] / self.ours["ms"])
+
+
+def compare(results: Results, **cell: Any) -> Comparison:
+    others = results.contenders(**cell)
+    timed = [r for r in others if r["status"] == "ok"]
+    best = min(timed, key=lambda r: r["ms"], default=None)
+    num_oom = sum(r["status"] == "oom" for r in others)
+    return Comparison(results.find("hector", **cell), best, num_oom)
+
+
+Named = tuple[str, dict[str, str]]
+
+
+def cells(results: Results, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
+    """(text, cell) of every cell of 64 channels."""
+    return [
+        (
+            f"{graph} {model} {task} {dtype}",
+            {"graph": graph, "model": model, "task": task, "dtype": dtype},
+        )
+        for graph in results.graphs
+        for model in MODELS
+        for task in TASKS
+        for dtype in dtypes
+    ]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["--"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def summary(results: Results) -> str:
+    """Geometric mean, worst and best speed-up, out-of-memory counts."""
+    groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
+    for _, cell in cells(results):
+        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
+        group[cell["graph"]] = compare(results, **cell)
+    rows = []
+    for (model, task, dtype), row in groups.items():
+        found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
+        if not found:
+            continue
+        ranked = sorted(found.items(), key=lambda item: item[1])
+        (worst, least), (best, most) = ranked[0], ranked[-1]
+        ours = [c.ours for c in row.values() if c.ours]
+        rows.append(
+            [
+                f"{model} {task} {dtype}",
+                number(geometric_mean(found.values())),
+                number(SEED_MEANS[model, task]),
+                f"{least:.2f} ({worst})",
+                f"{most:.2f} ({best})",
+                str(len(found)),
+                str(sum(r["status"] == "oom" for r in ours)),
+                str(sum(c.num_oom for c in row.values())),
+            ]
+        )
+    header = ["cells", "mean", "Wu", "worst", "best", "graphs", "our OOM"]
+    return table([*header, "others' OOM"], rows)
+
+
+def details(results: Results) -> str:
+    """Every cell: our time, the best other and its time, the ratio."""
+    rows = []
+    for name, cell in cells(results):
+        found = compare(results, **cell)
+        if found.ours is None:
+            continue
+        best, status = found.best, found.ours["status"]
+        rows.append(
+            [
+                name,
+                number(found.ours["ms"], 3) if status == "ok" else status,
+                number(best["ms"] if best else None, 3),
+                best["key"]["contender"] if best else "none ran",
+                number(found.speedup),
+            ]
+        )
+    return table(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
+
+
+def ablation(results: Results) -> str:
+    """Table 3.5: speed-up over no optimization, and what the cost model took."""
+    rows = []
+    for name, cell in cells(results):
+        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
+        if not any(times):
+            continue
+        base = times[0]
+        gains = (*times[1:], taken(results, **cell).get("ms"))
+        texts = [number(base / t if base and t else None) for t in gains]
+        rows.append([name, number(base, 3), *texts])
+    header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
+    return table(header, rows)
+
+
+def choice(results: Results, tolerance: float = 0.05) -> str:
+    """How often the cost model's choice is within `tolerance` of the best setting."""
+    ratios = {name: over_best(results, **cell) for name, cell in cells(results)}
+    return told({n: r for n, r in ratios.items() if r is not None}, tolerance)
+
+
+def memory(results: Results) -> str:
+    """Figure 3.10: memory with compaction over memory without, HGT, against the
+    entity compaction ratio. Memory is the peak above what the graph itself holds."""
+    rows = []
+    for graph, about in sorted(
+        results.graphs.items(), key=lambda g: g[1]["entity_compaction_ratio"]
+    ):
+        row = [graph, number(about["entity_compaction_ratio"])]
+        row += [number(about["average_degree"], 1)]
+        for task in TASKS:
+            cell = {"graph": graph, "model": "hgt", "task": task, "dtype": "float32"}
+            plain = used_mib(results.find("hector-none", **cell))
+            compact = used_mib(results.find("hector-compaction", **cell))
+            row += [number(plain, 0)]
+            row += [number(compact / plain if plain and compact else None)]
+        rows.append(row)
+    header = ["graph", "entity compaction ratio", "average degree"]
+    for task in TASKS:
+        header += [f"{task} MiB", f"{task} compact / plain"]
+    return table(header, rows)
+
+
+def used_mib(record: Record | None) -> float | None:
+    if not record or not record.get("peak_bytes"):
+        return None
+    return float(record["peak_bytes"] - (record["resident_bytes"] or 0)) / 2**20
+
+
+def widths(results: Results) -> str:
+    """Figure 3.12: time without optimizations at widths 32, 64, 128."""
+    rows = []
+    for name, cell in cells(results, ("float32",)):
+        times = [results.ms("hector-none", **cell, width=w) for w in (32, 64, 128)]
+        if times[0] is None and times[2] is None:
+            continue
+        steps = [b / a if a and b else None for a, b in pairwise(times)]
+        rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
+    return table(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
+
+
+def mapping(results: Results) -> str:
+    """One program a group against programs that share small groups."""
+    rows = []
+    for name, cell in cells(results, ("float32",)):
+        one, ours = (results.find(c, **cell) for c in ("hector-program", "hector"))
+        if one and ours and "ms" in one and "ms" in ours and results.same(one, ours):
+            ratio = number(one["ms"] / ours["ms"])
+            rows.append([name, number(one["ms"], 3), number(ours["ms"], 3), ratio])
+    return table(["cell", "a program a group ms", "shared ms", "ratio"], rows)
+
+
+def breakdown(results: Results) -> str:
+    """Figure 3.3: microseconds an epoch by part."""
+    rows = []
+    for record in results.by_key.values():
+        if record["key"]["what"] != "profile" or "parts_us" not in record:
+            continue
+        key = record["key"]
+        name = f"{key['graph']} {key['model']} {key['task']} {key['contender']}"
+        parts = record["parts_us"]
+        busy = sum(parts.values())
+        api = record["api_us"]
+        rows.append(
+            [
+                name,
+                *(number(v, 0) for v in parts.values()),
+                number(api, 0),
+                number(100 * api / (api + busy) if api + busy else None, 0),
+                number(record["num_launches"], 0),
+            ]
+        )
+    header = ["cell", "matmul", "traversal", "indexing and copying", "other"]
+    return table([*header, "CUDA API", "API %", "launches"], sorted(rows))
+
+
+def kernels(results: Results, count: int = 5) -> str:
+    """Our most expensive kernels of each cell against the device's ceilings."""
+    rows = []
+    for record in results.by_key.values():
+        if record["key"]["what"] != "kernels" or "kernels" not in record:
+            continue
+        key, limit = record["key"], results.runs[record["run"]]["ceilings"]
+        for k in record["kernels"][:count]:
+            work = f"{k['gb_per_s']:.0f}", f"{k['tflop_per_s']:.1f}"
+            share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
+            if k["operations"]:
+                rate = 300 * k["tflop_per_s"] / limit["tf32_tflop_per_s"]
+                share = max(share, rate)
+            name = f"{key['graph']} {key['model']} {k['plan']}"
+            what = " ".join(k["kernel"].replace("|", "/").split())[:70]
+            times = number(k["us"], 0), number(k["predicted_us"], 0)
+            rows.append([name, f"`{what}`", *times, *work, f"{share:.0f}"])
+    header = ["cell", "kernel", "us", "predicted us", "GB/s", "TFLOP/s"]
+    return table([*header, "% of a ceiling"], rows)
+
+
+SECTIONS = {
+    "Speed-up over the best other": summary,
+    "Ablation (Table 3.5)": ablation,
+    "Cost model": choice,
+    "Small groups share programs": mapping,
+    "Memory against compaction ratio (Figure 3.10)": memory,
+    "Widths (Figure 3.12)": widths,
+    "Breakdown in microseconds (Figure 3.3)": breakdown,
+    "Most expensive kernels": kernels,
+    "All cells": details,
+}
+
+
+def machines(results: Results) -> str:
+    """Device, versions and command of every run that took something."""
+    used = {r["run"] for r in results.by_key.values()}
+    lines = {}
+    for i in sorted(used):
+        run = results.runs[i]
+        versions = ", ".join(
+            f"{k} {run[k]}" for k in ("torch", "triton", "torch_geometric") if k in run
+        )
+        lines[f"{run['device']}; {versions}; `{run.get('command', '')}`"] = None
+    return "\n".join(lines)
+
+
+IN_README = {
+    "Speed-up over the best other": summary,
+    "Ablation (Table 3.5)": ablation,
+    "Cost model": choice,
+    "Small groups share programs": mapping,
+    "Memory against compaction ratio (Figure 3.10)": memory,
+}
+
+
+def rgnn(results: Path) -> str:
+    """The README's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
+    empty if neither is there."""
+    parts = []
+    path = results / "rgnn.json"
+    if path.exists():
+        found = Results(json.loads(path.read_text()))
+        parts.append(
+            "**Relational layers.** One layer, 64 channels, one head, loss on random "
+            "labels, 24 GiB: the fastest other of PyG's layers, a sorted per-relation "
+            "product and torch's grouped product, over ours. "
+            "Medians of 20 steps, all in one process."
+        )
+        sections = {name: build(found) for name, build in IN_README.items()}
+        # A table without rows is a header and a line.
+        filled = {n: t for n, t in sections.items() if t and t.count("\n") != 1}
+        parts += [f"*{name}*\n\n{text}" for name, text in filled.items()]
+        parts.append(machines(found))
+    path = results / "rgnn_parity.json"
+    if path.exists():
+        parts.append(parity(json.loads(path.read_text())))
+    return "\n\n".join(parts)
+
+
+def parity(data: dict[str, Any]) -> str:
+    """Same start, same losses as PyG; accuracies over seeds."""
+    rows = [
+        [
+            f"{r['data']} {r['model']}",
+            str(r["num_epochs"]),
+            f"{r['loss_difference']:.1e}",
+            number(r["accuracy_same_start"], 4),
+            number(r["pyg_accuracy_same_start"], 4),
+            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}",
+        ]
+        for r in data["rows"]
+    ]
+    head = ["", "epochs", "largest loss difference", "accuracy", "PyG's", "mean, seeds"]
+    text = "**Training as PyG's layers train**, float64, from the same initial weights."
+    where = f"{data['device']}; torch {data['torch']}; `{data['command']}`"
+    return f"{text}\n\n{table(head, rows)}\n\n{where}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--plots", type=Path, help="also write SVG plots here")
+    args = parser.parse_args(argv)
+    results = Results(json.loads(args.results.read_text()))
+    for title, section in SECTIONS.items():
+        print(f"### {title}\n\n{section(results)}\n")
+    if args.plots:
+        from recipes.bench.rgnn.plot import write_plots
+
+        write_plots(results, args.plots)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

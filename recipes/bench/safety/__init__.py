@@ -1,0 +1,1 @@
+"""Searches for wrong gradients: random graphs, faults, sanitizers, verification."""

@@ -1,0 +1,241 @@
+"""Thousands of steps under random faults: nothing wrong, nothing lost, nothing grows.
+
+One session on the SSD target with verify="checksum". Its storage fails at random:
+full, EIO on write and read, short and torn transfers, flipped bits, stalls, a worker
+that dies. At random the user's forward or backward raises, runs out of memory, or a
+loss is dropped. Every step must give the gradients of plain autograd, or stop with an
+error that says what was lost; then the next one must work. Memory, threads, files,
+slots and staging are written down on the way, always when nothing is in flight.
+
+    OMP_NUM_THREADS=1 python -m recipes.bench.safety.fault_soak --steps 2000
+"""
+
+import argparse
+import gc
+import logging
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from recipes.bench.common.cells import RESULTS, Cells
+from ssdtrain.errors import ActivationChangedError, ActivationLostError
+from ssdtrain.storage import open as opening
+from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+
+WIDTH, NUM_LAYERS = 64, 6
+FAULTS = [
+    (Operation.ALLOCATE, FaultKind.NO_SPACE),
+    (Operation.WRITE, FaultKind.NO_SPACE),
+    (Operation.WRITE, FaultKind.IO_ERROR),
+    (Operation.WRITE, FaultKind.SHORT),
+    (Operation.WRITE, FaultKind.TORN),
+    (Operation.WRITE, FaultKind.BIT_FLIP),
+    (Operation.WRITE, FaultKind.STALL),
+    (Operation.WRITE, FaultKind.WORKER_DEATH),
+    (Operation.READ, FaultKind.IO_ERROR),
+    (Operation.READ, FaultKind.SHORT),
+    (Operation.READ, FaultKind.BIT_FLIP),
+    (Operation.READ, FaultKind.STALL),
+    (Operation.READ, FaultKind.WORKER_DEATH),
+]
+
+
+class RandomFaults(FaultyStorage):
+    """Draws at every call, with a probability for each kind."""
+
+    probability = 0.0007
+
+    def _before(self, operation: Operation) -> Fault | None:
+        kinds = [kind for at, kind in FAULTS if at is operation]
+        with self._lock:
+            drawn = [k for k in kinds if self._random.random() < self.probability]
+            call = self._calls[operation]
+        faults = [
+            Fault(operation=operation, kind=kind, at=call, seconds=0.05)
+            for kind in drawn[:1]
+        ]
+        with self._lock:
+            self._faults = tuple(faults)
+        return super()._before(operation)
+
+
+class Trouble(Exception):
+    """What a user's own code raises."""
+
+
+class Stumble(torch.autograd.Function):
+    """Raises in forward or backward when asked to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: str) -> Tensor:
+        ctx.place = place
+        if place == "forward":
+            raise Trouble(place)
+        if place == "out of memory":
+            raise torch.OutOfMemoryError("planted")
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.place == "backward":
+            raise Trouble(ctx.place)
+        return gradient * 1, None
+
+
+class Net(nn.Module):
+    """Residual MLP that stumbles in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU())
+            for _ in range(NUM_LAYERS)
+        )
+
+    def forward(self, x: Tensor, place: str) -> Tensor:
+        """Scalar."""
+        for number, layer in enumerate(self.layers):
+            x = x + layer(x)
+            if number == NUM_LAYERS // 2:
+                x = Stumble.apply(x, place)
+        return x.square().sum()
+
+
+def step(net: Net, rows: int, place: str) -> list[Tensor]:
+    """Gradients of one step; a dropped loss gives none."""
+    torch.manual_seed(rows)
+    x = torch.randn(rows, WIDTH, requires_grad=True)
+    net.zero_grad()
+    loss = net(x, place)
+    if place == "dropped":
+        return []
+    loss.backward()
+    return [x.grad, *(p.grad.clone() for p in net.parameters())]
+
+
+def level(session: ssdtrain.Session) -> dict[str, Any]:
+    """What must not grow; taken when nothing is in flight."""
+    gc.collect()
+    cache = session._cache
+    cache.offloader.wait_io()
+    idle = cache.is_idle
+    process, storage = psutil.Process(), cache.offloader.storage
+    if storage is None:
+        raise RuntimeError("no storage")
+    stats = storage.stats()
+    return {
+        "idle": idle,
+        "resident_mib": round(process.memory_info().rss / 2**20, 1),
+        "threads": threading.active_count(),
+        "descriptors": process.num_fds(),
+        "file_bytes": stats.allocated_bytes,
+        "slots_used_bytes": stats.used_bytes,
+        "staging_used_bytes": cache.offloader.pool.used_bytes,
+        "staging_bytes": cache.offloader.pool.total_bytes,
+        "saved_live_bytes": session.live_bytes,
+        "records": len(cache._records),
+    }
+
+
+def attempt(net: Net, rows: int, place: str, expected: list[Tensor]) -> str:
+    """How one step ended. In a frame of its own: an error's frames hold the graph."""
+    try:
+        found = step(net, rows, place)
+    except ActivationChangedError:
+        return "changed, found by verify"
+    except ActivationLostError as lost:
+        named = "the saved tensor of" in str(lost) and "bytes)" in str(lost)
+        return "lost, and named" if named else f"lost without a name: {lost}"
+    except (Trouble, torch.OutOfMemoryError) as error:
+        return f"the user's own: {error}"
+    if place == "dropped":
+        return "dropped"
+    same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return "equal" if same else "WRONG"
+
+
+def soak(num_steps: int, budget_s: float, directory: Path) -> dict[str, Any]:
+    """The whole run."""
+    real = opening.open_storage
+
+    def open_faulty(*args: Any, **kwargs: Any) -> RandomFaults:
+        storage = RandomFaults(real(*args, **kwargs), seed=1)
+        storages.append(storage)
+        return storage
+
+    storages: list[RandomFaults] = []
+    net, draw = Net(), random.Random(0)
+    sizes = (24, 32, 48)
+    expected = {rows: step(net, rows, "") for rows in sizes}
+    opening.open_storage = open_faulty
+    ends: Counter[str] = Counter()
+    levels: list[dict[str, Any]] = []
+    deadline = time.monotonic() + budget_s
+    try:
+        with ssdtrain.offload(
+            net,
+            target="ssd",
+            directory=str(directory),
+            min_bytes=0,
+            plan="offload-all",
+            recompute="off",
+            window_bytes=1,
+            host_bytes=2 << 20,
+            verify="checksum",
+        ) as session:
+            done = 0
+            while done < num_steps and time.monotonic() < deadline:
+                rows = draw.choice(sizes)
+                places = ("forward", "backward", "out of memory", "dropped")
+                place = draw.choice(places) if draw.random() < 0.05 else ""
+                ends[attempt(net, rows, place, expected[rows])] += 1
+                done += 1
+                if done % max(1, num_steps // 20) == 0:
+                    levels.append({"step": done, **level(session)})
+                    print(levels[-1], flush=True)
+                session.steps.clear()
+    finally:
+        opening.open_storage = real
+    hits = {kind.value: count for kind, count in storages[0].hits.items() if count}
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    return {
+        "steps": done,
+        "ends": dict(ends),
+        "faults": hits,
+        "levels": levels,
+        "left_on_disk": [str(path) for path in directory.rglob("*")],
+        "threads_left": threads,
+    }
+
+
+def main() -> None:
+    """One cell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--budget-s", type=float, default=900)
+    parser.add_argument("--directory", type=Path, default=Path("."))
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "safety" / "fault_soak.json"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
+    with tempfile.TemporaryDirectory(dir=options.directory) as place:
+        directory = Path(place) / "activations"
+        directory.mkdir(mode=0o700)
+        cells.run("soak", lambda: soak(options.steps, options.budget_s, directory))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Who survives what: the pitfalls' scenarios under ssdtrain and under its peers.
+
+The programs are `tests/pitfalls/scenarios.py`; the judge compares gradients with plain
+autograd's, byte for byte. TRL and DeepSpeed move GPU tensors only, so their columns say
+something on a GPU alone, and are left out elsewhere. DeepSpeed's hook moves marked
+checkpoint inputs; here every saved tensor is marked, which is its own engine on all of
+the programs. A program that plain autograd refuses must be refused.
+
+    python -m recipes.bench.safety.survival --budget-s 60
+"""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ssdtrain
+from recipes.bench.common.cells import RESULTS, Cells
+from tests.pitfalls import scenarios
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Plain(scenarios.Runner):  # type: ignore[misc,name-defined]
+    """Plain autograd."""
+
+    def __init__(self) -> None:
+        super().__init__(DEVICE)
+
+
+class Ours(Plain):
+    """ssdtrain, everything moved at once."""
+
+    settings: dict[str, Any] = {"recompute": "off"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = ssdtrain.offload(
+            self.holder,
+            target="host",
+            min_bytes=0,
+            plan="offload-all",
+            window_bytes=1,
+            host_bytes=256 << 20,
+            **self.settings,
+        )
+
+    def close(self) -> None:
+        """Give the host memory back."""
+        self.session.close()
+
+
+class OursWithRecipes(Ours):
+    """And with recipes."""
+
+    settings: dict[str, Any] = {"recompute": "auto"}  # noqa: RUF012
+
+
+class SaveOnCpu(Plain):
+    """torch.autograd.graph.save_on_cpu."""
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """Its documented use."""
+        return torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
+
+
+class Trl(Plain):
+    """TRL's OffloadActivations: one for all steps, around the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from accelerate import PartialState
+        from trl.models.activation_offloading import OffloadActivations
+
+        PartialState()  # TRL's logger asks for it
+        self.context = OffloadActivations()
+
+    def around_forward(self) -> AbstractContextManager[Any]:
+        """As its trainer does."""
+        return self.context  # type: ignore[no-any-return]
+
+
+class DeepSpeed(Plain):
+    """CheckpointHiddenStatesOffload, around forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        module = importlib.import_module(
+            "deepspeed.runtime.activation_checkpointing.offload_activations"
+        )
+
+        class Everything(module.CheckpointHiddenStatesOffload):  # type: ignore[misc]
+            def _consume_mark(self, tensor: torch.Tensor) -> bool:
+                return True
+
+        self.context = Everything()
+
+    def around_step(self) -> AbstractContextManager[Any]:
+        """Its tracker is cleared at the exit."""
+        return self.context  # type: ignore[no-any-return]
+
+
+CONTENDERS: dict[str, Callable[[], Any]] = {
+    "ssdtrain": Ours,
+    "ssdtrain + recipes": OursWithRecipes,
+    "save_on_cpu": SaveOnCpu,
+}
+GPU_CONTENDERS: dict[str, Callable[[], Any]] = {
+    "TRL OffloadActivations": Trl,
+    "DeepSpeed CheckpointHiddenStatesOffload": DeepSpeed,
+}
+
+
+def judge(make: Callable[[], Any]) -> dict[str, Any]:
+    """All scenarios for one contender.
+
+    Raises:
+        ImportError: it is not installed, which says nothing about any scenario.
+    """
+    first = make()
+    if isinstance(first, Ours):
+        first.close()
+    verdicts = {}
+    for row in scenarios.ROWS:
+        made: list[Any] = []
+
+        def fresh(made: list[Any] = made) -> Any:
+            made.append(make())
+            return made[-1]
+
+        verdicts[row.scenario.__name__] = scenarios.verdict(row, Plain(), fresh)
+        for runner in made:
+            if isinstance(runner, Ours):
+                runner.close()
+    return {"verdicts": verdicts}
+
+
+def main() -> None:
+    """Run the contenders that are missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--budget-s", type=float, default=60)
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "safety" / "survival.json"
+    )
+    options = parser.parse_args()
+    evidence = {row.scenario.__name__: row.evidence for row in scenarios.ROWS}
+    cells = Cells(options.out, options.budget_s, {"evidence": evidence})
+    contenders = dict(CONTENDERS)
+    if DEVICE == "cuda":
+        contenders |= GPU_CONTENDERS
+    for name, make in contenders.items():
+        cells.run(name, lambda m=make: judge(m))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What safety costs and what was searched, from `results/*.json`; never typed."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from recipes.bench.common.text import Data, markdown, where
+
+TARGET = 1.03
+"""Of `verify="checksum"`: step time over `verify="off"`."""
+
+NOTHING = "this proves nothing"
+HOWS = ("off", "checksum", "shadow")
+
+
+def verify(data: Data) -> str:
+    """What `verify` costs under each plan."""
+    rows, met = [], []
+    for name, cell in data["cells"].items():
+        if "over_off" not in cell:
+            continue
+        ratios, peaks = cell["over_off"], cell["peak_gb"]
+        met.append(ratios["checksum"] <= TARGET)
+        rows.append(
+            [
+                name,
+                f"{ratios['checksum']:.3f}x",
+                f"{ratios['shadow']:.3f}x" if "shadow" in ratios else "-",
+                *(f"{peaks[how]:.2f}" if how in peaks else "-" for how in HOWS),
+                str(cell["num_verified"]["checksum"]),
+                f"{cell['verified_gb']:.2f}",
+            ]
+        )
+    head = ["hidden x layers, plan", "`checksum` / off", "`shadow` / off"]
+    head += ["peak GB off", "checksum", "shadow", "tensors verified", "GB"]
+    settings = data["settings"]
+    text = (
+        "**What `verify` costs**: GPT blocks, batch "
+        f"{settings['batch']}, sequence {settings['sequence']}; step time over the "
+        f'same plan with `verify="off"`, in turns. Target {TARGET:.2f} for `checksum`: '
+        f"{'met' if all(met) else 'NOT met'}."
+    )
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+
+
+def sanitize(data: Data) -> str:
+    """Each process of the race checks, what it should say and what it did."""
+    rows = [
+        [
+            name,
+            str(cell.get("expects", "-")),
+            _found(cell),
+            str(cell.get("races_reported", "-")),
+            str(cell.get("seconds", "-")),
+        ]
+        for name, cell in data["cells"].items()
+    ]
+    met = sum(row[2] == "as expected" for row in rows)
+    text = (
+        "**Races on a GPU**: the law under torch's stream sanitizer, steps with late "
+        "copies and poisoned blocks, NVIDIA's compute-sanitizer; a wait that is "
+        f"planted out must show. {met} of {len(rows)} processes ended as they should."
+    )
+    head = ["process", "expected", "found", "races reported", "s"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+
+
+def _found(cell: Data) -> str:
+    """The verdict; what was not as expected with the process's own words, if short."""
+    verdict = str(cell.get("verdict", cell.get("error", "-")))
+    said = [line for line in cell.get("tail", "").splitlines() if NOTHING in line]
+    return f"{verdict}: {said[-1]}" if said else verdict
+
+
+def searches(results: Path) -> str:
+    """Random graphs, the operator database and random faults, one line each."""
+    found = {
+        name: json.loads((results / f"{name}.json").read_text())
+        for name in ("graphs_cpu", "opinfo_cpu", "fault_soak_cpu")
+        if (results / f"{name}.json").exists()
+    }
+    lines = {
+        "graphs_cpu": _graphs,
+        "opinfo_cpu": _operators,
+        "fault_soak_cpu": _faults,
+    }
+    rows = [
+        f"- {lines[name](data['cells'])} ({where(data)})"
+        for name, data in found.items()
+    ]
+    if not rows:
+        return ""
+    text = "**Searches for wrong gradients**, byte for byte against plain autograd."
+    return "\n".join([text, "", *rows])
+
+
+def _graphs(cells: Data) -> str:
+    cell = cells["campaign"]
+    return (
+        f"Random graphs: {cell['graphs']:,} of {len(cell['features'])} features; "
+        f"{cell['equal']:,} equal, {cell['refused']:,} refused where plain autograd "
+        f"refuses, **{len(cell['different'])} different**."
+    )
+
+
+def _operators(cells: Data) -> str:
+    cell = cells["total"]
+    verdicts, different = Counter(cell["verdicts"]), len(cell["different"])
+    own = verdicts["refused by ssdtrain"]
+    return (
+        f"torch's operator database: {cell['operators']:,} operators, "
+        f"{verdicts.total():,} samples; {verdicts['equal']:,} equal, "
+        f"{verdicts['refused']:,} refused by both, {own} by ssdtrain alone "
+        f"(docs/safety.md), **{different} different**."
+    )
+
+
+def _faults(cells: Data) -> str:
+    cell = cells["soak"]
+    ends, faults = Counter(cell["ends"]), cell["faults"]
+    caught = ends["lost, and named"] + ends["changed, found by verify"]
+    others = ends.total() - ends["equal"] - ends["WRONG"] - caught
+    first, last = cell["levels"][0], cell["levels"][-1]
+    return (
+        f"Random faults: {sum(faults.values())} of {len(faults)} kinds planted in "
+        f"{cell['steps']:,} steps; {ends['equal']:,} steps equal, {caught} stopped "
+        f"with an error that names the tensor, {others} ended by the program's own "
+        f"errors or dropped, **{ends['WRONG']} wrong**; resident memory "
+        f"{first['resident_mib']:.0f} to {last['resident_mib']:.0f} MiB, "
+        f"{len(cell['left_on_disk'])} files and {len(cell['threads_left'])} threads "
+        "left."
+    )

@@ -1,0 +1,273 @@
+"""GPU memory to SSD on every path, against a raw loop; and the malloc hook in training.
+
+    python -m recipes.bench.storage.gds --directory /mnt/nvme0 --budget-s 300
+
+Part `paths`: all paths in alternate rounds, then the automatic choice. Part `hook`:
+training processes with the hook and without, in turns (`hook.py`); it wants a GPU that
+does nothing else. Every finished cell is on disk at once.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS, child_environment, module_command
+from recipes.bench.common.record import Record
+from recipes.bench.storage.hook import hook_part
+from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
+from ssdtrain.storage import PosixStorage, shim
+from ssdtrain.storage.choice import STAGED, StagedPath, choose_path
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.kvikio_shim import (
+    GdsMode,
+    KvikioFile,
+    availability,
+    kvikio_version,
+    set_threads,
+)
+
+MIB = 1024 * 1024
+WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
+
+
+def probe_cufile(directory: Path) -> dict[str, Any]:
+    """Every way to register a file with cuFile, each in a process; its own log."""
+    answers: dict[str, Any] = {}
+    for way in WAYS:
+        log = directory / f"cufile-{way}.log"
+        environment = {
+            **child_environment(),
+            "CUFILE_LOGGING_LEVEL": "INFO",
+            "CUFILE_LOGFILE_PATH": str(log),
+        }
+        command = module_command(
+            "recipes.bench.storage.cufile_probe", way, str(directory)
+        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        answers[way] = json.loads(lines[-1]) if lines else done.stderr[-600:]
+        for written in directory.glob(f"{log.stem}*"):
+            words = written.read_text(errors="replace").splitlines()
+            answers[f"{way} log"] = [w[-200:] for w in words if "INFO" not in w][-8:]
+            written.unlink()
+    return answers
+
+
+def probe_modes(directory: Path) -> dict[str, Any]:
+    """What kvikio says, and how it opens files, in its own words."""
+    found = availability()
+    facts: dict[str, Any] = {
+        "modes": [mode.value for mode in found.modes],
+        "refusals": {r.mode.value: r.reason for r in found.refusals},
+        "nvidia_fs": Path("/proc/driver/nvidia-fs").exists(),
+    }
+    if not found.modes:
+        return facts
+    facts["kvikio"] = ".".join(map(str, kvikio_version()))
+    named = directory / "named"
+    named.write_bytes(bytes(MIB))
+    posix = PosixStorage([directory])
+    for mode in found.modes:
+        paths = (("name", str(named)), ("fd", f"/proc/self/fd/{posix.fileno(0)}"))
+        for kind, path in paths:
+            try:
+                KvikioFile(path, mode).close()
+                facts[f"{mode.value} opens by {kind}"] = True
+            except OSError as error:
+                facts[f"{mode.value} opens by {kind}"] = str(error)
+    posix.close()
+    named.unlink()
+    return facts
+
+
+class Paths:
+    """All paths from GPU buffers to the disk, over the same number of records."""
+
+    def __init__(self, place: Path, record_mib: int, depth: int) -> None:
+        self.record_bytes = record_mib * MIB
+        self.num_records = 2 * depth
+        self.depth = depth
+        self._close: list[Callable[[], None]] = []
+        self.calls: dict[str, tuple[Any, Any]] = {}
+        self.failures: dict[str, str] = {}
+        raw = RawFile(place, self.num_records, self.record_bytes)
+        self._close.append(raw.close)
+        self.host = aligned_buffers(depth, self.record_bytes)
+        self.device = [buffer.cuda() for buffer in self.host]
+        self.calls["raw"] = (raw.write, raw.read)
+        for num in (1, 2):
+            self._add(STAGED if num == 1 else "stripe of 2", self._staged(place, num))
+        set_threads(8)
+        for mode in availability().modes:
+            posix = PosixStorage([place])
+            try:
+                storage = GdsStorage(posix, mode)
+            except OSError as error:
+                self.failures[mode.value] = str(error)
+                posix.close()
+                continue
+            self._add(mode.value, (storage, storage))
+
+    def _staged(self, place: Path, num: int) -> tuple[PosixStorage, StagedPath]:
+        places = [place / f"member{i}" for i in range(num)] if num > 1 else [place]
+        for member in places:
+            member.mkdir(exist_ok=True)
+        storage = PosixStorage(places)
+        return storage, StagedPath(storage, self.record_bytes)
+
+    def _add(self, name: str, made: tuple[Any, Any]) -> None:
+        storage, path = made
+        slots = [storage.allocate(self.record_bytes) for _ in range(self.num_records)]
+        self._close.append(storage.close)
+        self.calls[name] = (
+            lambda block, buffer: path.write(slots[block], buffer),
+            lambda block, buffer: path.read(slots[block], buffer),
+        )
+
+    def round(self, name: str) -> tuple[float, float]:
+        """GB/s of a write and a read of all records."""
+        write, read = self.calls[name]
+        buffers = self.host if name == "raw" else self.device
+        return (
+            gb_per_s(write, self.num_records, buffers),
+            gb_per_s(read, self.num_records, buffers),
+        )
+
+    def close(self) -> None:
+        """Close all storages."""
+        for close in self._close:
+            close()
+
+
+def path_cells(
+    paths: Paths, num_rounds: int, left_s: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Alternate rounds over all paths; each path's ratio to the raw loop beside it."""
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths.calls}
+    for turn in range(1 + num_rounds):
+        if left_s() < 30:
+            break
+        names = list(seen) if turn % 2 == 0 else list(seen)[::-1]
+        for name in names:
+            try:
+                rates = paths.round(name)
+            except Exception as error:
+                paths.failures[name] = "".join(traceback.format_exception_only(error))
+                del seen[name]
+                continue
+            if turn:
+                seen[name].append(rates)
+    cells = [{"what": "path", "path": n, "error": e} for n, e in paths.failures.items()]
+    for name, rounds in seen.items():
+        cell: dict[str, Any] = {"what": "path", "path": name, "rounds": len(rounds)}
+        for at, what in enumerate(("write", "read")):
+            ours = [r[at] for r in rounds]
+            raw = [r[at] for r in seen["raw"]][: len(ours)]
+            cell[f"{what}_gb_per_s"] = round(statistics.median(ours), 3)
+            ratio = statistics.median(a / b for a, b in zip(ours, raw, strict=True))
+            cell[f"{what}_ratio"] = round(ratio, 3)
+        cells.append(cell)
+    return cells
+
+
+def stream_cell(place: Path) -> dict[str, Any]:
+    """Bytes written and read back in stream order, in every mode that has streams."""
+    cell: dict[str, Any] = {"what": "stream-ordered"}
+    for mode in availability().modes:
+        if mode is GdsMode.KVIKIO_POSIX:
+            continue
+        storage = GdsStorage(PosixStorage([place]), mode)
+        stream = torch.cuda.Stream()
+        slot = storage.allocate(64 * MIB)
+        back = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        try:
+            cell[f"{mode.value} registered"] = storage.register(back)
+            with torch.cuda.stream(stream):
+                sent = torch.randint_like(back, 0, 256)
+                out = storage.write_async(slot, sent, stream.cuda_stream)
+                into = storage.read_async(slot, back, stream.cuda_stream)
+            out.check()
+            into.check()
+            cell[mode.value] = bool(torch.equal(sent, back))
+        except OSError as error:
+            cell[mode.value] = str(error)
+        storage.close()
+    return cell
+
+
+def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the automatic choice takes, and how far that is from the best path."""
+    posix = PosixStorage([place])
+    choice = choose_path(posix, torch.device("cuda"))
+    trip = {
+        c["path"]: 1 / (1 / c["write_gb_per_s"] + 1 / c["read_gb_per_s"])
+        for c in cells
+        if c.get("what") == "path" and "error" not in c and c["path"] != "raw"
+    }
+    single = {name: rate for name, rate in trip.items() if name != "stripe of 2"}
+    cell = {
+        "what": "automatic choice",
+        "path": choice.path,
+        "why": choice.explain(),
+        "of_best": round(single.get(choice.path, 0) / max(single.values()), 3),
+        "probe": [r._asdict() for r in choice.rates],
+    }
+    choice.storage.close()
+    return cell
+
+
+def path_parts(record: Record, place: Path, num_rounds: int) -> None:
+    """What the paths reach, and which one is taken by itself."""
+    if availability().modes:
+        record.note("cufile", probe_cufile(place))
+    record.note("modes", probe_modes(place))
+    paths = Paths(place, record_mib=64, depth=4)
+    for cell in path_cells(paths, num_rounds, record.left_s):
+        record.add(cell)
+    paths.close()
+    makers: list[Callable[[], dict[str, Any]]] = [
+        lambda: stream_cell(place),
+        lambda: choice_cell(place, list(record.cells())),
+    ]
+    for make in makers:
+        try:
+            record.add(make())
+        except Exception:
+            record.add({"what": "failure", "error": traceback.format_exc()[-1500:]})
+
+
+def main() -> None:
+    """All cells, within the budget."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("."))
+    parser.add_argument("--budget-s", type=float, default=300)
+    parser.add_argument("--part", choices=("paths", "hook"), default="paths")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=10, help="of the hook's sides")
+    parser.add_argument("--hook", type=Path, default=None, help="built already")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if options.part == "paths" and not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    name = "gds" if options.part == "paths" else "malloc_hook"
+    out = options.out or RESULTS / "storage" / f"{name}.json"
+    record = Record(out, options.budget_s)
+    place = scratch(options.directory)
+    if options.part == "paths":
+        path_parts(record, place, options.rounds)
+        record.note("threads", threading.active_count())
+        return
+    hook = options.hook or shim.build(place / "malloc_hook.so")
+    hook_part(record, hook, place, options.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""SSD bandwidth: a raw O_DIRECT loop, our storage, and the whole offloader, in turn.
+
+    python -m recipes.bench.storage.ssd --directory /mnt/nvme0 --budget-s 90
+
+Raw and ours run in alternate rounds at the same block size and depth, with matrix
+products on the GPU meanwhile (if there is one), and are compared round by round.
+"""
+
+import argparse
+import statistics
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.record import Record
+from recipes.bench.storage.offloader_io import offloader_rates
+from recipes.bench.storage.raw_io import (
+    Ours,
+    RawFile,
+    aligned_buffers,
+    gb_per_s,
+    median_ratio,
+    scratch,
+)
+from ssdtrain.storage import open_storage
+
+MIB = 1024 * 1024
+# (block MiB, depth), the most telling first: one activation of a small and of a
+# large model at the default depth, then the corners.
+CELLS = ((64, 4), (16, 4), (256, 4), (16, 1), (64, 8), (4, 8), (4, 1), (1, 8))
+
+
+@contextmanager
+def compute(device: torch.device | None) -> Iterator[list[float]]:
+    """Matrix products on the GPU for the length of the block; yields TFLOP/s."""
+    rate: list[float] = []
+    if device is None:
+        yield rate
+        return
+    stop = threading.Event()
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+
+    def work() -> None:
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        begin.record()
+        num = 0
+        while not stop.is_set():
+            for _ in range(4):
+                torch.mm(a, a)
+            num += 4
+            torch.cuda.current_stream().synchronize()
+        end.record()
+        end.synchronize()
+        rate.append(num * 2 * 8192**3 / begin.elapsed_time(end) / 1e9)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        try:
+            yield rate
+        finally:
+            stop.set()
+            done.result()
+
+
+def storage_cell(
+    directory: Path, block_mib: int, depth: int, num_rounds: int, total_mib: int
+) -> dict[str, Any]:
+    """Raw against `Storage.write` and `Storage.read`, round by round."""
+    block = block_mib * MIB
+    num_blocks = max(2 * depth, total_mib // block_mib)
+    buffers = aligned_buffers(depth, block)
+    raw = RawFile(directory, num_blocks, block)
+    ours = Ours(open_storage([directory]), num_blocks, block)
+    rates: dict[str, list[float]] = {}
+    try:
+        for call in (raw.write, ours.write, raw.read, ours.read):
+            gb_per_s(call, num_blocks, buffers)  # first touch of fresh extents
+        for turn in range(num_rounds):
+            pairs = [("raw", raw), ("ours", ours)]
+            for name, way in pairs if turn % 2 == 0 else pairs[::-1]:
+                for what, call in (("write", way.write), ("read", way.read)):
+                    rate = gb_per_s(call, num_blocks, buffers)
+                    rates.setdefault(f"{name}_{what}", []).append(rate)
+    finally:
+        raw.close()
+        ours.close()
+    cell: dict[str, Any] = {"what": "storage", "block_mib": block_mib, "depth": depth}
+    for key, values in rates.items():
+        cell[f"{key}_gb_per_s"] = round(statistics.median(values), 3)
+    for what in ("write", "read"):
+        ratio = median_ratio(rates[f"ours_{what}"], rates[f"raw_{what}"])
+        cell[f"{what}_ratio"] = round(ratio, 3)
+    return cell
+
+
+def main() -> None:
+    """Run as many cells as the budget allows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("."))
+    parser.add_argument("--budget-s", type=float, default=90)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--total-mib", type=int, default=512)
+    default = RESULTS / "storage" / "io.json"
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args()
+    record = Record(options.out, options.budget_s)
+    device = torch.device("cuda") if torch.cuda.is_available() else None
+    place = scratch(options.directory)
+    longest_s = 0.0
+    try:
+        for block_mib, depth in CELLS:
+            for kind in ("storage", "offloader"):
+                before = record.left_s()
+                if before < 1.3 * longest_s:
+                    continue
+                with compute(device) as tflops:
+                    if kind == "storage":
+                        cell = storage_cell(
+                            place, block_mib, depth, options.rounds, options.total_mib
+                        )
+                    else:
+                        cell = offloader_rates(
+                            place, block_mib, depth, options.rounds, options.total_mib
+                        )
+                if tflops:
+                    cell["compute_tflops"] = round(tflops[0], 1)
+                record.add(cell)
+                longest_s = max(longest_s, before - record.left_s())
+    finally:
+        place.rmdir()
+
+
+if __name__ == "__main__":
+    main()
