@@ -21,18 +21,19 @@ from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import KeepAll, OffloadAll, Placement, Policy
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, read_plan
+from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
-from ssdtrain.storage.open import Endurance
-from ssdtrain.storage.rank import rank_of
-from ssdtrain.storage.select import (
+from ssdtrain.storage.open import (
+    Endurance,
     Selected,
     budget_bytes_per_s,
     open_for_rank,
+    rank_of,
     wear_of,
 )
 from ssdtrain.storage.wear import WearReport

@@ -4,20 +4,24 @@ On the ground floor, because `machine` measures curves and `plan` prices with th
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
+
+from ssdtrain.jsonfile import Bounds, Duration, Fraction, Natural, Positive
+
+Exponent = Annotated[float, Bounds(-300.0, 300.0)]
+"""Of powers of two and ten that fit a double."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid:
     """log10 of the bandwidth in bytes/s, as a function of x = log2(bytes)."""
 
-    height: float
-    steepness: float
-    middle: float
+    height: Exponent
+    steepness: Exponent
+    middle: Exponent
     """log2 of the bytes where the bandwidth is half-way (on a log scale)."""
-    base: float
+    base: Exponent
 
     def log10_bandwidth(self, log2_bytes: float) -> float:
         """height / (1 + exp(-steepness (x - middle))) + base."""
@@ -34,16 +38,16 @@ class Curve:
     `t_s + m / BW_max` from m2 on. Ours never decreases with the size.
     """
 
-    startup_seconds: float
+    startup_seconds: Duration
     """t_s: what the smallest transfer costs."""
-    bytes_per_second: float
+    bytes_per_second: Positive
     """BW_max: the slope of the last piece."""
-    small_bytes: int
+    small_bytes: Natural
     """m1: up to here the size does not matter."""
-    large_bytes: int
+    large_bytes: Natural
     """m2: from here on the time is linear in the size."""
     sigmoid: Sigmoid
-    fit_error: float
+    fit_error: Fraction
     """Largest |fitted - measured| / measured over the samples."""
 
     def seconds(self, num_bytes: float) -> float:
@@ -88,12 +92,3 @@ class Curve:
             sigmoid=Sigmoid(height=0.0, steepness=1.0, middle=0.0, base=0.0),
             fit_error=0.0,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Curve":
-        """What `as_dict` made."""
-        return cls(**{**values, "sigmoid": Sigmoid(**values["sigmoid"])})

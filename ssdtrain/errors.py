@@ -5,6 +5,11 @@ class ConfigError(ValueError):
     """A setting is impossible here; the text names the field and what to set."""
 
 
+class DamagedFileError(ConfigError):
+    """A file holds something else than it should; the text names the file, what was
+    expected, what came and what to do."""
+
+
 class AttachError(RuntimeError):
     """`offload()` met a model, engine or framework version it must refuse."""
 

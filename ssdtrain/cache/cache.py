@@ -47,7 +47,7 @@ from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
-from ssdtrain.plan.placement import Candidate, Policy
+from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.transfer.offloader import Offloader
 
 

@@ -12,7 +12,7 @@ from ssdtrain.counters import Span
 from ssdtrain.curves import Curve
 from ssdtrain.plan.profile import Links
 from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.choice import transfer_rate
+from ssdtrain.storage.measure import transfer_rate
 from ssdtrain.transfer.device import Copy, Device
 from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 

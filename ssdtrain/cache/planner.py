@@ -18,12 +18,13 @@ from ssdtrain.cache.links import fitted_drive, fitted_links, probe
 from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording
 from ssdtrain.counters import Trace
-from ssdtrain.plan.adapt import Drift, Verdict, is_better
+from ssdtrain.plan.adapt import Drift, is_better
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import OffloadAll, Placement
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
@@ -250,8 +251,7 @@ class Planner:
             (before, _), (after, _) = self._starts[-3], self._starts[-2]
             measured = clock.ms_between(before, after)
             del self._starts[0]
-        verdict = self._drift.step(measured, self._cache.course.num_strayed)
-        if verdict is Verdict.OBSERVE:
+        if self._drift.step(measured, self._cache.course.num_strayed):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
 

@@ -23,8 +23,8 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
-from ssdtrain.plan.placement import LaneOutlook
 from ssdtrain.plan.plan import Order
+from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.expression import Expression, Layout, State
 from ssdtrain.transfer.parcel import Load, Parcel
 

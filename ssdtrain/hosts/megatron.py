@@ -66,7 +66,7 @@ class Event(NamedTuple):
     micro_batch: int
 
 
-class Lane(NamedTuple):
+class OutputMark(NamedTuple):
     """Written on the output tensor of a forward."""
 
     schedule: "Schedule"
@@ -168,11 +168,11 @@ class Schedule:
             result = run()
         tensor = first_tensor(result[0])
         if tensor is not None:
-            setattr(tensor, OUTPUT_MARK, Lane(self, chunk, micro_batch))
+            setattr(tensor, OUTPUT_MARK, OutputMark(self, chunk, micro_batch))
         self._done(event)
         return result
 
-    def backward(self, lane: Lane, run: Callable[[], Any]) -> Any:
+    def backward(self, lane: OutputMark, run: Callable[[], Any]) -> Any:
         """`backward_step` of a lane."""
         result = run()
         self._hints.wait_io()

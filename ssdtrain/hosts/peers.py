@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from ssdtrain.plan.agree import slowest
-from ssdtrain.plan.profile import Profile, from_json, to_json
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
 
 FIRST_WAIT_S = 20.0
 """At the first plan; the slowest rank may still be pinning memory."""
@@ -72,9 +72,11 @@ def packed(profile: Profile | None) -> bytes:
     """A profile as compressed JSON."""
     if profile is None:
         return NO_PROFILE
-    return zlib.compress(json.dumps(to_json(profile)).encode(), 1)
+    return zlib.compress(json.dumps(PROFILE_FILE.to_json(profile)).encode(), 1)
 
 
 def unpacked(text: bytes) -> Profile | None:
     """What `packed` made."""
-    return None if text == NO_PROFILE else from_json(json.loads(zlib.decompress(text)))
+    if text == NO_PROFILE:
+        return None
+    return PROFILE_FILE.from_json(json.loads(zlib.decompress(text)))

@@ -9,7 +9,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
 from ssdtrain.machine.doctor import Examination, Request, examine
 from ssdtrain.machine.findings import Level
-from ssdtrain.machine.links import write_links
+from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.machine.ssd import SsdBudget
 
 HELP = "what this machine can do: GPUs, links, SSDs, limits, versions"
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         request = _request(args)
         found = examine(request)
         if args.save:
-            write_links(args.save, found.links)
+            LINK_FILE.write(args.save, found.links)
         if args.plot:
             _plot(found, args.plot)
     except (ConfigError, ValueError, ImportError, OSError) as error:

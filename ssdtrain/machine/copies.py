@@ -5,9 +5,11 @@ and host to host where there is no GPU.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ssdtrain.machine.fit import fit_curve
 from ssdtrain.machine.links import Link, LinkKind, Sample
+from ssdtrain.rates import best_of
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -153,7 +155,7 @@ def _samples(run: Callable[[int, int], float], budget: CopyBudget) -> list[Sampl
         run(size, 1)  # the first copy pays for page faults and lazy set-up
         once = max(run(size, 1), 1e-7)
         repeats = max(1, min(int(min(share / 4, RUN_SECONDS) / once), 2000))
-        seconds = min(run(size, repeats) for _ in range(3)) / repeats
+        seconds = best_of(partial(run, size), repeats)
         samples.append(Sample(size_bytes=size, seconds=seconds))
     return samples
 

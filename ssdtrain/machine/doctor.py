@@ -13,7 +13,7 @@ from ssdtrain.machine.disks import Disk
 from ssdtrain.machine.findings import Finding, good, note, problem, warning
 from ssdtrain.machine.gpus import GpuReport
 from ssdtrain.machine.limits import Limits
-from ssdtrain.machine.links import Link, LinkFile, LinkKind, to_json
+from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind
 from ssdtrain.machine.software import Software
 from ssdtrain.machine.ssd import SsdBudget, SsdResult, measure_ssd
 
@@ -54,7 +54,7 @@ class Examination:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `links` has the schema of the link file."""
         values = asdict(self)
-        values["links"] = to_json(self.links)
+        values["links"] = LINK_FILE.to_json(self.links)
         values["findings"] = [
             {**asdict(finding), "level": finding.level.value}
             for finding in self.findings

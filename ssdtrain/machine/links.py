@@ -4,18 +4,12 @@ Plain data and JSON. The planner prices a transfer with `Curve.seconds`; `doctor
 writes the file. docs/doctor.md describes the schema for other readers.
 """
 
-import json
-import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-from ssdtrain.curves import Curve, Sigmoid
-from ssdtrain.errors import ConfigError
-
-SCHEMA = "ssdtrain-links"
-SCHEMA_VERSION = 1
+from ssdtrain.curves import Curve
+from ssdtrain.jsonfile import Duration, Format, Natural
 
 
 class LinkKind(str, Enum):
@@ -41,9 +35,9 @@ class LinkKind(str, Enum):
 class Sample:
     """One measured point."""
 
-    size_bytes: int
+    size_bytes: Natural
     """Bytes of one transfer."""
-    seconds: float
+    seconds: Duration
     """Link time of one transfer: wall time of a run of equal transfers, over
     their number, with the link's `depth` of them in flight."""
 
@@ -56,7 +50,7 @@ class Link:
     source: str
     """`cuda:0`, `host`, or the directory for a storage."""
     target: str
-    depth: int
+    depth: Natural
     """Transfers in flight (threads for a storage, 1 for copies)."""
     mode: str
     """`direct` or `buffered`, `pinned` or `pageable`, `peer access` or
@@ -88,79 +82,10 @@ class LinkFile:
         )
 
 
-def to_json(links: LinkFile) -> dict[str, Any]:
-    """Plain values, with the schema's name and version."""
-    values = asdict(links)
-    for link, plain in zip(links.links, values["links"], strict=True):
-        plain["kind"] = link.kind.value
-    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **values}
-
-
-def from_json(values: dict[str, Any]) -> LinkFile:
-    """Build a `LinkFile` from what `to_json` made.
-
-    Raises:
-        ConfigError: another schema or version, or a field that is missing or wrong.
-    """
-    found = (values.get("schema"), values.get("schema_version"))
-    if found != (SCHEMA, SCHEMA_VERSION):
-        raise ConfigError(
-            f"a link file has schema {SCHEMA!r} version {SCHEMA_VERSION}, got "
-            f"{found[0]!r} version {found[1]!r}; measure again with "
-            "`ssdtrain doctor --save FILE`."
-        )
-    try:
-        links = tuple(_link(plain) for plain in values["links"])
-        return LinkFile(
-            created_utc=values["created_utc"], links=links, machine=values["machine"]
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the link file is damaged ({type(error).__name__}: {error}); measure "
-            "again with `ssdtrain doctor --save FILE`."
-        ) from error
-
-
-def _link(plain: dict[str, Any]) -> Link:
-    curve = dict(plain["curve"])
-    curve["sigmoid"] = Sigmoid(**curve["sigmoid"])
-    rest = {k: v for k, v in plain.items() if k not in ("kind", "samples", "curve")}
-    return Link(
-        kind=LinkKind(plain["kind"]),
-        samples=tuple(Sample(**sample) for sample in plain["samples"]),
-        curve=Curve(**curve),
-        **rest,
-    )
-
-
-def read_links(path: str | Path) -> LinkFile:
-    """Read a link file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ConfigError: it is not a link file of this version.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not a link file")
-    return from_json(values)
-
-
-def write_links(path: str | Path, links: LinkFile) -> None:
-    """Write a link file; readers see the old one or the new one, never half.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        text = json.dumps(to_json(links), indent=1) + "\n"
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+LINK_FILE = Format(
+    kind=LinkFile,
+    schema="ssdtrain-links",
+    version=1,
+    what="a link file",
+    remedy="measure again with `ssdtrain doctor --save FILE`",
+)

@@ -12,12 +12,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ssdtrain.machine.fit import fit_curve
 from ssdtrain.machine.links import Link, LinkKind, Sample
+from ssdtrain.rates import side_by_side
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -131,7 +131,7 @@ def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
     began = time.perf_counter()
     direct = accepts_direct(directory)
     with nameless_file(directory, direct) as descriptor:
-        probe = _Probe(descriptor, directory, budget, direct)
+        probe = _Measurement(descriptor, directory, budget, direct)
         try:
             probe.fill()
             links = (
@@ -154,7 +154,7 @@ def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
     )
 
 
-class _Probe:
+class _Measurement:
     """One measurement: the file, the buffers and the running budget."""
 
     def __init__(
@@ -246,25 +246,20 @@ class _Probe:
         self._forget_cache()
         transfer = self._write if writing else self._read
         began = time.perf_counter()
-        with ThreadPoolExecutor(depth) as pool:
-            jobs = [
-                pool.submit(
-                    self._run_thread,
-                    transfer,
-                    range(number, room - room % depth, depth),
-                    block,
-                    (per_thread, began + seconds),
-                )
-                for number in range(depth)
-            ]
-            done = sum(job.result() for job in jobs)
+        limits = (per_thread, began + seconds)
+
+        def job(number: int) -> Callable[[], int]:
+            places = range(number, room - room % depth, depth)
+            return lambda: self._run_thread(transfer, places, block, limits)
+
+        timed = side_by_side([job(number) for number in range(depth)])
+        num_done, seconds = sum(timed.results), timed.seconds
         if writing:
-            self.bytes_written += done * block
+            self.bytes_written += num_done * block
             if not self._direct:
                 os.fsync(self._descriptor)
-        return Sample(
-            size_bytes=block, seconds=(time.perf_counter() - began) / max(done, 1)
-        )
+                seconds = time.perf_counter() - began
+        return Sample(size_bytes=block, seconds=seconds / max(num_done, 1))
 
     def _run_thread(
         self,

@@ -9,7 +9,6 @@ not clearly better than the one in force is not taken.
 import statistics
 from collections import deque
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from ssdtrain.plan.plan import Prediction
 
@@ -21,15 +20,6 @@ FIRST_STRAY_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 1024
 GAIN = 0.01
 """A new plan must be better by this fraction."""
-
-
-class Verdict(Enum):
-    """What the last step says about the plan."""
-
-    FITS = auto()
-    """Go on."""
-    OBSERVE = auto()
-    """Observe the next step and plan again."""
 
 
 @dataclass
@@ -54,8 +44,8 @@ class Drift:
         self._wait = self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_STEPS)
 
-    def step(self, measured_ms: float | None, num_strayed: int) -> Verdict:
-        """A step has ended.
+    def step(self, measured_ms: float | None, num_strayed: int) -> bool:
+        """A step has ended; returns whether to observe the next one and plan again.
 
         Args:
             measured_ms: None if it is not known.
@@ -72,11 +62,10 @@ class Drift:
             # Two steps alike in being other: a new shape, not one odd batch.
             self._stray_wait = self._stray_pause
             self._stray_pause = min(2 * self._stray_pause, LONGEST_PAUSE_STEPS)
-            return Verdict.OBSERVE
+            return True
         if len(self._errors) < WINDOW_STEPS or self._is_paused:
-            return Verdict.FITS
-        off = abs(statistics.median(self._errors)) > TOLERANCE
-        return Verdict.OBSERVE if off else Verdict.FITS
+            return False
+        return abs(statistics.median(self._errors)) > TOLERANCE
 
     @property
     def error(self) -> float | None:

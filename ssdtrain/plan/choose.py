@@ -15,10 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.policies import (
+from ssdtrain.plan.baselines import (
     WINDOW_LARGEST,
     away,
     fixed_policies,
@@ -27,10 +24,13 @@ from ssdtrain.plan.policies import (
     spilled,
     with_tail_kept,
 )
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placement, Placements
+from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Outcome, Run, keep_all, simulate
-from ssdtrain.plan.timeline import Placements, Timeline
+from ssdtrain.plan.timeline import Timeline
 
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
@@ -42,7 +42,7 @@ HOOKS_OVERHEAD = 0.002
 """Part of `max_overhead` that is left for the hooks; never more than half of it."""
 
 
-class Candidate(NamedTuple):
+class Contender(NamedTuple):
     """A scheduled and simulated plan."""
 
     rank: tuple[float, ...]
@@ -83,7 +83,7 @@ class Judge:
         """Whether the search has simulated enough."""
         return self.left_marks <= 0
 
-    def judge(self, placements: Placements, style: Style, policy: str) -> Candidate:
+    def judge(self, placements: Placements, style: Style, policy: str) -> Contender:
         """One candidate."""
         orders = schedule(self.timeline, spilled(self.timeline, placements), style)
         run = Run(self.timeline, orders)
@@ -96,7 +96,7 @@ class Judge:
         rank = self._rank(outcome)
         if rank[0] < 2:
             self.least_peak_bytes = min(self.least_peak_bytes, outcome.peak_bytes)
-        return Candidate(rank, orders, outcome, placed, style, policy)
+        return Contender(rank, orders, outcome, placed, style, policy)
 
     def _rank(self, outcome: Outcome) -> tuple[float, ...]:
         host = self._host_bytes
@@ -124,7 +124,7 @@ def choose(profile: Profile, goal: Goal) -> Plan:
     """
     timeline = Timeline(profile)
     judge = Judge(timeline, goal)
-    best: Candidate | None = None
+    best: Contender | None = None
     for fixed in fixed_policies(timeline):
         found = judge.judge(fixed.placements, fixed.style, fixed.name)
         best = found if best is None or found.rank < best.rank else best
@@ -157,7 +157,7 @@ def _wear_limit(goal: Goal) -> str:
     return f" write_budget holds this rank to {rate:.1f} MB/s of SSD writes: raise it."
 
 
-def _search(judge: Judge, best: Candidate) -> Candidate:
+def _search(judge: Judge, best: Contender) -> Contender:
     small = _enumerated(judge, best)
     if small is not None:
         return small
@@ -204,7 +204,7 @@ def assignments(timeline: Timeline) -> Iterator[Placements]:
         yield placements
 
 
-def _enumerated(judge: Judge, best: Candidate) -> Candidate | None:
+def _enumerated(judge: Judge, best: Contender) -> Contender | None:
     timeline = judge.timeline
     count = len(styles(timeline))
     for items in timeline.profile.kinds.values():
@@ -289,12 +289,12 @@ def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
     return parts
 
 
-def _search_family(judge: Judge, best: Candidate) -> Candidate:
+def _search_family(judge: Judge, best: Contender) -> Contender:
     grid = _Grid(judge.timeline)
     ends = grid.ends
-    seen: dict[Family, Candidate] = {}
+    seen: dict[Family, Contender] = {}
 
-    def value(family: Family) -> Candidate:
+    def value(family: Family) -> Contender:
         if family not in seen:
             placements = grid.placements(family)
             seen[family] = judge.judge(placements, grid.style(family), "search")
@@ -324,7 +324,7 @@ def _search_family(judge: Judge, best: Candidate) -> Candidate:
 
 
 def _to_the_edge(
-    start: Family, last: int, value: Callable[[Family], Candidate]
+    start: Family, last: int, value: Callable[[Family], Contender]
 ) -> None:
     """Try the windows around the one at which the limit is met.
 
@@ -358,7 +358,7 @@ def _near(at: Family, step: int, ends: Family) -> list[Family]:
 # -- single items ---------------------------------------------------------------------
 
 
-def _search_items(judge: Judge, best: Candidate) -> Candidate:
+def _search_items(judge: Judge, best: Contender) -> Contender:
     """Move single items while that helps."""
     timeline = judge.timeline
     improved = True
@@ -377,7 +377,7 @@ def _search_items(judge: Judge, best: Candidate) -> Candidate:
     return best
 
 
-def _moves(timeline: Timeline, best: Candidate) -> list[tuple[str, int, Placement]]:
+def _moves(timeline: Timeline, best: Contender) -> list[tuple[str, int, Placement]]:
     """Moves that may help: what is alive at the peak, largest first, then what waits
     or costs a rebuild."""
     alive = Run(timeline, best.orders).run(detailed=True).live_at_peak

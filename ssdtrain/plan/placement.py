@@ -1,8 +1,7 @@
-"""Placements and the policies that need no profile."""
+"""What can happen to a saved tensor."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol
 
 
 class Placement(Enum):
@@ -23,65 +22,8 @@ class Placement(Enum):
     """Is rebuilt from another record by a recipe."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaneOutlook:
-    """What is known about a lane from the last time it was seen."""
+AWAY_PLACEMENTS = (Placement.OFFLOAD, Placement.OFFLOAD_SSD)
+"""Those of a plan by which bytes leave the device."""
 
-    total_bytes: int
-    """Bytes of all eligible records; 0 when the lane was never seen."""
-    backward_follows: bool
-    """Whether its backward began before any other forward."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One record at the moment it is packed."""
-
-    ordinal: int
-    """Position in its lane, from 0."""
-    num_bytes: int
-    bytes_before: int
-    """Eligible bytes of the lane packed before it."""
-    tail_bytes: int
-    """Bytes that a release window could never get rid of before backward."""
-    outlook: LaneOutlook
-    held: bool = False
-    """Its owner holds it until the end of backward: moving it frees nothing."""
-
-
-class Policy(Protocol):
-    """Decides placements, one record at a time, in pack order."""
-
-    def place(self, candidate: Candidate) -> Placement:
-        """The placement of this record."""
-
-
-class KeepAll:
-    """Moves nothing."""
-
-    def place(self, candidate: Candidate) -> Placement:
-        """Always KEEP."""
-        return Placement.KEEP
-
-
-@dataclass(frozen=True)
-class OffloadAll:
-    """Moves everything but the last tensors of a lane whose backward follows.
-
-    Backward asks for those at once: moving them would only send them to the target
-    and straight back (Wu 5.3.2, mark 4 of Figure 5.5).
-    """
-
-    placement: Placement = Placement.OFFLOAD
-    spares_held: bool = False
-    """Whether what its owner holds anyway stays, as in every plan."""
-
-    def place(self, candidate: Candidate) -> Placement:
-        """KEEP_LAST in the tail, else the placement given at construction."""
-        if candidate.held and self.spares_held:
-            return Placement.KEEP
-        outlook = candidate.outlook
-        left = outlook.total_bytes - candidate.bytes_before - candidate.num_bytes
-        if outlook.backward_follows and 0 <= left < candidate.tail_bytes:
-            return Placement.KEEP_LAST
-        return self.placement
+Placements = Mapping[str, Sequence[Placement]]
+"""A placement for each item, by kind of lane."""

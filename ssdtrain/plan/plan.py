@@ -1,16 +1,20 @@
 """A plan as data: what happens to each saved tensor, and when; JSON in, JSON out."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Duration, Format, Index, Natural, Unfit
 from ssdtrain.plan.placement import Placement
 
-SCHEMA = "ssdtrain-plan"
-SCHEMA_VERSION = 1
+PLACEMENTS = (
+    Placement.KEEP,
+    Placement.OFFLOAD,
+    Placement.OFFLOAD_SSD,
+    Placement.RECOMPUTE,
+)
+"""What a plan may say; the others are a policy's, at the moment of packing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +23,16 @@ class Order:
 
     name: str
     """Name and bytes of the item; a lane that brings another is not planned for."""
-    num_bytes: int
+    num_bytes: Natural
     placement: Placement
     """KEEP, OFFLOAD (host memory), OFFLOAD_SSD or RECOMPUTE."""
-    release_after: int = 0
+    release_after: Natural = 0
     """Marks after its pack at which compute waits for the copy and drops the bytes;
     0: never, it is kept although it was copied."""
-    load_at: int = 0
+    load_at: Natural = 0
     """Number of the use in its lane's backward at which the load starts; 0 is the
     first."""
-    owner: int = -1
+    owner: Index = -1
     """As in the profile: exists only if that item is recomputed."""
 
 
@@ -36,35 +40,35 @@ class Order:
 class LinkLoad:
     """Traffic of one link in one step."""
 
-    num_bytes: int
-    busy_ms: float
+    num_bytes: Natural
+    busy_ms: Duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stall:
+class PredictedStall:
     """A wait of compute for a transfer."""
 
-    lane: int
-    item: int
-    ms: float
+    lane: Natural
+    item: Natural
+    ms: Duration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What the simulator says of a plan."""
 
-    step_ms: float
-    peak_bytes: int
+    step_ms: Duration
+    peak_bytes: Natural
     """Most device memory in forward and backward above the step's start."""
-    stall_ms: float
-    recompute_ms: float
-    keep_ms: float
+    stall_ms: Duration
+    recompute_ms: Duration
+    keep_ms: Duration
     """The step with everything kept."""
-    keep_peak_bytes: int
+    keep_peak_bytes: Natural
     links: Mapping[str, LinkLoad] = field(default_factory=dict)
-    stalls: tuple[Stall, ...] = ()
+    stalls: tuple[PredictedStall, ...] = ()
     """The longest first, ten at most."""
-    host_peak_bytes: int = 0
+    host_peak_bytes: Natural = 0
     """Most bytes resting in pinned host memory."""
 
     @property
@@ -97,69 +101,38 @@ def _is_owned(orders: tuple[Order, ...], order: Order) -> bool:
     return orders[order.owner].placement is Placement.RECOMPUTE
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """Plain values, with the schema's name and version."""
-    values = asdict(plan)
-    for orders in values["orders"].values():
-        for order in orders:
-            order["placement"] = order["placement"].name.lower()
-    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **values}
+def _check(plan: Plan) -> None:
+    for kind, orders in plan.orders.items():
+        for number, order in enumerate(orders):
+            where = f"orders.{kind}[{number}]"
+            if order.placement not in PLACEMENTS:
+                names = " or ".join(repr(one.name.lower()) for one in PLACEMENTS)
+                raise Unfit(f"{where}.placement", names, order.placement.name.lower())
+            if order.owner >= len(orders) or order.owner == number:
+                raise Unfit(f"{where}.owner", "another item of the lane", order.owner)
 
 
-def from_json(values: Mapping[str, Any]) -> Plan:
-    """Build a `Plan` from what `to_json` made, perhaps edited.
-
-    Raises:
-        ConfigError: another schema or version, or a field that is missing or wrong.
-    """
-    found = (values.get("schema"), values.get("schema_version"))
-    if found != (SCHEMA, SCHEMA_VERSION):
-        raise ConfigError(
-            f"a plan has schema {SCHEMA!r} version {SCHEMA_VERSION}, got {found[0]!r} "
-            f"version {found[1]!r}; make it again with `ssdtrain plan`."
-        )
-    try:
-        orders = {
-            kind: tuple(
-                Order(**{**o, "placement": Placement[o["placement"].upper()]})
-                for o in found_orders
-            )
-            for kind, found_orders in values["orders"].items()
-        }
-        prediction = values.get("prediction")
-        return Plan(
-            orders=orders,
-            policy=values["policy"],
-            prediction=None if prediction is None else _prediction(prediction),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the plan is damaged ({type(error).__name__}: {error}); make it again "
-            "with `ssdtrain plan`."
-        ) from error
-
-
-def _prediction(values: Mapping[str, Any]) -> Prediction:
-    links = {name: LinkLoad(**load) for name, load in values["links"].items()}
-    stalls = tuple(Stall(**stall) for stall in values["stalls"])
-    return Prediction(**{**values, "links": links, "stalls": stalls})
+PLAN_FILE = Format(
+    kind=Plan,
+    schema="ssdtrain-plan",
+    version=1,
+    what="a plan",
+    remedy="make it again with `ssdtrain plan`",
+    check=_check,
+)
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read a plan.
+    """Read a plan that the user named.
 
     Raises:
-        ConfigError: it cannot be read, or is not a plan of this version.
+        ConfigError: it cannot be read.
+        DamagedFileError: it is not a plan of this version.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        return PLAN_FILE.read(path)
     except OSError as error:
         raise ConfigError(
             "plan expects 'auto', 'offload-all', 'keep-all' or the path of a saved "
             f"plan, got {str(path)!r} ({error}); make one with `ssdtrain plan`."
         ) from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not a plan")
-    return from_json(values)

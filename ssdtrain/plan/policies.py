@@ -1,290 +1,70 @@
-"""The fixed policies a search must never lose to, priced by the same simulator."""
+"""The policies that need no profile: a placement for each record as it is packed."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.profile import Item, Phase
-from ssdtrain.plan.schedule import Late, Style
-from ssdtrain.plan.simulate import Run, keep_all
-from ssdtrain.plan.timeline import NEVER, Placements, Timeline
-
-HOST_SHARE = 0.6
-"""Share of the pinned memory that is planned with; the rest is for staging."""
-WINDOW_LARGEST = 2
-"""The release window of offload-all, in largest tensors (as in the cache)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """One policy: who is placed where, and how strictly memory is freed."""
+class LaneOutlook:
+    """What is known about a lane from the last time it was seen."""
 
-    name: str
-    placements: Placements
-    style: Style
+    total_bytes: int
+    """Bytes of all eligible records; 0 when the lane was never seen."""
+    backward_follows: bool
+    """Whether its backward began before any other forward."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A policy that ssdtrain does not run itself: step time and peak alone."""
+class Candidate:
+    """One record at the moment it is packed."""
 
-    name: str
-    step_ms: float
-    peak_bytes: int
+    ordinal: int
+    """Position in its lane, from 0."""
+    num_bytes: int
+    bytes_before: int
+    """Eligible bytes of the lane packed before it."""
+    tail_bytes: int
+    """Bytes that a release window could never get rid of before backward."""
+    outlook: LaneOutlook
+    held: bool = False
+    """Its owner holds it until the end of backward: moving it frees nothing."""
 
 
-def away(timeline: Timeline) -> Placement:
-    """Where bytes go when they leave and nothing else is said."""
-    has_ssd = timeline.profile.links.ssd_write is not None
-    only_ssd = has_ssd and timeline.profile.notes.get("target") == "ssd"
-    return Placement.OFFLOAD_SSD if only_ssd else Placement.OFFLOAD
+class Policy(Protocol):
+    """Decides placements, one record at a time, in pack order."""
+
+    def place(self, candidate: Candidate) -> Placement:
+        """The placement of this record."""
 
 
-def spilled(timeline: Timeline, placements: Placements) -> Placements:
-    """What is too much for pinned host memory goes on to the SSD, if there is one.
+class KeepAll:
+    """Moves nothing."""
 
-    The first tensors of a lane go: backward asks for them last.
+    def place(self, candidate: Candidate) -> Placement:
+        """Always KEEP."""
+        return Placement.KEEP
+
+
+@dataclass(frozen=True)
+class OffloadAll:
+    """Moves everything but the last tensors of a lane whose backward follows.
+
+    Backward asks for those at once: moving them would only send them to the target
+    and straight back (Wu 5.3.2, mark 4 of Figure 5.5).
     """
-    cap = timeline.profile.host_bytes
-    if timeline.profile.links.ssd_write is None or cap is None:
-        return placements
-    kinds = timeline.profile.kinds
-    excess = -HOST_SHARE * cap + sum(
-        item.num_bytes
-        for kind, items in kinds.items()
-        for item, placement in zip(items, placements[kind], strict=True)
-        if placement is Placement.OFFLOAD
-    )
-    found = {kind: list(placed) for kind, placed in placements.items()}
-    for kind, items in kinds.items():
-        for number, item in enumerate(items):
-            if excess <= 0:
-                return found
-            if found[kind][number] is Placement.OFFLOAD:
-                found[kind][number] = Placement.OFFLOAD_SSD
-                excess -= item.num_bytes
-    return found
 
+    placement: Placement = Placement.OFFLOAD
+    spares_held: bool = False
+    """Whether what its owner holds anyway stays, as in every plan."""
 
-def largest_bytes(timeline: Timeline) -> int:
-    """The largest item of the step."""
-    return max((item.num_bytes for item in timeline.items), default=0)
-
-
-def placed_by(
-    timeline: Timeline, choose: Callable[[str, int, Item], Placement]
-) -> dict[str, tuple[Placement, ...]]:
-    """Placements from a function of lane kind, item number and item; what its owner
-    holds anyway stays."""
-    return {
-        kind: tuple(
-            Placement.KEEP if item.held else choose(kind, number, item)
-            for number, item in enumerate(items)
-        )
-        for kind, items in timeline.profile.kinds.items()
-    }
-
-
-def with_tail_kept(
-    timeline: Timeline, placements: Placements, tail_bytes: int
-) -> dict[str, tuple[Placement, ...]]:
-    """Keep what backward asks for first, up to `tail_bytes` of a lane that follows."""
-    kept: dict[str, set[int]] = {kind: set() for kind in placements}
-    flat = timeline.placements_by_id(placements)
-    first = timeline.spans(flat).first
-    done: set[str] = set()
-    for lane, kind in enumerate(timeline.profile.lanes):
-        if kind in done:
-            continue
-        done.add(kind)
-        base = timeline.first_id[lane]
-        numbers = [
-            n
-            for n in range(len(timeline.profile.kinds[kind]))
-            if first[base + n] != NEVER and flat[base + n] is not Placement.RECOMPUTE
-        ]
-        left = tail_bytes
-        for number in sorted(numbers, key=lambda n: (first[base + n], -n)):
-            size = timeline.items[base + number].num_bytes
-            if size > left:
-                break
-            left -= size
-            kept[kind].add(number)
-    return {
-        kind: tuple(
-            Placement.KEEP if number in kept[kind] else placement
-            for number, placement in enumerate(placed)
-        )
-        for kind, placed in placements.items()
-    }
-
-
-def fixed_policies(timeline: Timeline) -> list[Fixed]:
-    """Every policy that ssdtrain can run, the simplest first."""
-    target = away(timeline)
-    window = WINDOW_LARGEST * largest_bytes(timeline)
-    strict = Style(window_bytes=window, late=Late.WAIT)
-
-    def recipe_or(placement: Placement) -> dict[str, tuple[Placement, ...]]:
-        return placed_by(
-            timeline,
-            lambda kind, number, item: (
-                Placement.RECOMPUTE if item.recipe is not None else placement
-            ),
-        )
-
-    keep = placed_by(timeline, lambda *_: Placement.KEEP)
-    move = placed_by(timeline, lambda *_: target)
-    return [
-        Fixed(name="keep-all", placements=keep, style=Style()),
-        Fixed(
-            name="offload-all",
-            placements=with_tail_kept(timeline, move, window),
-            style=strict,
-        ),
-        Fixed(name="recipes-only", placements=recipe_or(Placement.KEEP), style=Style()),
-        Fixed(
-            name="recipes + offload-all",
-            placements=with_tail_kept(timeline, recipe_or(target), window),
-            style=strict,
-        ),
-        Fixed(name="last-module", placements=last_module(timeline), style=Style()),
-    ]
-
-
-def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
-    """Wu's rule (5.3.5): offload up to the last module m for which
-    (bytes before m + 2 x bytes of m) / (time until m's backward) stays within the
-    measured write bandwidth, backward taken as twice forward.
-    """
-    profile = timeline.profile
-    links = profile.links
-    target = away(timeline)
-    curve = links.d2h
-    if target is Placement.OFFLOAD_SSD and links.ssd_write is not None:
-        curve = links.ssd_write
-    chosen: dict[str, set[int]] = {}
-    for lane, kind in enumerate(profile.lanes):
-        if kind in chosen:
-            continue
-        chosen[kind] = set()
-        starts = _forward_ms(timeline, lane)
-        total_ms = sum(
-            mark.ms
-            for mark in profile.marks
-            if mark.lane == lane and mark.phase is Phase.FORWARD
-        )
-        before = 0
-        groups = _modules(profile.kinds[kind], starts)
-        ends = [starts[number] for number, _ in groups[1:]] + [total_ms]
-        for (_, group), end_ms in zip(groups, ends, strict=True):
-            size = sum(profile.kinds[kind][n].num_bytes for n in group)
-            until_ms = total_ms + 2 * (total_ms - end_ms)
-            if (before + 2 * size) > curve.bytes_per_second * until_ms / 1e3:
-                break
-            before += size
-            chosen[kind].update(group)
-    return placed_by(
-        timeline,
-        lambda kind, number, item: target if number in chosen[kind] else Placement.KEEP,
-    )
-
-
-def _forward_ms(timeline: Timeline, lane: int) -> dict[int, float]:
-    """When each item of a lane is packed, counted from the lane's first pack."""
-    now, starts = 0.0, {}
-    for mark in timeline.profile.marks:
-        if mark.lane == lane and mark.phase is Phase.FORWARD:
-            starts[mark.item] = now
-            now += mark.ms
-    return starts
-
-
-def _modules(
-    items: tuple[Item, ...], starts: dict[int, float]
-) -> list[tuple[int, list[int]]]:
-    """(first item, items) of each run of items saved in one module."""
-    groups: list[tuple[int, list[int]]] = []
-    for number in sorted(starts):
-        module = items[number].module
-        if groups and module and items[groups[-1][0]].module == module:
-            groups[-1][1].append(number)
-        else:
-            groups.append((number, [number]))
-    return groups
-
-
-def references(timeline: Timeline) -> list[Reference]:
-    """Full recompute, plain and with its checkpoints offloaded; empty if the profile
-    names no repeated blocks.
-
-    Each block is checkpointed at its input: its forward runs again before its
-    backward, and only then are its saved tensors alive.
-    """
-    profile = timeline.profile
-    keep = Run(timeline, keep_all(timeline)).run()
-    blocks = _blocks(timeline)
-    if len(blocks) < 2:
-        return []
-    inputs = [_own_bytes(timeline, block[0]) for block in blocks]
-    worst = [_worst(timeline, block) for block in blocks]
-    inside = {item for block in blocks for item in block}
-    again_ms = sum(
-        mark.ms
-        for at, mark in enumerate(profile.marks)
-        if mark.phase is Phase.FORWARD and timeline.item_of_mark[at] in inside
-    )
-    step_ms = keep.step_ms + again_ms
-    peak = max(sum(inputs[: n + 1]) + worst[n] for n in range(len(blocks)))
-    gone = max(worst) + 2 * max(inputs)
-    out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
-    moved_ms = step_ms + max(0.0, out_ms - profile.forward_ms)
-    return [
-        Reference(name="full recompute", step_ms=step_ms, peak_bytes=peak),
-        Reference(
-            name="full recompute, checkpoints offloaded",
-            step_ms=moved_ms,
-            peak_bytes=gone,
-        ),
-    ]
-
-
-def block_of(module: str) -> str:
-    """`blocks.3` of `blocks.3.mlp.up`; empty outside numbered modules."""
-    parts = module.split(".")
-    for at, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: at + 1])
-    return ""
-
-
-def _blocks(timeline: Timeline) -> list[list[int]]:
-    found: dict[tuple[int, str], list[int]] = {}
-    for item, what in enumerate(timeline.items):
-        name = block_of(what.module)
-        if name:
-            found.setdefault((timeline.lane_of[item], name), []).append(item)
-    return list(found.values())
-
-
-def _own_bytes(timeline: Timeline, item: int) -> int:
-    """What an item adds to memory while it is kept."""
-    found = timeline.items[item]
-    return 0 if found.held else found.num_bytes
-
-
-def _worst(timeline: Timeline, block: Iterable[int]) -> int:
-    """Most bytes in the backward of one block beside its input."""
-    own = set(block)
-    alive = sum(_own_bytes(timeline, item) for item in own)
-    freed_behind: dict[int, list[int]] = {}
-    for item in own:
-        if timeline.uses[item]:
-            freed_behind.setdefault(max(timeline.uses[item]), []).append(item)
-    marks = sorted({at for item in own for at in timeline.uses[item]})
-    worst = alive
-    for mark in marks:
-        worst = max(worst, alive + timeline.other_bytes[mark])
-        for item in freed_behind.get(mark, []):
-            alive -= _own_bytes(timeline, item)
-    return worst
+    def place(self, candidate: Candidate) -> Placement:
+        """KEEP_LAST in the tail, else the placement given at construction."""
+        if candidate.held and self.spares_held:
+            return Placement.KEEP
+        outlook = candidate.outlook
+        left = outlook.total_bytes - candidate.bytes_before - candidate.num_bytes
+        if outlook.backward_follows and 0 <= left < candidate.tail_bytes:
+            return Placement.KEEP_LAST
+        return self.placement

@@ -9,18 +9,14 @@ plan prices every other. Marks are also the only moments at which the cache acts
 plan names its releases and loads by them.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from ssdtrain.curves import Curve
-from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Duration, Format, Fraction, Index, Natural, Unfit
 
-SCHEMA = "ssdtrain-profile"
-SCHEMA_VERSION = 1
 COPY_SLOWDOWN = 0.004
 """What copies in one direction cost compute meanwhile, as far as is known without a
 measurement (H200, recipes/bench/offload/placement.py: 0 to 0.5 % of a step)."""
@@ -41,20 +37,20 @@ class Item:
 
     name: str
     """Producer and shape, such as `GeluBackward0 [16x1024x32768]`."""
-    num_bytes: int
+    num_bytes: Natural
     module: str = ""
     """Path of the module in whose forward it was saved; empty if unknown."""
     recipe: str | None = None
     """The recipe that can rebuild it, if one was admitted."""
-    recipe_ms: float = 0.0
+    recipe_ms: Duration = 0.0
     """Device time of one rebuild."""
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[Natural, ...] = ()
     """Items of the same lane that the recipe reads."""
-    owner: int = -1
+    owner: Index = -1
     """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
     held: bool = False
     """Its owner holds it until the end of backward: moving it frees nothing."""
-    frame_marks: int = 0
+    frame_marks: Natural = 0
     """Marks from its own to the one by which the model's forward has let go of it:
     nothing frees it earlier."""
 
@@ -63,14 +59,14 @@ class Item:
 class Mark:
     """See [Note: marks]. `ms` and `other_bytes` are of the operators up to the next."""
 
-    lane: int
+    lane: Natural
     """Index into `Profile.lanes`."""
     phase: Phase
-    item: int
+    item: Natural
     """Index into the items of that lane's kind."""
-    ms: float
+    ms: Duration
     """Compute time from this mark to the next, waits and rebuilds excluded."""
-    other_bytes: int = 0
+    other_bytes: Natural = 0
     """Most device memory allocated meanwhile, above the step's start, that was not a
     saved tensor: gradients, temporaries, weights gathered (0 where unknown)."""
     goes_on: bool = False
@@ -86,13 +82,13 @@ class Links:
     h2d: Curve
     ssd_write: Curve | None = None
     ssd_read: Curve | None = None
-    copy_slowdown: float = 0.0
+    copy_slowdown: Fraction = 0.0
     """Fraction by which a copy in one direction slows compute down meanwhile."""
-    copy_slowdown_error: float = COPY_SLOWDOWN_ERROR
+    copy_slowdown_error: Fraction = COPY_SLOWDOWN_ERROR
     """Standard error of `copy_slowdown`."""
-    duplex_slowdown: float = 0.0
+    duplex_slowdown: Fraction = 0.0
     """Fraction by which copies in both directions slow one another down."""
-    ssd_duplex_slowdown: float = 0.0
+    ssd_duplex_slowdown: Fraction = 0.0
     """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
     where mixing them costs."""
     ssd_direct: bool = False
@@ -118,26 +114,16 @@ class Profile:
     marks: tuple[Mark, ...]
     """In the order of the compute stream."""
     links: Links
-    head_ms: float = 0.0
+    head_ms: Duration = 0.0
     """From the start of the first forward to the first mark."""
-    tail_ms: float = 0.0
+    tail_ms: Duration = 0.0
     """Of the step, behind the last mark's operators: the optimizer, and so on."""
-    host_bytes: int | None = None
+    host_bytes: Natural | None = None
     """Cap of pinned host memory; None: as much as it takes."""
     device: str = ""
     """Where it was measured."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Anything the reader should know (model, batch, versions)."""
-
-    def __post_init__(self) -> None:
-        for kind in self.lanes:
-            if kind not in self.kinds:
-                raise ConfigError(f"profile: no items of lane kind {kind!r}")
-        for mark in self.marks:
-            if not 0 <= mark.lane < len(self.lanes) or not (
-                0 <= mark.item < len(self.kinds[self.lanes[mark.lane]])
-            ):
-                raise ConfigError(f"profile: a mark of an unknown item: {mark}")
 
     def items_of(self, lane: int) -> tuple[Item, ...]:
         """The items of a lane."""
@@ -174,71 +160,29 @@ class Profile:
         return self.lanes, kinds
 
 
-def to_json(profile: Profile) -> dict[str, Any]:
-    """Plain values, with the schema's name and version."""
-    values = asdict(profile)
-    for mark in values["marks"]:
-        mark["phase"] = mark["phase"].value
-    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **values}
+def _check(profile: Profile) -> None:
+    for kind, items in profile.kinds.items():
+        for number, item in enumerate(items):
+            where = f"kinds.{kind}[{number}]"
+            if item.owner >= len(items) or item.owner == number:
+                raise Unfit(f"{where}.owner", "another item of the lane", item.owner)
+            if any(each >= len(items) or each == number for each in item.inputs):
+                raise Unfit(f"{where}.inputs", "other items of the lane", item.inputs)
+    for number, kind in enumerate(profile.lanes):
+        if kind not in profile.kinds:
+            raise Unfit(f"lanes[{number}]", "a kind of `kinds`", kind)
+    for number, mark in enumerate(profile.marks):
+        if mark.lane >= len(profile.lanes):
+            raise Unfit(f"marks[{number}].lane", "a lane of `lanes`", mark.lane)
+        if mark.item >= len(profile.items_of(mark.lane)):
+            raise Unfit(f"marks[{number}].item", "an item of its lane", mark.item)
 
 
-def from_json(values: Mapping[str, Any]) -> Profile:
-    """Build a `Profile` from what `to_json` made.
-
-    Raises:
-        ConfigError: another schema or version, or a field that is missing or wrong.
-    """
-    found = (values.get("schema"), values.get("schema_version"))
-    if found != (SCHEMA, SCHEMA_VERSION):
-        raise ConfigError(
-            f"a profile has schema {SCHEMA!r} version {SCHEMA_VERSION}, got "
-            f"{found[0]!r} version {found[1]!r}; observe again with "
-            "`session.profile` or `ssdtrain plan`."
-        )
-    rest = {k: v for k, v in values.items() if k not in ("schema", "schema_version")}
-    try:
-        rest["lanes"] = tuple(rest["lanes"])
-        rest["kinds"] = {
-            kind: tuple(Item(**{**i, "inputs": tuple(i["inputs"])}) for i in items)
-            for kind, items in rest["kinds"].items()
-        }
-        rest["marks"] = tuple(
-            Mark(**{**mark, "phase": Phase(mark["phase"])}) for mark in rest["marks"]
-        )
-        rest["links"] = _links(rest["links"])
-        return Profile(**rest)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the profile is damaged ({type(error).__name__}: {error}); observe again."
-        ) from error
-
-
-def _links(values: Mapping[str, Any]) -> Links:
-    curves = {
-        name: None if values[name] is None else Curve.from_dict(values[name])
-        for name in ("d2h", "h2d", "ssd_write", "ssd_read")
-    }
-    return Links(
-        copy_slowdown=values["copy_slowdown"],
-        copy_slowdown_error=values.get("copy_slowdown_error", COPY_SLOWDOWN_ERROR),
-        duplex_slowdown=values.get("duplex_slowdown", 0.0),  # older profiles
-        ssd_duplex_slowdown=values.get("ssd_duplex_slowdown", 0.0),
-        ssd_direct=values.get("ssd_direct", False),
-        **curves,  # type: ignore[arg-type]
-    )
-
-
-def read_profile(path: str | Path) -> Profile:
-    """Read a profile.
-
-    Raises:
-        OSError: the file cannot be read.
-        ConfigError: it is not a profile of this version.
-    """
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not a profile")
-    return from_json(values)
+PROFILE_FILE = Format(
+    kind=Profile,
+    schema="ssdtrain-profile",
+    version=1,
+    what="a profile",
+    remedy="observe again with `session.profile` or `ssdtrain plan`",
+    check=_check,
+)

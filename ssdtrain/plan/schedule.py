@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.plan import Order
-from ssdtrain.plan.simulate import AWAY_PLACEMENTS
-from ssdtrain.plan.timeline import NEVER, Placements, Timeline
+from ssdtrain.plan.timeline import NEVER, Timeline
 
 MAX_PASSES = 4
 
@@ -121,7 +120,7 @@ class _Scheduler:
         self._line = line
         self._style = style
         self._placed = line.placements_by_id(placements)
-        self._first = line.spans(self._placed).first
+        self._first = line.residency(self._placed).first
         self._slowdown = 1.0 + line.profile.links.copy_slowdown
         self._start_ms: list[float] = []
         self._copied: dict[int, float] = {}

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from ssdtrain.curves import Curve
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import LinkLoad, Order, Prediction, Stall
+from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
+from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction
 from ssdtrain.plan.timeline import NEVER, Timeline
 
-AWAY_PLACEMENTS = (Placement.OFFLOAD, Placement.OFFLOAD_SSD)
 MAX_STALLS = 10
 # Share of the pinned memory that reads of the SSD may fill ahead of the copies in.
 READ_AHEAD = 0.5
@@ -134,7 +133,7 @@ class Run:
     def _index(self) -> None:
         """At which mark each item is used, loaded and freed."""
         line = self._line
-        first, last, ended = line.spans(self.placed)
+        first, last, ended = line.residency(self.placed)
         for item, order in enumerate(self._orders):
             if not line.exists(item, self.placed):
                 continue
@@ -385,7 +384,7 @@ def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Predi
             for name in outcome.busy_ms
         },
         stalls=tuple(
-            Stall(
+            PredictedStall(
                 lane=timeline.lane_of[item],
                 item=item - timeline.first_id[timeline.lane_of[item]],
                 ms=ms,

@@ -1,18 +1,15 @@
 """A profile, indexed once for many simulations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.profile import Item, Phase, Profile
-
-Placements = Mapping[str, Sequence[Placement]]
-"""A placement for each item, by kind of lane."""
 
 NEVER = -1
 
 
-class Spans(NamedTuple):
+class Residency(NamedTuple):
     """Marks between which items are on the device; NEVER: nobody asks for the item."""
 
     first: list[int]
@@ -87,7 +84,7 @@ class Timeline:
             flat.extend(placements[kind])
         return flat
 
-    def spans(self, placed: Sequence[Placement]) -> Spans:
+    def residency(self, placed: Sequence[Placement]) -> Residency:
         """When each item must be on the device in backward.
 
         An item goes when the operator that asked last has ended. A recipe needs its
@@ -116,7 +113,7 @@ class Timeline:
                         ended.discard(source)
                         if not stays:
                             ended.add(source)
-        return Spans(first, last, ended)
+        return Residency(first, last, ended)
 
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:
         """Whether the item is saved at all: one that serves a recipe may not be."""

@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -14,13 +13,12 @@ from rich.table import Table
 from ssdtrain.arguments import size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
+from ssdtrain.machine.links import LINK_FILE, LinkKind
+from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.plan import to_json as plan_to_json
-from ssdtrain.plan.policies import references
-from ssdtrain.plan.profile import COPY_SLOWDOWN, Links, Profile, read_profile
-from ssdtrain.plan.profile import to_json as profile_to_json
+from ssdtrain.plan.plan import PLAN_FILE, Plan
+from ssdtrain.plan.profile import COPY_SLOWDOWN, PROFILE_FILE, Links, Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain, rows
 from ssdtrain.report.estimate import Speeds
@@ -114,29 +112,27 @@ def read_link_curves(path: str) -> Links:
         ConfigError: it cannot be read, or has no link between device and host.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = [
-            (link["kind"], Curve.from_dict(link["curve"])) for link in values["links"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        links = LINK_FILE.read(path)
+    except OSError as error:
         raise ConfigError(
-            f"--links: {path} is no link file ({error}); `ssdtrain doctor --save`"
+            f"--links: {path} cannot be read ({error}); `ssdtrain doctor --save`"
         ) from error
 
-    def best(*kinds: str) -> Curve | None:
-        curves = [curve for kind, curve in found if kind in kinds]
+    def best(kind: LinkKind) -> Curve | None:
+        curves = [link.curve for link in links.of_kind(kind)]
         return max(curves, key=lambda c: c.bytes_per_second, default=None)
 
-    d2h, h2d = best("d2h") or best("host_copy"), best("h2d") or best("host_copy")
+    host = best(LinkKind.HOST_COPY)
+    d2h, h2d = best(LinkKind.D2H) or host, best(LinkKind.H2D) or host
     if d2h is None or h2d is None:
         raise ConfigError(f"--links: {path} has no d2h and h2d links; measure again")
     return Links(
         d2h=d2h,
         h2d=h2d,
-        ssd_write=best("ssd_write"),
-        ssd_read=best("ssd_read"),
+        ssd_write=best(LinkKind.SSD_WRITE),
+        ssd_read=best(LinkKind.SSD_READ),
         copy_slowdown=COPY_SLOWDOWN,
-        duplex_slowdown=_duplex(d2h, best("both")),
+        duplex_slowdown=_duplex(d2h, best(LinkKind.BOTH)),
     )
 
 
@@ -169,13 +165,15 @@ def run(args: argparse.Namespace) -> int:
             max_overhead=args.max_overhead, memory_budget_bytes=args.memory_budget
         )
         plan = choose(profile, goal)
-        _save(args.save, plan_to_json(plan))
-        _save(args.save_profile, profile_to_json(profile))
+        if args.save is not None:
+            PLAN_FILE.write(args.save, plan)
+        if args.save_profile is not None:
+            PROFILE_FILE.write(args.save_profile, profile)
     except (ConfigError, OSError) as error:
         print(f"ssdtrain plan: {error}", file=sys.stderr)
         return 2
     if args.json:
-        print(json.dumps(plan_to_json(plan), indent=1))
+        print(json.dumps(PLAN_FILE.to_json(plan), indent=1))
     else:
         _print(profile, plan)
     return 0
@@ -185,16 +183,11 @@ def _profile(args: argparse.Namespace) -> Profile:
     if (args.profile is None) == (args.model is None):
         raise ConfigError("give either --profile FILE or --model MODEL")
     if args.profile is not None:
-        profile = read_profile(args.profile)
+        profile = PROFILE_FILE.read(args.profile)
         if args.links is not None:
             profile = replace(profile, links=read_link_curves(args.links))
         return profile
     return profile_of(args, build_of(args.model, args.sequence), args.micro_batch)
-
-
-def _save(path: str | None, values: dict[str, Any]) -> None:
-    if path is not None:
-        Path(path).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
 def _print(profile: Profile, plan: Plan) -> None:

@@ -18,9 +18,9 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.policies import references
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.report.plan_command import add_subject, profile_of
 from ssdtrain.report.subject import Build, build_of

@@ -1,19 +1,108 @@
-"""The door of this floor: `open_storage`."""
+"""The door of this floor: which directories are a rank's, and a storage over them.
 
-from collections.abc import Callable, Sequence
+Wu gives every GPU its own array (5.4). Ranks of one machine that share a disk
+halve each other's bandwidth and wait for each other in every collective; so several
+directories are dealt out, and a rank whose SSD is missing works in host memory
+(5.4.4) while the others keep theirs.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.directory import check_directory
-from ssdtrain.storage.disk import disk_of
+from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.gds import GdsStorage
+from ssdtrain.storage.measure import STAGED, choose_path, round_trip_gb_per_s
 from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
-from ssdtrain.storage.speed import measure
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.throttle import ThrottledStorage
-from ssdtrain.storage.wear import Ledger, MeteredStorage
+from ssdtrain.storage.wear import MeteredStorage, WearLog, WearReport, disk_of
+
+PLACEHOLDERS = ("{local_rank}", "{rank}")
+SECONDS_A_DAY = 86_400
+
+
+class Rank(NamedTuple):
+    """A process among those of its job."""
+
+    rank: int = 0
+    local_rank: int = 0
+    """Among the processes of this machine."""
+    local_world_size: int = 1
+
+
+class RankDirectories(NamedTuple):
+    """What a rank stores in."""
+
+    paths: tuple[Path, ...]
+    """Its own; empty: host memory only."""
+    missing: tuple[Path, ...]
+    """Places named for this rank that do not exist."""
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+    """As torchrun, the DeepSpeed launcher and most others announce it."""
+    rank = int(environment.get("RANK", 0))
+    local_rank = int(environment.get("LOCAL_RANK", rank))
+    # torchrun's name, then DeepSpeed's; a job on one machine needs neither.
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
+    size = next((int(environment[n]) for n in names if n in environment), 1)
+    return Rank(rank, local_rank, max(size, local_rank + 1))
+
+
+def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirectories:
+    """Deal the directories out.
+
+    A name with `{local_rank}` or `{rank}` is this rank's own, and may be missing on
+    some ranks. Names without are shared out: every `local_world_size`-th if there are
+    enough for all, else one for several ranks.
+
+    Raises:
+        ConfigError: a name has another placeholder, or the ranks are numbered wrong.
+    """
+    if not 0 <= rank.local_rank < rank.local_world_size:
+        raise ConfigError(
+            f"LOCAL_RANK expects 0 to {rank.local_world_size - 1} (LOCAL_WORLD_SIZE "
+            f"is {rank.local_world_size}), got {rank.local_rank}"
+        )
+    names = [str(d) for d in directories]
+    own = [name for name in names if names_a_rank(name)]
+    shared = [name for name in names if name not in own]
+    paths = [Path(fill(name, rank)) for name in own]
+    missing = tuple(path for path in paths if not path.exists())
+    share = shared[rank.local_rank :: rank.local_world_size]
+    if shared and not share:
+        share = [shared[rank.local_rank % len(shared)]]
+    found = [path for path in paths if path not in missing]
+    return RankDirectories((*found, *map(Path, share)), missing)
+
+
+def names_a_rank(name: str) -> bool:
+    """Whether a directory's name has a placeholder."""
+    return any(placeholder in name for placeholder in PLACEHOLDERS)
+
+
+def fill(name: str, rank: Rank) -> str:
+    """A directory's name with its placeholders replaced.
+
+    Raises:
+        ConfigError: another placeholder.
+    """
+    try:
+        return name.format(local_rank=rank.local_rank, rank=rank.rank)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"directory={name!r} has a placeholder that is not known; set "
+            f"{' or '.join(PLACEHOLDERS)}"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +113,8 @@ class Endurance:
     """A day and disk; None: no limit."""
     rated_bytes: int | None = None
     """Lifetime writes by the data sheet; None: only SMART can tell."""
-    ledger: Ledger | None = None
-    """None: the user's own (`wear.ledger_path`)."""
+    log: WearLog | None = None
+    """None: the user's own (`wear.log_path`)."""
 
 
 def open_storage(
@@ -92,7 +181,7 @@ def metered(storage: Storage, place: Path, endurance: Endurance) -> MeteredStora
     return MeteredStorage(
         storage,
         disk_of(place),
-        ledger=endurance.ledger,
+        log=endurance.log,
         budget_bytes=endurance.budget_bytes,
         rated_bytes=endurance.rated_bytes,
     )
@@ -106,10 +195,103 @@ def _stripe(
     speeds: list[float | None] = []
     for member in members:
         try:
-            speeds.append(measure(member))
+            speeds.append(round_trip_gb_per_s(member))
         except OSError:
             speeds.append(None)
     known = [speed for speed in speeds if speed is not None]
     mean = sum(known) / len(known) if known else 1.0
     filled = [mean if speed is None else speed for speed in speeds]
     return StripeStorage(members, speeds=filled, on_fallback=on_fallback)
+
+
+class Selected(NamedTuple):
+    """What a rank stores in."""
+
+    storage: Storage | None
+    """None: this rank has no SSD and works in host memory."""
+    takes_device: bool
+    """Whether `write` and `read` take CUDA buffers."""
+    why: str
+    """The path and the reason, one line for the report."""
+
+
+def open_for_rank(
+    directories: Sequence[str | Path],
+    rank: Rank,
+    *,
+    device: torch.device | None = None,
+    gb_per_s: float | None = None,
+    endurance: Endurance | None = None,
+    on_fallback: Callable[[Fallback], None] = lambda _: None,
+) -> Selected:
+    """Open this rank's share of the directories, on the fastest path.
+
+    Args:
+        directories: of all ranks; see `rank.directories_of`.
+        rank: this process.
+        device: a CUDA device to look for a direct path from; None: do not look.
+        gb_per_s: limit, see `open_storage`; a limited storage is always staged.
+        endurance: count and limit what is written; None: do not.
+        on_fallback: told what is not done the way it was asked for.
+
+    Raises:
+        ConfigError: a directory is missing (without placeholder), read-only or unsafe.
+        OSError: a file cannot be created.
+    """
+    own = directories_of(directories, rank)
+    if own.missing and not own.paths:
+        on_fallback(Fallback.NO_SSD_ON_RANK)
+        places = ", ".join(map(str, own.missing))
+        return Selected(None, False, f"host memory: {places} does not exist")
+    if device is None or len(own.paths) != 1 or gb_per_s is not None:
+        storage = open_storage(
+            own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
+        )
+        return Selected(storage, False, f"{STAGED}: {storage.describe()}")
+    place = check_directory(own.paths[0]).path
+    choice = choose_path(PosixStorage([place], on_fallback=on_fallback), device)
+    direct = isinstance(choice.storage, GdsStorage)
+    if choice.unusable:
+        on_fallback(Fallback.NO_GDS)
+    storage = choice.storage
+    if endurance is not None:
+        storage = metered(storage, place, endurance)
+    return Selected(storage, direct, choice.explain())
+
+
+def budget_bytes_per_s(
+    directories: Sequence[str | Path], rank: Rank, budget_bytes: int
+) -> float:
+    """What a rank may write on average for its disks to stay within their budgets.
+
+    Ranks of this machine that share a disk share its budget. 0.0 without a disk.
+
+    Args:
+        directories: of all ranks; see `rank.directories_of`.
+        rank: this process.
+        budget_bytes: a day and disk.
+    """
+    first = rank.rank - rank.local_rank
+    sharing: dict[str, int] = {}
+    own: set[str] = set()
+    for local_rank in range(rank.local_world_size):
+        one = Rank(first + local_rank, local_rank, rank.local_world_size)
+        paths = directories_of(directories, one).paths
+        # A place that another rank lacks is that rank's to report.
+        disks = {disk_of(path) for path in paths if path.exists()}
+        for disk in disks:
+            sharing[disk] = sharing.get(disk, 0) + 1
+        if local_rank == rank.local_rank:
+            own = disks
+    return sum(budget_bytes / sharing[disk] for disk in own) / SECONDS_A_DAY
+
+
+def wear_of(storage: Storage | None) -> list[WearReport]:
+    """Reports of all metered disks below a storage."""
+    if isinstance(storage, MeteredStorage):
+        return [storage.report()]
+    if isinstance(storage, ForwardingStorage):
+        return wear_of(storage.inner)
+    if isinstance(storage, StripeStorage):
+        return [report for member in storage.members for report in wear_of(member)]
+    return []

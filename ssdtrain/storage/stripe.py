@@ -21,7 +21,7 @@ import torch
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot, Storage, StorageStats
-from ssdtrain.storage.speed import Speedometer
+from ssdtrain.storage.measure import Speedometer
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class StripeStorage:
 
     Args:
         members: closed with this storage. All have the same alignment.
-        speeds: first measurement of each (see `speed.measure`), round-trip GB/s; None:
-            equal until transfers have shown otherwise.
+        speeds: round-trip GB/s of each (`measure.round_trip_gb_per_s`); None: equal
+            until transfers have shown otherwise.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
 
     Raises:

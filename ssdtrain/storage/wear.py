@@ -1,4 +1,4 @@
-"""SSD endurance: bytes written a disk and day, a budget, the lifetime they leave.
+"""SSD endurance: the disk behind a directory, what is written to it, what is left.
 
 [Note: Days in a file]
 Budgets are per day and disk, runs are not: the bytes of all processes of a user are
@@ -8,11 +8,12 @@ close; so the file may lag by that much for each process, and the budget with it
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
-import json
 import logging
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from ssdtrain.errors import StorageFullError
+from ssdtrain.errors import DamagedFileError, StorageFullError
+from ssdtrain.jsonfile import Natural, load_as, write_json
 from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.disk import SmartReading, read_smart
 from ssdtrain.storage.forwarding import ForwardingStorage
 
 logger = logging.getLogger(__name__)
@@ -37,9 +38,89 @@ WARN_ABOVE_USED = 0.8
 SEQUENTIAL_GAIN = 2.5
 """Ratings assume JESD219's random writes, which cost 2.5 flash writes each; records
 are large, aligned and freed together, and cost about one (Wu 5.3.6)."""
+SMART_LOG_BYTES = 512
+SMART_LOG_PAGE = 0x02
+UNIT_BYTES = 512_000
+"""NVMe counts data units of a thousand blocks of 512 bytes (NVMe base spec, SMART)."""
+NVME_IOCTL_ADMIN_CMD = 0xC0484E41
+GET_LOG_PAGE = 0x02
+ALL_NAMESPACES = 0xFFFFFFFF
 
 
-def ledger_path() -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Smart:
+    """What an NVMe controller says about itself."""
+
+    written_bytes: int
+    """By hosts, over its life."""
+    used_fraction: float
+    """Of its rated endurance, as the vendor estimates it; may exceed 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmartReading:
+    """A reading, or why there is none."""
+
+    smart: Smart | None
+    reason: str
+    """Empty with a reading."""
+
+
+def disk_of(directory: str | Path, sys: Path = Path("/sys")) -> str:
+    """Name of the whole disk behind a directory, as in /sys/block.
+
+    Partitions lead to their disk. A file system without one block device (network,
+    btrfs over several, overlay) is named by its device number.
+    """
+    device = os.stat(directory).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    place = sys / "dev" / "block" / number
+    if not place.exists():
+        return number
+    real = place.resolve()
+    return real.parent.name if (real / "partition").exists() else real.name
+
+
+def read_smart(disk: str, dev: Path = Path("/dev")) -> SmartReading:
+    """Ask an NVMe controller for its health log; needs the right to (root)."""
+    if not disk.startswith("nvme"):
+        return SmartReading(smart=None, reason=f"{disk} is not an NVMe disk")
+    page = ctypes.create_string_buffer(SMART_LOG_BYTES)
+    # struct nvme_admin_cmd of linux/nvme_ioctl.h. Word 10 has the length in 32-bit
+    # words less one, above the number of the page.
+    words = (SMART_LOG_BYTES // 4 - 1) << 16 | SMART_LOG_PAGE, *(0,) * 7
+    address = ctypes.addressof(page)
+    head = GET_LOG_PAGE, 0, 0, ALL_NAMESPACES, 0, 0, 0, address, 0, SMART_LOG_BYTES
+    command = struct.pack("<BBHIIIQQII8I", *head, *words)
+    try:
+        fd = os.open(dev / disk, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return SmartReading(smart=None, reason=f"{dev / disk}: {error.strerror}")
+    try:
+        fcntl.ioctl(fd, NVME_IOCTL_ADMIN_CMD, command)
+    except OSError as error:
+        reason = f"{disk} refuses its SMART log: {error.strerror}"
+        return SmartReading(smart=None, reason=reason)
+    finally:
+        os.close(fd)
+    return SmartReading(smart=parse_smart(page.raw), reason="")
+
+
+def parse_smart(page: bytes) -> Smart:
+    """Read log page 02h: percentage used at byte 5, data units written at 48.
+
+    Raises:
+        ValueError: the page is too short.
+    """
+    if len(page) < SMART_LOG_BYTES:
+        raise ValueError(
+            f"a SMART log has {SMART_LOG_BYTES} bytes, got a page of {len(page)}"
+        )
+    units = int.from_bytes(page[48:64], "little")
+    return Smart(written_bytes=units * UNIT_BYTES, used_fraction=page[5] / 100)
+
+
+def log_path() -> Path:
     """`wear.json` in the user's cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "ssdtrain" / "wear.json"
@@ -50,18 +131,18 @@ def today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-class Ledger:
+class WearLog:
     """Bytes by disk and day, shared by all processes of the user.
 
     Args:
-        path: the JSON file; made when first written.
+        path: the JSON file, made when first written; None: `log_path()`.
         day: names the present day.
     """
 
     def __init__(
         self, path: Path | None = None, day: Callable[[], str] = today
     ) -> None:
-        self._path = path or ledger_path()
+        self.path = path or log_path()
         self._day = day
 
     def add(self, disk: str, num_bytes: int) -> int:
@@ -73,12 +154,12 @@ class Ledger:
             days[day] = days.get(day, 0) + num_bytes
             for old in sorted(days)[:-KEPT_DAYS]:
                 del days[old]
-            self._save(disks)
+            write_json(self.path, disks)
             return days[day]
 
     def days(self, disk: str) -> dict[str, int]:
         """Bytes of each day on which the disk was written, oldest first."""
-        if not self._path.exists():
+        if not self.path.exists():
             return {}
         with self._locked():
             return dict(sorted(self._load().get(disk, {}).items()))
@@ -90,9 +171,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self._path.with_suffix(".lock"), flags, 0o600)
+        fd = os.open(self.path.with_suffix(".lock"), flags, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -101,31 +182,16 @@ class Ledger:
 
     def _load(self) -> dict[str, dict[str, int]]:
         try:
-            text = self._path.read_text()
+            kind = dict[str, dict[str, Natural]]
+            found: dict[str, dict[str, int]] = load_as(kind, self.path, "a wear log")
+            return found
         except FileNotFoundError:
             return {}
-        try:
-            return {
-                str(disk): {str(day): int(n) for day, n in days.items()}
-                for disk, days in json.loads(text).items()
-            }
-        except (ValueError, AttributeError) as error:
+        except DamagedFileError as error:
             # Endurance is accounting: a damaged file must not stop training.
-            damaged = self._path.with_suffix(".damaged")
-            self._path.replace(damaged)
-            logger.warning(
-                "ssdtrain: %s is no wear ledger (%s); it was moved to %s and counting "
-                "starts again",
-                self._path,
-                error,
-                damaged,
-            )
+            aside = self.path.replace(self.path.with_suffix(".damaged"))
+            logger.warning("%s; it is now %s and counting starts again", error, aside)
             return {}
-
-    def _save(self, disks: dict[str, dict[str, int]]) -> None:
-        beside = self._path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(disks, indent=1) + "\n")
-        beside.replace(self._path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +236,8 @@ class MeteredStorage(ForwardingStorage):
 
     Args:
         inner: the storage on that disk.
-        disk: its name (see `disk.disk_of`).
-        ledger: shared with other processes.
+        disk: its name (see `disk_of`).
+        log: shared with other processes.
         budget_bytes: a day; None: no limit.
         rated_bytes: lifetime writes by the data sheet; None: only SMART can tell.
     """
@@ -181,14 +247,14 @@ class MeteredStorage(ForwardingStorage):
         inner: Storage,
         disk: str,
         *,
-        ledger: Ledger | None = None,
+        log: WearLog | None = None,
         budget_bytes: int | None = None,
         rated_bytes: int | None = None,
         smart: Callable[[str], SmartReading] = read_smart,
     ) -> None:
         super().__init__(inner)
         self._disk = disk
-        self._ledger = ledger or Ledger()
+        self._log = log or WearLog()
         self._budget_bytes = budget_bytes
         self._rated_bytes = rated_bytes
         self._smart = smart
@@ -198,9 +264,9 @@ class MeteredStorage(ForwardingStorage):
         self._promises: dict[Slot, int] = {}
         self._start_s = time.monotonic()
         self._run_bytes = 0
-        self._day = self._ledger.day
+        self._day = self._log.day
         self._today_bytes = 0
-        self._ledger_failed = False
+        self._log_failed = False
         self._look()
 
     def allocate(self, num_bytes: int) -> Slot:
@@ -243,14 +309,14 @@ class MeteredStorage(ForwardingStorage):
         self._inner.free(slot)
 
     def close(self) -> None:
-        """Report to the ledger and close."""
+        """Report to the log and close."""
         self._flush()
         self._inner.close()
 
     def report(self) -> WearReport:
         """The disk's state; asks its SMART log."""
         self._flush()
-        days = {} if self._ledger_failed else self._ledger.days(self._disk)
+        days = {} if self._log_failed else self._log.days(self._disk)
         rate = sum(days.values()) / len(days) if days else 0.0
         left, source, used = self._endurance(sum(days.values()))
         run_days = (time.monotonic() - self._start_s) / 86_400
@@ -288,14 +354,14 @@ class MeteredStorage(ForwardingStorage):
         return rated - smart.written_bytes, "SMART alone", smart.used_fraction
 
     def _turn_day(self) -> None:
-        if self._ledger.day != self._day:
-            self._day, self._today_bytes = self._ledger.day, 0
+        if self._log.day != self._day:
+            self._day, self._today_bytes = self._log.day, 0
 
     def _look(self) -> None:
         try:
-            self._today_bytes = self._ledger.days(self._disk).get(self._day, 0)
+            self._today_bytes = self._log.days(self._disk).get(self._day, 0)
         except OSError as error:
-            self._ledger_fails(error)
+            self._log_fails(error)
 
     def _flush(self) -> None:
         with self._lock:
@@ -304,20 +370,20 @@ class MeteredStorage(ForwardingStorage):
             if moved == 0:
                 return
             try:
-                self._today_bytes = self._ledger.add(self._disk, moved)
+                self._today_bytes = self._log.add(self._disk, moved)
             except OSError as error:
                 # The bytes are written: accounting must not make that a failure.
                 self._today_bytes += moved
-                self._ledger_fails(error)
+                self._log_fails(error)
 
-    def _ledger_fails(self, error: OSError) -> None:
-        if not self._ledger_failed:
+    def _log_fails(self, error: OSError) -> None:
+        if not self._log_failed:
             logger.warning(
-                "ssdtrain: the wear ledger cannot be kept (%s); this run counts for "
+                "ssdtrain: the wear log cannot be kept (%s); this run counts for "
                 "itself alone",
                 error,
             )
-        self._ledger_failed = True
+        self._log_failed = True
 
 
 def _warnings(disk: str, years: float | None, used: float | None) -> Iterator[str]:

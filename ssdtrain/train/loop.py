@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.api import Session, offload
-from ssdtrain.storage.rank import Rank, fill, names_a_rank
+from ssdtrain.storage.open import Rank, fill, names_a_rank
 from ssdtrain.train.disk import Written, written
 from ssdtrain.train.memory import (
     AllocatorWatch,

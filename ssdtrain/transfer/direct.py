@@ -3,7 +3,7 @@
 For a storage that takes device buffers (`storage.gds.GdsStorage`). What leaves stays
 in device memory until the storage has it, so the release window is as long as the
 SSD needs, and not as the link to the host does: worth it only where the direct path
-is faster than staging (`storage.choice` measures that).
+is faster than staging (`storage.measure` measures that).
 
 [Note: the host waits]
 These transfers are ended by worker threads, not by a stream. So `copied` is an event

@@ -23,9 +23,13 @@ FLOORS = {
     "counters": 0,
     "arguments": 0,
     "curves": 0,
+    "jsonfile": 0,
+    "rates": 0,
     "storage": 1,
     "transfer": 2,
     "plan": 3,
+    "machine": 3,
+    "project": 3,
     "remat": 3,
     "cache": 4,
     "hosts": 5,
@@ -36,7 +40,15 @@ FLOORS = {
 }
 # Beside `plan`: pure floors that import the ground floor alone.
 GROUND_ONLY = {"plan", "machine", "project"}
-GROUND = {"errors", "config", "counters", "curves", "arguments"}
+GROUND = {
+    "errors",
+    "config",
+    "counters",
+    "curves",
+    "arguments",
+    "jsonfile",
+    "rates",
+}
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import json
 import random
 import statistics
 import time
@@ -21,9 +20,10 @@ from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Candidate, KeepAll, OffloadAll, Placement
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.profile import Profile, to_json
+from ssdtrain.plan.policies import Candidate, KeepAll, OffloadAll
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
@@ -81,7 +81,7 @@ class Record:
         """A file of its own: any plan can be priced from it later."""
         name = self._name.replace("/", "_")
         path = self._cells.path.with_name(f"profile_{name}.json")
-        path.write_text(json.dumps(to_json(profile)) + "\n")
+        PROFILE_FILE.write(path, profile)
 
 
 class Lab:

@@ -41,10 +41,10 @@ from recipes.bench.planner.lab import (
     random_orders,
 )
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.baselines import fixed_policies, references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.policies import fixed_policies, references
 from ssdtrain.plan.profile import COPY_SLOWDOWN, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all

@@ -23,8 +23,7 @@ from recipes.bench.common.cells import RESULTS, child_environment, module_comman
 from recipes.bench.common.record import Record
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
-from ssdtrain.storage import PosixStorage, shim
-from ssdtrain.storage.choice import STAGED, StagedPath, choose_path
+from ssdtrain.storage import PosixStorage, malloc_hook
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
     GdsMode,
@@ -33,6 +32,7 @@ from ssdtrain.storage.kvikio_shim import (
     kvikio_version,
     set_threads,
 )
+from ssdtrain.storage.measure import STAGED, StagedPath, choose_path
 
 MIB = 1024 * 1024
 WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
@@ -265,7 +265,7 @@ def main() -> None:
         path_parts(record, place, options.rounds)
         record.note("threads", threading.active_count())
         return
-    hook = options.hook or shim.build(place / "malloc_hook.so")
+    hook = options.hook or malloc_hook.build(place / "malloc_hook.so")
     hook_part(record, hook, place, options.turns)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from recipes.bench.common.cells import child_environment, module_command
 from recipes.bench.common.record import Record
-from ssdtrain.storage import shim
+from ssdtrain.storage import malloc_hook
 
 ALLOCATORS = {
     "caching": "expandable_segments:False",
@@ -125,7 +125,7 @@ def environment_of(hook: Path | None, allocator: str) -> dict[str, str]:
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "OMP_NUM_THREADS": "2",
     }
-    return environment if hook is None else shim.preload(environment, hook)
+    return environment if hook is None else malloc_hook.preload(environment, hook)
 
 
 class Match:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.storage import shim
+from ssdtrain.storage import malloc_hook
 
 NUM_WARM_UPS = 4
 
@@ -40,7 +40,7 @@ def segments() -> list[dict[str, Any]] | None:
     return list(torch.cuda.memory_snapshot())
 
 
-def num_calls(hook: shim.Shim | None) -> int:
+def num_calls(hook: malloc_hook.Hook | None) -> int:
     """Calls that went through the hook so far."""
     counted = {} if hook is None else asdict(hook.counters())
     return sum(count for name, count in counted.items() if name.endswith("_calls"))
@@ -67,7 +67,7 @@ def stepper(device: torch.device) -> tuple[nn.Module, Callable[[nn.Module], str]
     return model, step
 
 
-def state(hook: shim.Shim | None, calls_before: int) -> dict[str, Any]:
+def state(hook: malloc_hook.Hook | None, calls_before: int) -> dict[str, Any]:
     """Counters, the allocator's segments and the lines recorded at this moment."""
     held = segments()
     found: dict[str, Any] = {
@@ -97,7 +97,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, step = stepper(device)
-    hook = shim.loaded()
+    hook = malloc_hook.loaded()
     settings = {"plan": "offload-all", "recompute": "off", "min_bytes": 0}
     room = 1 << (30 if device.type == "cuda" else 18)
 

@@ -19,7 +19,7 @@
  *
  * Not seen: allocations that do not come through these calls. Expandable segments
  * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by;
- * `ssdtrain.storage.shim.coverage` counts them.
+ * `ssdtrain.storage.malloc_hook.coverage` counts them.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

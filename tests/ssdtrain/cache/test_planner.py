@@ -1,6 +1,5 @@
 """`plan="auto"` and saved plans under real training steps."""
 
-import json
 import random
 import threading
 import time
@@ -23,7 +22,7 @@ from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan, to_json
+from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
@@ -251,7 +250,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         )
         orders = schedule(timeline, placements, style)
         path = tmp_path / f"{number}.json"
-        path.write_text(json.dumps(to_json(Plan(orders=orders, policy="random"))))
+        PLAN_FILE.write(path, Plan(orders=orders, policy="random"))
         marks: list[int] = []
         ours, reports, (plan, _) = train(
             {**SETTINGS, "plan": str(path)},
@@ -275,7 +274,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
 def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
     _, _, (plan, _) = train(SETTINGS)
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(to_json(plan)))
+    PLAN_FILE.write(path, plan)
     settings = {**SETTINGS, "plan": str(path)}
     theirs, _, _ = train(None, rows=lambda step: 2 * ROWS)
     ours, reports, _ = train(settings, rows=lambda step: 2 * ROWS)

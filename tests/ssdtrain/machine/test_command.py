@@ -11,7 +11,7 @@ from ssdtrain.arguments import size_argument
 from ssdtrain.machine import command
 from ssdtrain.machine.doctor import judge_links
 from ssdtrain.machine.fit import fit_curve
-from ssdtrain.machine.links import Link, LinkKind, Sample, read_links
+from ssdtrain.machine.links import LINK_FILE, Link, LinkKind, Sample
 
 
 def doctor(*arguments: str) -> int:
@@ -29,7 +29,7 @@ def test_measures_saves_and_plots(
     arguments += ["--max-write-bytes", "64M", "--max-seconds", "60"]
     assert doctor(*arguments, "--save", str(saved), "--plot", str(plot)) == 0
     printed = json.loads(capsys.readouterr().out)
-    links = read_links(saved)
+    links = LINK_FILE.read(saved)
     assert printed["links"] == json.loads(saved.read_text())
     kinds = {link.kind for link in links.links}
     copies = LinkKind.D2H if torch.cuda.is_available() else LinkKind.HOST_COPY

@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdtrain.curves import Curve, Sigmoid
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.fit import fit_curve
 from ssdtrain.machine.links import (
-    Curve,
+    LINK_FILE,
     Link,
     LinkFile,
     LinkKind,
     Sample,
-    Sigmoid,
-    from_json,
-    read_links,
-    to_json,
-    write_links,
 )
 
 KIB = 1024
@@ -70,8 +66,8 @@ def test_the_three_pieces_of_eq_5_2() -> None:
 
 def test_json_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
-    write_links(path, link_file())
-    assert read_links(path) == link_file()
+    LINK_FILE.write(path, link_file())
+    assert LINK_FILE.read(path) == link_file()
     assert [p.name for p in tmp_path.iterdir()] == ["links.json"]
     plain = json.loads(path.read_text())
     assert (plain["schema"], plain["schema_version"]) == ("ssdtrain-links", 1)
@@ -80,18 +76,18 @@ def test_json_round_trip(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
-    write_links(path, link_file())
+    LINK_FILE.write(path, link_file())
     unwritable = LinkFile(created_utc="x", links=(), machine={"a": object()})
     with pytest.raises(TypeError):
-        write_links(path, unwritable)
-    assert read_links(path) == link_file()
+        LINK_FILE.write(path, unwritable)
+    assert LINK_FILE.read(path) == link_file()
     assert [p.name for p in tmp_path.iterdir()] == ["links.json"]
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"schema_version": 2}, "version 2"),
+        ({"schema_version": 2}, "expected version 1, got 2"),
         ({"schema": "other"}, "'other'"),
         ({"links": [{"kind": "warp"}]}, "damaged"),
         ({"links": 3}, "damaged"),
@@ -101,9 +97,9 @@ def test_other_files_are_refused(
     tmp_path: Path, change: dict[str, object], word: str
 ) -> None:
     path = tmp_path / "links.json"
-    path.write_text(json.dumps({**to_json(link_file()), **change}))
+    path.write_text(json.dumps({**LINK_FILE.to_json(link_file()), **change}))
     with pytest.raises(ConfigError, match=word):
-        read_links(path)
+        LINK_FILE.read(path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -111,7 +107,7 @@ def test_text_that_is_no_link_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "links.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"links\.json"):
-        read_links(path)
+        LINK_FILE.read(path)
 
 
 def test_the_recorded_doctor_run_can_be_read() -> None:
@@ -119,7 +115,7 @@ def test_the_recorded_doctor_run_can_be_read() -> None:
     record = results / "links_h200.json"
     if not record.exists():
         pytest.skip("no doctor run is recorded yet")
-    links = from_json(json.loads(record.read_text())["links"])
+    links = LINK_FILE.from_json(json.loads(record.read_text())["links"])
     out, back = (links.best(kind, 1 << 26) for kind in (LinkKind.D2H, LinkKind.H2D))
     assert out is not None and back is not None
     # PCIe 5 x16: 63 GB/s at most, and a fit that describes what was measured.

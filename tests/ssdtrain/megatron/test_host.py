@@ -91,7 +91,7 @@ def test_sessions_come_and_go_in_any_order() -> None:
     assert module.forward_step is not before["forward_step"]
     # A tensor of a session that has gone is nobody's.
     output = torch.zeros(1)
-    setattr(output, megatron.OUTPUT_MARK, megatron.Lane(one, 0, 0))
+    setattr(output, megatron.OUTPUT_MARK, megatron.OutputMark(one, 0, 0))
     assert module.backward_step(None, [output], None, None) == "theirs"
     router.remove(two)
     assert vars(module) == before

@@ -10,14 +10,12 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan import choose as module
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import Judge, assignments, choose, styles
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import from_json, read_plan, to_json
-from ssdtrain.plan.policies import fixed_policies
-from ssdtrain.plan.profile import Profile, read_profile
-from ssdtrain.plan.profile import from_json as profile_from_json
-from ssdtrain.plan.profile import to_json as profile_to_json
+from ssdtrain.plan.plan import PLAN_FILE, read_plan
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
@@ -112,7 +110,7 @@ def test_more_overhead_or_memory_is_never_worse() -> None:
 def test_it_is_deterministic() -> None:
     profile = made.drawn(3, 20, num_lanes=2)
     goal = Goal(max_overhead=0.1)
-    assert to_json(choose(profile, goal)) == to_json(choose(profile, goal))
+    assert choose(profile, goal) == choose(profile, goal)
 
 
 def test_it_declines_when_nothing_is_needed() -> None:
@@ -164,31 +162,33 @@ def test_thousands_of_items_are_planned_quickly() -> None:
 def test_profile_and_plan_survive_json(tmp_path: Path) -> None:
     profile = made.drawn(9, 15)
     plan = choose(profile, Goal(max_overhead=0.2))
-    text = json.dumps(profile_to_json(profile))
-    assert profile_from_json(json.loads(text)) == profile
+    text = json.dumps(PROFILE_FILE.to_json(profile))
+    assert PROFILE_FILE.from_json(json.loads(text)) == profile
     (tmp_path / "profile.json").write_text(text)
-    assert read_profile(tmp_path / "profile.json") == profile
-    text = json.dumps(to_json(plan))
-    assert from_json(json.loads(text)) == plan
+    assert PROFILE_FILE.read(tmp_path / "profile.json") == profile
+    text = json.dumps(PLAN_FILE.to_json(plan))
+    assert PLAN_FILE.from_json(json.loads(text)) == plan
     (tmp_path / "plan.json").write_text(text)
     assert read_plan(tmp_path / "plan.json") == plan
 
 
 def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
-    profile = profile_to_json(made.chain(2))
+    profile = PROFILE_FILE.to_json(made.chain(2))
     with pytest.raises(ConfigError, match="version"):
-        profile_from_json({**profile, "schema_version": 0})
+        PROFILE_FILE.from_json({**profile, "schema_version": 0})
     with pytest.raises(ConfigError, match="damaged"):
-        profile_from_json({**profile, "marks": [{"lane": 0}]})
-    with pytest.raises(ConfigError, match="unknown item"):
-        profile_from_json({**profile, "marks": [{**profile["marks"][0], "item": 7}]})
-    plan = to_json(choose(made.chain(2), Goal()))
+        PROFILE_FILE.from_json({**profile, "marks": [{"lane": 0}]})
+    with pytest.raises(ConfigError, match="an item of its lane"):
+        PROFILE_FILE.from_json(
+            {**profile, "marks": [{**profile["marks"][0], "item": 7}]}
+        )
+    plan = PLAN_FILE.to_json(choose(made.chain(2), Goal()))
     with pytest.raises(ConfigError, match="version"):
-        from_json({**plan, "schema_version": 0})
+        PLAN_FILE.from_json({**plan, "schema_version": 0})
     with pytest.raises(ConfigError, match="damaged"):
-        from_json({**plan, "orders": {"m": [{"placement": "somewhere"}]}})
+        PLAN_FILE.from_json({**plan, "orders": {"m": [{"placement": "somewhere"}]}})
     (tmp_path / "plan.json").write_text("no")
-    with pytest.raises(ConfigError, match="not JSON"):
+    with pytest.raises(ConfigError, match="as JSON"):
         read_plan(tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="plan expects"):
         read_plan(tmp_path / "absent.json")

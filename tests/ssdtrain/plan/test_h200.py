@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.policies import references
 from ssdtrain.plan.profile import (
     COPY_SLOWDOWN,
+    PROFILE_FILE,
     Item,
     Links,
     Phase,
     Profile,
-    read_profile,
 )
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.report.estimate import Speeds
@@ -120,7 +120,7 @@ def observed(size: str) -> Profile:
 
     Its tail held the probes, and marks were divided by a slowdown that was none.
     """
-    profile = read_profile(RECORDED / f"h200_{size}.json")
+    profile = PROFILE_FILE.read(RECORDED / f"h200_{size}.json")
     was = 1.0 + 2.0 * profile.links.copy_slowdown
     marks = tuple(
         replace(mark, ms=mark.ms * was / (1.0 + 2.0 * COPY_SLOWDOWN))

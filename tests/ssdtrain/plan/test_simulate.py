@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ssdtrain.plan.baselines import fixed_policies, placed_by, references
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
-from ssdtrain.plan.policies import fixed_policies, placed_by, references
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, _Queue, keep_all, simulate

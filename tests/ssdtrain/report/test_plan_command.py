@@ -11,7 +11,7 @@ import ssdtrain
 from ssdtrain.cli import main
 from ssdtrain.curves import Curve
 from ssdtrain.machine.fit import fit_curve
-from ssdtrain.machine.links import Link, LinkFile, LinkKind, Sample, write_links
+from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind, Sample
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -41,7 +41,7 @@ def link_file(path: Path, *kinds: LinkKind, gb_per_s: float = 10.0) -> str:
         )
         for kind in kinds
     )
-    write_links(path, LinkFile(created_utc="now", links=links))
+    LINK_FILE.write(path, LinkFile(created_utc="now", links=links))
     return str(path)
 
 

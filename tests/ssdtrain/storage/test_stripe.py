@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssdtrain import rates
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage import (
@@ -20,9 +21,8 @@ from ssdtrain.storage import (
     ThrottledStorage,
     open_storage,
 )
-from ssdtrain.storage import speed as speed_module
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
-from ssdtrain.storage.speed import Speedometer, measure
+from ssdtrain.storage.measure import Speedometer, round_trip_gb_per_s
 from ssdtrain.storage.stripe import FILES_A_MEMBER, StripeStorage
 
 PAGE = 4096
@@ -63,9 +63,9 @@ def test_speeds_are_learned_from_transfers(
     aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One member is 4 times slower, nobody says so: the shares find out."""
-    monkeypatch.setattr(speed_module, "WINDOW_BYTES", 2 * MIB)
-    rates = (0.4, 0.1)
-    members = [ThrottledStorage(memory(), write_gb_per_s=r) for r in rates]
+    monkeypatch.setattr(rates, "WINDOW_BYTES", 2 * MIB)
+    limits = (0.4, 0.1)
+    members = [ThrottledStorage(memory(), write_gb_per_s=r) for r in limits]
     stripe = StripeStorage(members)
     buffer = aligned(256 * 1024)
 
@@ -183,12 +183,12 @@ def test_impossible_members() -> None:
 def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
     slow = ThrottledStorage(memory(), write_gb_per_s=0.2, read_gb_per_s=0.2)
     # Long enough that `Link.SLACK_S` a direction is 2.4 % of it.
-    rate = measure(slow, record_bytes=8 * MIB)
+    rate = round_trip_gb_per_s(slow, record_bytes=8 * MIB)
     assert 0.08 < rate < 0.105  # half of each direction's
     assert slow.stats().used_bytes == 0
     small = memory(3 * MIB)
     with pytest.raises(StorageFullError):
-        measure(small, record_bytes=MIB)
+        round_trip_gb_per_s(small, record_bytes=MIB)
     assert small.stats().used_bytes == 0
 
 

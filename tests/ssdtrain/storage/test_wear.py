@@ -12,11 +12,19 @@ import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import MemoryStorage, disk, wear
-from ssdtrain.storage.disk import Smart, SmartReading, disk_of, parse_smart, read_smart
+from ssdtrain.storage import MemoryStorage, wear
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
 from ssdtrain.storage.open import Endurance, open_storage
-from ssdtrain.storage.wear import Ledger, MeteredStorage, lifetime_years
+from ssdtrain.storage.wear import (
+    MeteredStorage,
+    Smart,
+    SmartReading,
+    WearLog,
+    disk_of,
+    lifetime_years,
+    parse_smart,
+    read_smart,
+)
 
 PAGE = 4096
 TB = 10**12
@@ -37,8 +45,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: Clock) -> Ledger:
-    return Ledger(tmp_path / "cache" / "wear.json", clock)
+def wear_log(tmp_path: Path, clock: Clock) -> WearLog:
+    return WearLog(tmp_path / "cache" / "wear.json", clock)
 
 
 def no_smart(name: str) -> SmartReading:
@@ -66,36 +74,38 @@ def test_the_seeds_arithmetic() -> None:
     assert lifetime_years(-1, 1) == 0
 
 
-def test_bytes_by_disk_and_day(ledger: Ledger, clock: Clock, aligned: Aligned) -> None:
+def test_bytes_by_disk_and_day(
+    wear_log: WearLog, clock: Clock, aligned: Aligned
+) -> None:
     for day, pages in (("2026-01-01", 3), ("2026-01-02", 5)):
         clock.day = day
         for name in ("nvme0n1", "nvme1n1"):
-            storage = MeteredStorage(MemoryStorage(), name, ledger=ledger)
+            storage = MeteredStorage(MemoryStorage(), name, log=wear_log)
             write(storage, aligned, pages)
             storage.close()
     expected = {"2026-01-01": 3 * PAGE, "2026-01-02": 5 * PAGE}
-    assert ledger.days("nvme0n1") == ledger.days("nvme1n1") == expected
-    assert ledger.days("sda") == {}
+    assert wear_log.days("nvme0n1") == wear_log.days("nvme1n1") == expected
+    assert wear_log.days("sda") == {}
 
 
 def test_processes_add_up(tmp_path: Path) -> None:
     path = tmp_path / "wear.json"
     code = (
         "import sys; from pathlib import Path\n"
-        "from ssdtrain.storage.wear import Ledger\n"
-        "for _ in range(60): Ledger(Path(sys.argv[1])).add('nvme0n1', 7)\n"
+        "from ssdtrain.storage.wear import WearLog\n"
+        "for _ in range(60): WearLog(Path(sys.argv[1])).add('nvme0n1', 7)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
     root = Path(__file__).parents[3]
     running = [subprocess.Popen(command, cwd=root) for _ in range(2)]
     assert [process.wait(60) for process in running] == [0, 0]
-    assert sum(Ledger(path).days("nvme0n1").values()) == 2 * 60 * 7
+    assert sum(WearLog(path).days("nvme0n1").values()) == 2 * 60 * 7
     assert oct(path.with_suffix(".lock").stat().st_mode & 0o777) == "0o600"
 
 
-def test_budget(ledger: Ledger, clock: Clock, aligned: Aligned) -> None:
+def test_budget(wear_log: WearLog, clock: Clock, aligned: Aligned) -> None:
     storage = MeteredStorage(
-        MemoryStorage(), "nvme0n1", ledger=ledger, budget_bytes=10 * PAGE
+        MemoryStorage(), "nvme0n1", log=wear_log, budget_bytes=10 * PAGE
     )
     write(storage, aligned, 6)
     with pytest.raises(StorageFullError, match="write_budget of 40960 bytes a day"):
@@ -109,7 +119,7 @@ def test_budget(ledger: Ledger, clock: Clock, aligned: Aligned) -> None:
     storage.close()
     # Another process on the same day finds the budget spent; the next day is new.
     again = MeteredStorage(
-        MemoryStorage(), "nvme0n1", ledger=ledger, budget_bytes=10 * PAGE
+        MemoryStorage(), "nvme0n1", log=wear_log, budget_bytes=10 * PAGE
     )
     with pytest.raises(StorageFullError, match="since midnight UTC"):
         again.allocate(PAGE)
@@ -118,25 +128,25 @@ def test_budget(ledger: Ledger, clock: Clock, aligned: Aligned) -> None:
     again.close()
 
 
-def test_failed_writes_are_not_counted(ledger: Ledger, aligned: Aligned) -> None:
+def test_failed_writes_are_not_counted(wear_log: WearLog, aligned: Aligned) -> None:
     fault = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=0)
     inner = FaultyStorage(MemoryStorage(), [fault])
-    storage = MeteredStorage(inner, "nvme0n1", ledger=ledger)
+    storage = MeteredStorage(inner, "nvme0n1", log=wear_log)
     slot = storage.allocate(PAGE)
     with pytest.raises(OSError):
         storage.write(slot, aligned(PAGE))
     storage.close()
-    assert ledger.days("nvme0n1") == {}
+    assert wear_log.days("nvme0n1") == {}
 
 
-def test_lifetime_by_rating(ledger: Ledger, clock: Clock) -> None:
+def test_lifetime_by_rating(wear_log: WearLog, clock: Clock) -> None:
     for day in ("2025-12-30", "2025-12-31"):
         clock.day = day
-        ledger.add("nvme0n1", 10 * TB)
+        wear_log.add("nvme0n1", 10 * TB)
     storage = MeteredStorage(
         MemoryStorage(),
         "nvme0n1",
-        ledger=ledger,
+        log=wear_log,
         rated_bytes=1020 * TB,
         smart=no_smart,
     )
@@ -159,15 +169,15 @@ def test_lifetime_by_rating(ledger: Ledger, clock: Clock) -> None:
     ],
 )
 def test_endurance_sources(
-    ledger: Ledger,
+    wear_log: WearLog,
     rated: int | None,
     reading: Callable[[str], SmartReading],
     left: int | None,
     source: str,
 ) -> None:
-    ledger.add("nvme0n1", TB)
+    wear_log.add("nvme0n1", TB)
     storage = MeteredStorage(
-        MemoryStorage(), "nvme0n1", ledger=ledger, rated_bytes=rated, smart=reading
+        MemoryStorage(), "nvme0n1", log=wear_log, rated_bytes=rated, smart=reading
     )
     report = storage.report()
     assert source in report.source
@@ -177,41 +187,41 @@ def test_endurance_sources(
         assert report.lifetime_years == pytest.approx(left * 2.5 / TB / 365.25)
 
 
-def test_a_worn_disk_is_named(ledger: Ledger) -> None:
+def test_a_worn_disk_is_named(wear_log: WearLog) -> None:
     storage = MeteredStorage(
-        MemoryStorage(), "nvme0n1", ledger=ledger, smart=smart(900 * TB, 0.9)
+        MemoryStorage(), "nvme0n1", log=wear_log, smart=smart(900 * TB, 0.9)
     )
     assert "nvme0n1 has used 90% of its rated endurance" in storage.report().warnings
 
 
-def test_old_days_leave(ledger: Ledger, clock: Clock) -> None:
+def test_old_days_leave(wear_log: WearLog, clock: Clock) -> None:
     for number in range(wear.KEPT_DAYS + 20):
         clock.day = f"2026-{1 + number // 28:02}-{1 + number % 28:02}"
-        ledger.add("nvme0n1", 1)
-    days = ledger.days("nvme0n1")
+        wear_log.add("nvme0n1", 1)
+    days = wear_log.days("nvme0n1")
     assert len(days) == wear.KEPT_DAYS
     assert list(days)[-1] == clock.day
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"nvme0n1": 3}'])
-def test_a_damaged_ledger_is_put_aside(
+def test_a_damaged_log_is_put_aside(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "wear.json"
     path.write_text(text)
-    assert Ledger(path).add("nvme0n1", 5) == 5
+    assert WearLog(path).add("nvme0n1", 5) == 5
     assert path.with_suffix(".damaged").read_text() == text
     assert "counting starts again" in caplog.text
 
 
-def test_without_a_ledger_writes_go_on(
+def test_without_a_log_writes_go_on(
     tmp_path: Path, aligned: Aligned, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     storage = MeteredStorage(
         MemoryStorage(),
         "nvme0n1",
-        ledger=Ledger(tmp_path / "file" / "wear.json"),
+        log=WearLog(tmp_path / "file" / "wear.json"),
         budget_bytes=3 * PAGE,
         smart=no_smart,
     )
@@ -219,11 +229,11 @@ def test_without_a_ledger_writes_go_on(
     assert storage.report().today_bytes == 2 * PAGE
     with pytest.raises(StorageFullError):  # the budget still holds, for this run
         storage.allocate(2 * PAGE)
-    assert caplog.text.count("wear ledger cannot be kept") == 1
+    assert caplog.text.count("wear log cannot be kept") == 1
 
 
 def test_smart_page() -> None:
-    page = bytearray(disk.SMART_LOG_BYTES)
+    page = bytearray(wear.SMART_LOG_BYTES)
     page[5] = 42
     page[48:64] = (123_456_789).to_bytes(16, "little")
     parsed = parse_smart(bytes(page))
@@ -237,16 +247,20 @@ def test_smart_asks_the_controller(
 ) -> None:
     (tmp_path / "nvme0n1").write_bytes(b"")
 
-    def answer(fd: int, request: int, command: disk._AdminCommand) -> int:
-        assert request == 0xC0484E41 and ctypes.sizeof(command) == 72
-        assert command.opcode == 0x02 and command.namespace == 0xFFFFFFFF
-        assert command.word10 == 0x007F0002  # 128 words, page 2
-        page = bytearray(command.data_bytes)
+    def answer(fd: int, request: int, command: bytes) -> int:
+        assert request == 0xC0484E41 and len(command) == 72
+        opcode, namespace, address, num_bytes, word10 = (
+            int.from_bytes(command[at : at + size], "little")
+            for at, size in ((0, 1), (4, 4), (24, 8), (36, 4), (40, 4))
+        )
+        assert opcode == 0x02 and namespace == 0xFFFFFFFF
+        assert word10 == 0x007F0002  # 128 words, page 2
+        page = bytearray(num_bytes)
         page[5], page[48] = 7, 9
-        ctypes.memmove(command.address, bytes(page), len(page))
+        ctypes.memmove(address, bytes(page), len(page))
         return 0
 
-    monkeypatch.setattr(disk.fcntl, "ioctl", answer)
+    monkeypatch.setattr(wear.fcntl, "ioctl", answer)
     reading = read_smart("nvme0n1", tmp_path)
     assert reading.smart == Smart(written_bytes=9 * 512_000, used_fraction=0.07)
 
@@ -272,12 +286,14 @@ def test_partitions_lead_to_their_disk(tmp_path: Path) -> None:
     assert disk_of(tmp_path, tmp_path / "sys") == "nvme3n1"
 
 
-def test_open_storage_meters(directory: Path, ledger: Ledger, aligned: Aligned) -> None:
-    endurance = Endurance(budget_bytes=8 * PAGE, ledger=ledger)
+def test_open_storage_meters(
+    directory: Path, wear_log: WearLog, aligned: Aligned
+) -> None:
+    endurance = Endurance(budget_bytes=8 * PAGE, log=wear_log)
     storage = open_storage([directory], endurance=endurance)
     assert isinstance(storage, MeteredStorage)
     write(storage, aligned, 3)
     storage.close()
-    assert ledger.days(disk_of(directory)) == {"2026-01-01": 3 * PAGE}
-    raw = json.loads((ledger._path).read_text())
+    assert wear_log.days(disk_of(directory)) == {"2026-01-01": 3 * PAGE}
+    raw = json.loads((wear_log.path).read_text())
     assert list(raw) == [disk_of(directory)]

@@ -1,15 +1,28 @@
-"""GPU memory to SSD, staged or through kvikio? Measured, then chosen."""
+"""How fast a storage is, and which way to it is the fastest from GPU memory.
 
+The arithmetic of rates is `ssdtrain.rates`; here are the transfers that it is fed.
+"""
+
+import mmap
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from ssdtrain.curves import Curve
+from ssdtrain.rates import (
+    Clock,
+    Meter,
+    round_trip,
+    shared_fraction,
+    side_by_side,
+    straight,
+)
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
@@ -91,7 +104,7 @@ class Rates(NamedTuple):
     @property
     def round_trip_gb_per_s(self) -> float:
         """Every record is written once and read once: bytes over both times."""
-        return 1 / (1 / self.write_gb_per_s + 1 / self.read_gb_per_s)
+        return round_trip(self.write_gb_per_s, self.read_gb_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,16 +256,132 @@ def transfer_rate(
     call: Callable[[Slot, torch.Tensor], None],
     slots: Sequence[Slot],
     buffers: Sequence[torch.Tensor],
+    clock: Clock = time.monotonic,
 ) -> float:
     """GB/s of `call` over all slots, one thread for each buffer."""
-    lanes = [slots[i :: len(buffers)] for i in range(len(buffers))]
 
-    def work(number: int) -> int:
-        for slot in lanes[number]:
-            call(slot, buffers[number])
-        return len(lanes[number]) * buffers[number].numel()
+    def job(number: int) -> Callable[[], int]:
+        own, buffer = slots[number :: len(buffers)], buffers[number]
 
-    with ThreadPoolExecutor(len(buffers)) as pool:
-        begin = time.monotonic()
-        moved = sum(pool.map(work, range(len(buffers))))
-        return moved / (time.monotonic() - begin) / 1e9
+        def work() -> int:
+            for slot in own:
+                call(slot, buffer)
+            return len(own) * buffer.numel()
+
+        return work
+
+    jobs = [job(number) for number in range(len(buffers))]
+    return side_by_side(jobs, clock).per_second / 1e9
+
+
+class Drive(NamedTuple):
+    """Curves of a storage."""
+
+    write: Curve
+    read: Curve
+    duplex_slowdown: float = 1.0
+    """See `rates.shared_fraction`; unless measured, one bandwidth is shared."""
+    direct: bool = False
+    """Whether the storage moves device memory itself."""
+
+
+def probe_drive(
+    storage: Storage,
+    *,
+    num_threads: int,
+    record_bytes: int = 16 * 1024 * 1024,
+    clock: Clock = time.monotonic,
+) -> Drive:
+    """Write records, read them, and do both at once.
+
+    Raises:
+        OSError: the storage is full, or fails.
+    """
+    slots: list[Slot] = []
+    try:
+        while len(slots) < 2 * num_threads:
+            slots.append(storage.allocate(record_bytes))
+        buffers = [_random_bytes(record_bytes, seed) for seed in range(2 * num_threads)]
+        ways = [
+            (storage.write, slots[:num_threads], buffers[:num_threads]),
+            (storage.read, slots[num_threads:], buffers[num_threads:]),
+        ]
+        transfer_rate(storage.write, slots, buffers)  # first writes are slow
+        rates = [1e9 * transfer_rate(*way, clock=clock) for way in ways]
+
+        def job(way: int) -> int:
+            transfer_rate(*ways[way])
+            return 1
+
+        both = side_by_side([lambda: job(0), lambda: job(1)], clock)
+    finally:
+        for slot in slots:
+            storage.free(slot)
+    num_bytes = num_threads * record_bytes
+    shared = shared_fraction([num_bytes / rate for rate in rates], both.seconds)
+    return Drive(straight(rates[0]), straight(rates[1]), shared)
+
+
+class Speedometer:
+    """The rates of a storage's own transfers, both directions.
+
+    Args:
+        round_trip_gb_per_s: the first reading.
+        clock: times the transfers.
+    """
+
+    def __init__(
+        self, round_trip_gb_per_s: float, clock: Clock = time.monotonic
+    ) -> None:
+        self._write = Meter(2 * round_trip_gb_per_s, clock)
+        self._read = Meter(2 * round_trip_gb_per_s, clock)
+
+    @property
+    def round_trip_gb_per_s(self) -> float:
+        """Bytes over the time to write and read them once."""
+        return round_trip(self._write.gb_per_s, self._read.gb_per_s)
+
+    def writing(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Around a write of so many bytes; a failed one counts time and no bytes."""
+        return self._write.transfer(num_bytes)
+
+    def reading(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Around a read, likewise."""
+        return self._read.transfer(num_bytes)
+
+
+def round_trip_gb_per_s(
+    storage: Storage,
+    *,
+    record_bytes: int = 16 * 1024 * 1024,
+    depth: int = 4,
+    clock: Clock = time.monotonic,
+) -> float:
+    """Round-trip GB/s of a storage: `depth` threads write and read a record each.
+
+    Raises:
+        OSError: the storage fails, or is full.
+    """
+    slots: list[Slot] = []
+    try:
+        while len(slots) < depth:
+            slots.append(storage.allocate(record_bytes))
+        buffers = [
+            _random_bytes(slots[0].capacity_bytes, seed) for seed in range(depth)
+        ]
+        # The first write of fresh extents is slower than all that follow.
+        transfer_rate(storage.write, slots, buffers)
+        write = transfer_rate(storage.write, slots, buffers, clock)
+        read = transfer_rate(storage.read, slots, buffers, clock)
+    finally:
+        for slot in slots:
+            storage.free(slot)
+    return round_trip(write, read)
+
+
+def _random_bytes(num_bytes: int, seed: int) -> torch.Tensor:
+    """Page-aligned; random, because some disks skip or compress zeros."""
+    buffer = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    buffer.view(torch.int64).random_(generator=generator)
+    return buffer

@@ -5,19 +5,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
-from ssdtrain.storage import PosixStorage, ThrottledStorage, select
-from ssdtrain.storage.choice import Choice, Rates
-from ssdtrain.storage.disk import disk_of
+from ssdtrain.storage import PosixStorage, ThrottledStorage
+from ssdtrain.storage import open as opening
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
-from ssdtrain.storage.open import Endurance
-from ssdtrain.storage.rank import Rank
-from ssdtrain.storage.select import budget_bytes_per_s, open_for_rank, wear_of
+from ssdtrain.storage.measure import Choice, Rates
+from ssdtrain.storage.open import (
+    Endurance,
+    Rank,
+    budget_bytes_per_s,
+    directories_of,
+    open_for_rank,
+    rank_of,
+    wear_of,
+)
 from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.wear import Ledger, MeteredStorage
+from ssdtrain.storage.wear import MeteredStorage, WearLog, disk_of
 
 PAGE = 4096
 CUDA = torch.device("cuda")
@@ -26,7 +34,7 @@ Aligned = Callable[..., torch.Tensor]
 
 @pytest.fixture
 def endurance(tmp_path: Path) -> Endurance:
-    return Endurance(budget_bytes=4 * PAGE, ledger=Ledger(tmp_path / "wear.json"))
+    return Endurance(budget_bytes=4 * PAGE, log=WearLog(tmp_path / "wear.json"))
 
 
 def test_a_rank_without_an_ssd_works_in_host_memory(tmp_path: Path) -> None:
@@ -78,8 +86,8 @@ def test_no_direct_path_is_counted_where_it_was_asked_for(
     installed: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Fallback] = []
-    monkeypatch.setattr(select, "choose_path", lambda s, _: choice_of(s, True))
-    monkeypatch.setattr("ssdtrain.storage.choice.kvikio_installed", lambda: installed)
+    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, True))
+    monkeypatch.setattr("ssdtrain.storage.measure.kvikio_installed", lambda: installed)
     made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
     assert told == ([Fallback.NO_GDS] if installed else [])
@@ -93,7 +101,7 @@ def test_the_chosen_storage_is_metered_too(
     aligned: Aligned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(select, "choose_path", lambda s, _: choice_of(s, False))
+    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, False))
     made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
     storage = made.storage
     assert isinstance(storage, MeteredStorage)
@@ -107,7 +115,7 @@ def test_the_chosen_storage_is_metered_too(
 def test_a_throttled_storage_is_staged(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select, "choose_path", None)  # must not be called
+    monkeypatch.setattr(opening, "choose_path", None)  # must not be called
     made = open_for_rank([directory], Rank(), device=CUDA, gb_per_s=1.0)
     assert isinstance(made.storage, ThrottledStorage)
     made.storage.close()
@@ -151,7 +159,7 @@ def test_the_budget_of_a_disk_is_shared_by_its_ranks(
     names = [tmp_path / f"nvme{number}" for number in range(3)]
     for name in names[:2]:
         name.mkdir()
-    monkeypatch.setattr(select, "disk_of", lambda path: Path(path).name)
+    monkeypatch.setattr(opening, "disk_of", lambda path: Path(path).name)
     day = 86_400 * 1000
     assert budget_bytes_per_s(names[:1], Rank(), day) == 1000
     assert budget_bytes_per_s(names[:2], Rank(), day) == 2000  # a stripe
@@ -191,3 +199,55 @@ def test_a_plan_holds_the_budget(
         step = session.plan.prediction
         allowed = (1 << 30) * step.step_ms / 86_400e3
         assert step.links["ssd_write"].num_bytes <= allowed
+
+
+def test_a_lone_process_takes_all() -> None:
+    assert directories_of(["/a", "/b"], Rank()).paths == (Path("/a"), Path("/b"))
+
+
+def test_its_own_by_name(tmp_path: Path) -> None:
+    (tmp_path / "nvme1").mkdir()
+    name = str(tmp_path / "nvme{local_rank}")
+    assert directories_of([name], Rank(9, 1, 2)).paths == (tmp_path / "nvme1",)
+    # A rank without an SSD: host memory, and the report can name the place.
+    other = directories_of([name], Rank(8, 0, 2))
+    assert other.paths == ()
+    assert other.missing == (tmp_path / "nvme0",)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_shares_cover_all_and_overlap_only_if_they_must(
+    num_directories: int, num_ranks: int
+) -> None:
+    names = [f"/nvme{i}" for i in range(num_directories)]
+    shares = [
+        directories_of(names, Rank(r, r, num_ranks)).paths for r in range(num_ranks)
+    ]
+    assert all(shares)
+    used = [path for share in shares for path in share]
+    assert set(used) == set(map(Path, names))
+    if num_directories >= num_ranks:
+        assert len(used) == num_directories
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert len(used) == num_ranks
+
+
+def test_mistakes() -> None:
+    with pytest.raises(
+        ConfigError, match=r"placeholder that is not known; set \{local"
+    ):
+        directories_of(["/x{local_rank}{node}"], Rank())
+    with pytest.raises(ConfigError, match="LOCAL_RANK expects 0 to 1"):
+        directories_of(["/x"], Rank(2, 2, 2))
+
+
+def test_from_the_environment() -> None:
+    assert rank_of({}) == Rank(0, 0, 1)
+    launched = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert rank_of(launched) == Rank(5, 1, 4)
+    deepspeed = {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "WORLD_SIZE": "8"}
+    assert rank_of(deepspeed) == Rank(1, 1, 2)
+    assert rank_of({"RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 3, 4)
+    assert rank_of({"LOCAL_RANK": "2"}) == Rank(0, 2, 3)

@@ -1,7 +1,7 @@
 """The malloc hook from Python: build it, load it, read its counters.
 
-    python -m ssdtrain.storage.shim build          # needs a C compiler, no CUDA
-    LD_PRELOAD=$(python -m ssdtrain.storage.shim path) python train.py
+    python -m ssdtrain.storage.malloc_hook build          # needs a C compiler, no CUDA
+    LD_PRELOAD=$(python -m ssdtrain.storage.malloc_hook path) python train.py
 
 The hook registers CUDA allocations with cuFile (Wu 5.3.1; csrc/malloc_hook.c). It
 is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
@@ -29,7 +29,7 @@ FLAGS = tuple(
 LIBRARIES = ("-ldl", "-lpthread")
 
 
-class ShimError(RuntimeError):
+class HookError(RuntimeError):
     """The hook cannot be built; the text has the compiler's words."""
 
 
@@ -94,7 +94,7 @@ class Coverage:
         return self.num_segments - known
 
 
-class Shim:
+class Hook:
     """The hook in this process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -139,10 +139,10 @@ class Shim:
         )
 
 
-def loaded() -> Shim | None:
+def loaded() -> Hook | None:
     """The hook, if it was preloaded into this process."""
     process = ctypes.CDLL(None)
-    return Shim(process) if hasattr(process, "ssdtrain_hook_read") else None
+    return Hook(process) if hasattr(process, "ssdtrain_hook_read") else None
 
 
 def min_bytes() -> int:
@@ -164,12 +164,12 @@ def preload(
     """A copy of an environment in which a process starts with the hook.
 
     Raises:
-        ShimError: the library was not built.
+        HookError: the library was not built.
     """
     path = library or library_path()
     if not path.exists():
-        raise ShimError(
-            f"{path} is missing; build it: python -m ssdtrain.storage.shim build"
+        raise HookError(
+            f"{path} is missing; build it: python -m ssdtrain.storage.malloc_hook build"
         )
     before = environment.get("LD_PRELOAD")
     return {**environment, "LD_PRELOAD": f"{path} {before}" if before else str(path)}
@@ -183,27 +183,27 @@ def build(target: Path | None = None, compiler: str | None = None) -> Path:
         compiler: None: `$CC`, or cc.
 
     Raises:
-        ShimError: no compiler, or it failed.
+        HookError: no compiler, or it failed.
     """
     path = target or library_path()
     name = compiler or os.environ.get("CC") or "cc"
     found = shutil.which(name)
     if found is None:
-        raise ShimError(f"no C compiler {name!r}; install one, or set CC")
+        raise HookError(f"no C compiler {name!r}; install one, or set CC")
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written beside and renamed: processes that start together may all build.
     beside = path.with_suffix(f".{os.getpid()}.so")
     command = [found, *FLAGS, "-o", str(beside), str(SOURCE), *LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise ShimError(f"{' '.join(command)} failed:\n{done.stderr}")
+        raise HookError(f"{' '.join(command)} failed:\n{done.stderr}")
     beside.replace(path)
     return path
 
 
 def main() -> None:
     """`build` compiles and prints the path, `path` only prints it."""
-    parser = argparse.ArgumentParser(prog="python -m ssdtrain.storage.shim")
+    parser = argparse.ArgumentParser(prog="python -m ssdtrain.storage.malloc_hook")
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("--out", type=Path, default=None, help="the library to write")
     options = parser.parse_args()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ssdtrain.storage import shim
+from ssdtrain.storage import malloc_hook
 
 NATIVE = Path(__file__).parent / "native"
 RECORDINGS = sorted((Path(__file__).parent / "data").glob("hook_calls_*.txt"))
@@ -46,7 +46,7 @@ class Native:
         self.directory = directory
         shared = [*flags, "-fPIC", "-shared"]
         link = [f"-L{directory}", f"-Wl,-rpath,{directory}"]
-        compile_c(self.hook, *shared, "-fvisibility=hidden", shim.SOURCE, "-ldl")
+        compile_c(self.hook, *shared, "-fvisibility=hidden", malloc_hook.SOURCE, "-ldl")
         # cuFile calls the runtime and the runtime asks cuFile: no order links both.
         compile_c(
             directory / "libstubs.so",
@@ -224,8 +224,8 @@ READER = """
 import ctypes, json, sys
 from dataclasses import asdict
 ctypes.CDLL({stubs!r}, ctypes.RTLD_GLOBAL)
-from ssdtrain.storage import shim
-hook = shim.loaded()
+from ssdtrain.storage import malloc_hook
+hook = malloc_hook.loaded()
 if hook is None:
     sys.exit(3)
 process, address = ctypes.CDLL(None), ctypes.c_void_p()
@@ -248,7 +248,7 @@ def test_counters_from_python(plain: Native) -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(
         command,
-        env=shim.preload(environment, plain.hook),
+        env=malloc_hook.preload(environment, plain.hook),
         cwd=root,
         capture_output=True,
         text=True,
@@ -272,19 +272,19 @@ def test_build_writes_one_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = shim.build()
-    assert path == shim.library_path()
+    path = malloc_hook.build()
+    assert path == malloc_hook.library_path()
     assert list(path.parent.iterdir()) == [path]
-    assert shim.preload({"LD_PRELOAD": "/x.so"})["LD_PRELOAD"] == f"{path} /x.so"
+    assert malloc_hook.preload({"LD_PRELOAD": "/x.so"})["LD_PRELOAD"] == f"{path} /x.so"
 
 
 def test_build_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(shim.ShimError, match="no C compiler 'no-such-cc'"):
-        shim.build(tmp_path / "x.so", compiler="no-such-cc")
-    with pytest.raises(shim.ShimError, match=r"false .* failed"):
-        shim.build(tmp_path / "x.so", compiler="false")
-    with pytest.raises(shim.ShimError, match="is missing; build it"):
-        shim.preload({}, tmp_path / "x.so")
+    with pytest.raises(malloc_hook.HookError, match="no C compiler 'no-such-cc'"):
+        malloc_hook.build(tmp_path / "x.so", compiler="no-such-cc")
+    with pytest.raises(malloc_hook.HookError, match=r"false .* failed"):
+        malloc_hook.build(tmp_path / "x.so", compiler="false")
+    with pytest.raises(malloc_hook.HookError, match="is missing; build it"):
+        malloc_hook.preload({}, tmp_path / "x.so")
     assert list(tmp_path.iterdir()) == []

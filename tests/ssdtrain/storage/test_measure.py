@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.storage import PosixStorage, choice
-from ssdtrain.storage.choice import STAGED, choose_path
+from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
+from ssdtrain.storage.measure import STAGED, choose_path
 from ssdtrain.storage.throttle import ThrottledStorage
 
 MIB = 1024 * 1024
@@ -50,16 +50,16 @@ def choose(
     staged: float,
     direct: float,
     fails: bool = False,
-) -> tuple[choice.Choice, type[SlowGds]]:
+) -> tuple[measure.Choice, type[SlowGds]]:
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails})
-    monkeypatch.setattr(choice, "RECORD_BYTES", MIB)
-    monkeypatch.setattr(choice, "GdsStorage", fake)
-    monkeypatch.setattr(choice, "set_threads", lambda _: None)
+    monkeypatch.setattr(measure, "RECORD_BYTES", MIB)
+    monkeypatch.setattr(measure, "GdsStorage", fake)
+    monkeypatch.setattr(measure, "set_threads", lambda _: None)
     monkeypatch.setattr(
-        choice, "device_buffers", lambda *_: [aligned(MIB, seed=i) for i in range(4)]
+        measure, "device_buffers", lambda *_: [aligned(MIB, seed=i) for i in range(4)]
     )
     monkeypatch.setattr(
-        choice,
+        measure,
         "StagedPath",
         lambda storage, _: ThrottledStorage(
             storage, write_gb_per_s=staged, read_gb_per_s=staged
