@@ -5,23 +5,19 @@ On the ground floor, because `machine` measures curves and `plan` prices with th
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
-from ssdtrain.jsonfile import Bounds, Duration, Fraction, Natural, Positive
-
-Exponent = Annotated[float, Bounds(-300.0, 300.0)]
-"""Of powers of two and ten that fit a double."""
+from ssdtrain.jsonfile import Duration, Fraction, Natural, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid:
     """log10 of the bandwidth in bytes/s, as a function of x = log2(bytes)."""
 
-    height: Exponent
-    steepness: Exponent
-    middle: Exponent
+    height: float
+    steepness: float
+    middle: float
     """log2 of the bytes where the bandwidth is half-way (on a log scale)."""
-    base: Exponent
+    base: float
 
     def log10_bandwidth(self, log2_bytes: float) -> float:
         """height / (1 + exp(-steepness (x - middle))) + base."""
@@ -62,7 +58,8 @@ class Curve:
         log_rate = self.sigmoid.log10_bandwidth(math.log2(num_bytes))
         # Clamped so that the three pieces join without a step downwards.
         top = self.startup_seconds + self.large_bytes / self.bytes_per_second
-        return min(max(num_bytes / math.pow(10.0, log_rate), self.startup_seconds), top)
+        rate = math.pow(10.0, min(max(log_rate, -300.0), 300.0))
+        return min(max(num_bytes / rate, self.startup_seconds), top)
 
     def gb_per_s(self, num_bytes: float) -> float:
         """Effective bandwidth in GB/s (1e9) of transfers of `num_bytes`."""
