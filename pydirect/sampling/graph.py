@@ -4,35 +4,86 @@ from dataclasses import dataclass
 
 import torch
 
+_WEIGHTS = (torch.int32, torch.int64, torch.float32, torch.float64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """Neighbours of node i are ``neighbors[offsets[i]:offsets[i + 1]]``.
 
-    For message passing a neighbour is a source: it sends to i.
+    For message passing a neighbour is a source: it sends to i. For traversal it is a
+    target: an edge leads from i to it. Everything is checked at construction, so that
+    kernels need not check again: change the tensors of no graph afterwards.
     """
 
     offsets: torch.Tensor
     """int64, shape (num_nodes + 1,), CPU."""
 
     neighbors: torch.Tensor
-    """int32 or int64, shape (num_edges,), CPU."""
+    """int32 or int64, shape (num_edges,), CPU; contiguous."""
+
+    weights: torch.Tensor | None = None
+    """int32, int64, float32 or float64, shape (num_edges,), CPU; contiguous."""
+
+    symmetric: bool = False
+    """Whether every edge is stored in both directions. Taken on trust: traversal then
+    reads lists backwards too."""
 
     def __post_init__(self) -> None:
-        if self.offsets.dim() != 1 or self.offsets.dtype != torch.int64:
+        self._check_offsets()
+        self._check_neighbors()
+        weights = self.weights
+        if weights is None:
+            return
+        if weights.dtype not in _WEIGHTS or weights.shape != self.neighbors.shape:
             raise ValueError(
-                f"offsets: expects 1-D int64, got {self.offsets.dim()}-D "
-                f"{self.offsets.dtype}"
+                f"weights: expects one int32, int64, float32 or float64 for each of "
+                f"{self.num_edges} edges, got {weights.dtype} of shape "
+                f"{list(weights.shape)}"
             )
-        if self.neighbors.dtype not in (torch.int32, torch.int64):
+        _check_memory("weights", weights)
+
+    def _check_offsets(self) -> None:
+        offsets = self.offsets
+        if offsets.dim() != 1 or offsets.dtype != torch.int64:
             raise ValueError(
-                f"neighbors: expects int32 or int64, got {self.neighbors.dtype}"
+                f"offsets: expects 1-D int64, got {offsets.dim()}-D {offsets.dtype}"
             )
-        if len(self.offsets) == 0 or int(self.offsets[-1]) != len(self.neighbors):
+        _check_memory("offsets", offsets)
+        if len(offsets) == 0:
+            raise ValueError(
+                "offsets: expects num_nodes + 1 entries, got none: a graph without "
+                "nodes has the single offset 0"
+            )
+        if int(offsets[0]) != 0:
+            raise ValueError(f"offsets: expects the first to be 0, got {offsets[0]}")
+        if int(offsets[-1]) != self.neighbors.numel():
             raise ValueError(
                 "offsets: expects the last to be the number of edges "
-                f"({len(self.neighbors)}), got {self.offsets[-1:].tolist()}"
+                f"({self.neighbors.numel()}), got {offsets[-1:].tolist()}"
             )
+        if not bool((offsets[1:] >= offsets[:-1]).all()):
+            at = int((offsets[1:] < offsets[:-1]).nonzero()[0])
+            raise ValueError(
+                "offsets: expects them in ascending order, got "
+                f"{int(offsets[at + 1])} after {int(offsets[at])} at node {at}"
+            )
+
+    def _check_neighbors(self) -> None:
+        neighbors = self.neighbors
+        if neighbors.dtype not in (torch.int32, torch.int64) or neighbors.dim() != 1:
+            raise ValueError(
+                f"neighbors: expects 1-D int32 or int64, got {neighbors.dim()}-D "
+                f"{neighbors.dtype}"
+            )
+        _check_memory("neighbors", neighbors)
+        if len(neighbors):
+            low, high = (int(v) for v in torch.aminmax(neighbors))
+            if low < 0 or high >= self.num_nodes:
+                raise ValueError(
+                    f"neighbors: expects nodes 0 to {self.num_nodes - 1}, got {low} to "
+                    f"{high}"
+                )
 
     @property
     def num_nodes(self) -> int:
@@ -48,15 +99,24 @@ class Graph:
 
     @classmethod
     def from_edges(
-        cls, edge_index: torch.Tensor, num_nodes: int, *, symmetric: bool = False
+        cls,
+        edge_index: torch.Tensor,
+        num_nodes: int,
+        *,
+        symmetric: bool = False,
+        weights: torch.Tensor | None = None,
+        outgoing: bool = False,
     ) -> "Graph":
-        """Compress a list of edges.
+        """Compress a list of edges. Lists come out sorted.
 
         Args:
             edge_index: integer, shape (2, num_edges): sources, targets (PyG's order).
                 May lie on a GPU, where sorting is faster; the result is on the CPU.
             num_nodes: number of nodes.
-            symmetric: add every edge backwards too, and drop duplicates.
+            symmetric: add every edge backwards too, and drop duplicates. With weights
+                duplicates stay.
+            weights: one an edge, see `Graph.weights`.
+            outgoing: list each node's targets, for traversal; its sources otherwise.
 
         Raises:
             ValueError: wrong shape or a node out of range.
@@ -66,6 +126,11 @@ class Graph:
                 "edge_index: expects shape (2, num_edges), got "
                 f"{list(edge_index.shape)}"
             )
+        if weights is not None and weights.shape != edge_index.shape[1:]:
+            raise ValueError(
+                f"weights: expects one for each of {edge_index.shape[1]} edges, got "
+                f"shape {list(weights.shape)}"
+            )
         source, target = edge_index.long()
         if edge_index.numel():
             low, high = (int(v) for v in torch.aminmax(edge_index))
@@ -74,22 +139,48 @@ class Graph:
                     f"edge_index: expects nodes 0 to {num_nodes - 1}, got {low} to "
                     f"{high}"
                 )
-        key = target * num_nodes + source
+        owner, other = (source, target) if outgoing else (target, source)
+        key = owner * num_nodes + other
         if symmetric:
-            key = torch.unique(torch.cat([key, source * num_nodes + target]))
+            key = torch.cat([key, other * num_nodes + owner])
+        if weights is not None:
+            key, order = key.sort(stable=True)
+            weights = (weights.repeat(2) if symmetric else weights)[order].cpu()
         else:
-            key = key.sort().values
-        counts = torch.bincount(key // num_nodes, minlength=num_nodes)
+            key = torch.unique(key) if symmetric else key.sort().values
+        counts = torch.bincount(key // max(1, num_nodes), minlength=num_nodes)
         offsets = torch.zeros(num_nodes + 1, dtype=torch.int64, device=key.device)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        neighbors = key % num_nodes
+        torch.cumsum(counts[:num_nodes], 0, out=offsets[1:])
+        neighbors = key % max(1, num_nodes)
         if num_nodes < 2**31:
             neighbors = neighbors.int()
-        return cls(offsets=offsets.cpu(), neighbors=neighbors.cpu())
+        return cls(
+            offsets=offsets.cpu(),
+            neighbors=neighbors.cpu(),
+            weights=weights,
+            symmetric=symmetric,
+        )
 
     def to_edge_index(self) -> torch.Tensor:
-        """PyG's form: int64, shape (2, num_edges), sources then targets."""
+        """PyG's form: int64, shape (2, num_edges), sources then targets, where lists
+        hold sources. Of a graph made with ``outgoing=True`` flip the rows."""
         targets = torch.repeat_interleave(
             torch.arange(self.num_nodes), self.degrees(), output_size=self.num_edges
         )
         return torch.stack([self.neighbors.long(), targets])
+
+    def reverse(self) -> "Graph":
+        """The same edges, listed at their other end; weights go along."""
+        if self.symmetric:
+            return self
+        return Graph.from_edges(
+            self.to_edge_index(), self.num_nodes, weights=self.weights, outgoing=True
+        )
+
+
+def _check_memory(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: expects a contiguous CPU tensor, got {tensor.device} with "
+            f"strides {tensor.stride()}: the edges of a graph stay in host memory"
+        )

@@ -1,0 +1,181 @@
+"""Graphs of other libraries in, results out. Each is imported only when used."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pydirect.sampling import Graph
+
+if TYPE_CHECKING:
+    import networkx
+    import scipy.sparse
+    from torch_geometric.data import Data
+
+
+def from_networkx(
+    graph: "networkx.Graph[Any]", *, weight: str | None = None
+) -> tuple[Graph, list[Any]]:
+    """Lists of targets from a networkx graph, directed or not, multi-edges kept.
+
+    Args:
+        graph: any networkx graph.
+        weight: edge attribute to take as weights; every edge must have it.
+
+    Returns:
+        The graph, and networkx's nodes in the order of their numbers.
+
+    Raises:
+        ValueError: an edge without the attribute, or one that is no number.
+    """
+    nodes = list(graph.nodes)
+    number = {node: i for i, node in enumerate(nodes)}
+    edges = list(graph.edges(data=True))
+    pairs = [(number[u], number[v]) for u, v, _ in edges]
+    index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
+    weights = None
+    if weight is not None:
+        values = [data.get(weight) for _, _, data in edges]
+        for (u, v, _), value in zip(edges, values, strict=True):
+            if not isinstance(value, int | float | np.number):
+                raise ValueError(
+                    f"weight: expects a number {weight!r} on every edge, got {value!r} "
+                    f"on {u!r} to {v!r}"
+                )
+        exact = all(isinstance(value, int | np.integer) for value in values)
+        weights = torch.tensor(values, dtype=torch.int64 if exact else torch.float64)
+    return _of_edges(index, len(nodes), weights, undirected=not graph.is_directed()), (
+        nodes
+    )
+
+
+def from_pyg(data: "Data", *, weight: str | None = None) -> Graph:
+    """Lists of targets from a PyG ``Data``.
+
+    Args:
+        data: with ``edge_index``; its edges are taken as they are stored.
+        weight: attribute to take as weights, one an edge, such as "edge_weight".
+
+    Raises:
+        ValueError: no edges, no such attribute, or more than one value an edge.
+    """
+    if data.edge_index is None:
+        raise ValueError(f"from_pyg expects data with edge_index, got {data}")
+    weights = None
+    if weight is not None:
+        if weight not in data:
+            raise ValueError(f"weight: expects an attribute of {data}, got {weight!r}")
+        weights = data[weight].cpu()
+        if weights.dim() == 2 and weights.shape[1] == 1:
+            weights = weights.squeeze(1)
+    graph = Graph.from_edges(
+        data.edge_index.cpu(), int(data.num_nodes or 0), weights=weights, outgoing=True
+    )
+    if not data.is_undirected():
+        return graph
+    return Graph(
+        offsets=graph.offsets,
+        neighbors=graph.neighbors,
+        weights=graph.weights,
+        symmetric=True,
+    )
+
+
+def from_scipy(matrix: "scipy.sparse.sparray", *, weighted: bool = False) -> Graph:
+    """Lists of targets from a square sparse matrix: entry (i, j) is an edge i to j.
+
+    Args:
+        matrix: any scipy sparse format; explicit zeros are edges.
+        weighted: take the entries as weights.
+
+    Raises:
+        ValueError: not square.
+    """
+    if matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"from_scipy expects a square matrix, got {matrix.shape}")
+    entries = matrix.tocoo()
+    index = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
+    weights = torch.from_numpy(entries.data.copy()) if weighted else None
+    return Graph.from_edges(index, matrix.shape[0], weights=weights, outgoing=True)
+
+
+def to_networkx(
+    graph: Graph, **values: torch.Tensor
+) -> "networkx.DiGraph[int] | networkx.MultiDiGraph[int]":
+    """A networkx graph with results of traversals as node attributes.
+
+    Args:
+        graph: lists of targets; weights become the edge attribute ``weight``.
+        values: one tensor a name, shape (num_nodes,), such as ``level=bfs(graph, 0)``.
+
+    Raises:
+        ValueError: a tensor of another length.
+    """
+    import networkx
+
+    made = networkx.MultiDiGraph()
+    made.add_nodes_from(range(graph.num_nodes))
+    targets, sources = graph.to_edge_index().tolist()
+    if graph.weights is None:
+        made.add_edges_from(zip(sources, targets, strict=True))
+    else:
+        weights = graph.weights.tolist()
+        made.add_weighted_edges_from(zip(sources, targets, weights, strict=True))
+    if made.number_of_edges() == len(set(made.edges())):
+        made = networkx.DiGraph(made)
+    for name, tensor in values.items():
+        _check_length(name, tensor, graph)
+        networkx.set_node_attributes(made, dict(enumerate(tensor.tolist())), name)
+    return made
+
+
+def to_pyg(graph: Graph, **values: torch.Tensor) -> "Data":
+    """A PyG ``Data`` with results of traversals as node attributes.
+
+    Args:
+        graph: lists of targets; weights become ``edge_weight``.
+        values: one tensor a name, shape (num_nodes,).
+
+    Raises:
+        ValueError: a tensor of another length.
+    """
+    from torch_geometric.data import Data
+
+    data = Data(
+        edge_index=graph.to_edge_index().flip(0),
+        edge_weight=graph.weights,
+        num_nodes=graph.num_nodes,
+    )
+    for name, tensor in values.items():
+        _check_length(name, tensor, graph)
+        data[name] = tensor
+    return data
+
+
+def _of_edges(
+    index: torch.Tensor,
+    num_nodes: int,
+    weights: torch.Tensor | None,
+    *,
+    undirected: bool,
+) -> Graph:
+    if undirected:
+        loop = index[0] == index[1]
+        index = torch.cat([index, index[:, ~loop].flip(0)], dim=1)
+        if weights is not None:
+            weights = torch.cat([weights, weights[~loop]])
+    made = Graph.from_edges(index, num_nodes, weights=weights, outgoing=True)
+    return Graph(
+        offsets=made.offsets,
+        neighbors=made.neighbors,
+        weights=made.weights,
+        symmetric=undirected,
+    )
+
+
+def _check_length(name: str, tensor: torch.Tensor, graph: Graph) -> None:
+    if tensor.shape[:1] != (graph.num_nodes,):
+        raise ValueError(
+            f"{name}: expects one value for each of {graph.num_nodes} nodes, got shape "
+            f"{list(tensor.shape)}"
+        )

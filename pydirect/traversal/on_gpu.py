@@ -1,0 +1,178 @@
+"""Launch the kernels of visit.cu."""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pydirect.kernels.nvrtc import load
+from pydirect.traversal.place import Frontier, PlacedGraph
+from pydirect.traversal.visits import Link, Mark, Operation, Pull, Push, Relax
+
+_LETTERS = {
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+
+
+class VisitArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in visit.cu."""
+
+    _fields_ = (
+        ("edges", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("hot_edges", ctypes.c_void_p),
+        ("hot_weights", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("frontier", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("marks", ctypes.c_void_p),
+        ("counter", ctypes.c_void_p),
+        ("num_entries", ctypes.c_int64),
+        ("num_units", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("shift", ctypes.c_int64),
+        ("now", ctypes.c_int64),
+        ("unit_shift", ctypes.c_int),
+        ("block_shift", ctypes.c_int),
+        ("contiguous", ctypes.c_int),
+    )
+
+
+class LaunchableKernel(Protocol):
+    """One function of a module."""
+
+    def launch(
+        self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
+    ) -> None: ...
+
+
+class KernelModule(Protocol):
+    """Looks kernels up by name: `pydirect.kernels.driver.Module`, or a test's."""
+
+    def kernel(self, name: str) -> LaunchableKernel: ...
+
+
+class GpuVisitor:
+    """Visits edges with kernels that read host memory in place."""
+
+    def __init__(
+        self,
+        module: KernelModule,
+        *,
+        num_blocks: int,
+        threads: int = 1024,
+        contiguous: bool = False,
+    ) -> None:
+        """
+        Args:
+            module: visit.cu, compiled.
+            num_blocks: thread blocks of a launch.
+            threads: of a block; a multiple of 32, at most 1024.
+            contiguous: every block walks its own part of the lines.
+        """
+        self._module = module
+        self._num_blocks = num_blocks
+        self._threads = threads
+        self._contiguous = contiguous
+
+    def visit(
+        self, placed: PlacedGraph, frontier: Frontier, operation: Operation
+    ) -> None:
+        """See `Visitor.visit`."""
+        if frontier.num_edges == 0:
+            return
+        name = type(operation).__name__.lower()
+        weighted = isinstance(operation, Relax)
+        arguments = self._arguments(placed, frontier, weighted=weighted)
+        if isinstance(operation, Mark):
+            arguments.value = operation.level.data_ptr()
+            arguments.now = operation.now
+        elif isinstance(operation, Relax):
+            if placed.weights is None:
+                raise ValueError(
+                    "weights: expects a graph that has them, got one without"
+                )
+            name += "_" + _LETTERS[placed.weights.dtype]
+            arguments.value = operation.distance.data_ptr()
+            arguments.marks = operation.marks.data_ptr()
+        elif isinstance(operation, Link):
+            arguments.value = operation.parent.data_ptr()
+        elif isinstance(operation, Push | Pull):
+            arguments.value = operation.sums.data_ptr()
+            arguments.source = operation.shares.data_ptr()
+        ids = _LETTERS[placed.edges.dtype]
+        self._launch(f"{placed.walk.value}_{name}_{ids}", arguments, placed.device)
+
+    def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
+        """See `Visitor.search`."""
+        if frontier.num_edges == 0:
+            return 0
+        arguments = self._arguments(placed, frontier, weighted=False)
+        counter = torch.zeros(1, dtype=torch.int64, device=placed.device)
+        arguments.value = mark.level.data_ptr()
+        arguments.now = mark.now
+        arguments.counter = counter.data_ptr()
+        ids = _LETTERS[placed.edges.dtype]
+        self._launch(f"search_{ids}", arguments, placed.device)
+        return int(counter)
+
+    def _arguments(
+        self, placed: PlacedGraph, frontier: Frontier, *, weighted: bool
+    ) -> VisitArgs:
+        hot, nodes = placed.hot, frontier.nodes
+        arguments = VisitArgs(
+            edges=placed.edges.data_ptr(),
+            offsets=placed.offsets.data_ptr(),
+            frontier=None if nodes is None else nodes.data_ptr(),
+            sums=frontier.sums.data_ptr(),
+            num_entries=frontier.num_nodes,
+            num_units=frontier.num_units,
+            limit=frontier.limit,
+            shift=placed.shift,
+            unit_shift=placed.unit_shift(weighted=weighted),
+            contiguous=self._contiguous,
+        )
+        if placed.weights is not None:
+            arguments.weights = placed.weights.data_ptr()
+        if hot is not None:
+            arguments.hot_edges = hot.edges.data_ptr()
+            arguments.slots = hot.slots.data_ptr()
+            arguments.block_shift = hot.block_shift
+            if hot.weights is not None:
+                arguments.hot_weights = hot.weights.data_ptr()
+        return arguments
+
+    def _launch(self, name: str, arguments: VisitArgs, device: torch.device) -> None:
+        kernel = self._module.kernel(name)
+        if device.type != "cuda":  # visit.cu built for the host, in tests
+            kernel.launch(
+                grid=self._num_blocks,
+                block=self._threads,
+                arguments=arguments,
+                stream=0,
+            )
+            return
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
+            kernel.launch(
+                grid=self._num_blocks,
+                block=self._threads,
+                arguments=arguments,
+                stream=stream,
+            )
+
+
+@functools.cache
+def visitor_on(device: torch.device) -> GpuVisitor:
+    """The visitor of a GPU, with kernels compiled for it."""
+    module = load(Path(__file__).with_name("visit.cu"), device)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return GpuVisitor(module, num_blocks=2 * sms)

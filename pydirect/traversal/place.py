@@ -1,0 +1,227 @@
+"""A graph made ready for traversal: node data on the device, edges where they are."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from pydirect.memory import device_alias, is_pinned, pin
+from pydirect.sampling import Graph
+from pydirect.traversal.walk import LINE_BYTES, Walk
+
+_BLOCK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotBlocks:
+    """Blocks of the edge list (and of the weights) that GPU memory holds too."""
+
+    edges: torch.Tensor
+    """Shape (num_slots * 2**block_shift,)."""
+
+    weights: torch.Tensor | None
+    slots: torch.Tensor
+    """int32: the slot of each block of the edge list, -1 for those on the host only."""
+
+    block_shift: int
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.edges) >> self.block_shift
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Nodes whose lists are to be visited, with the lines that they touch."""
+
+    nodes: torch.Tensor | None
+    """int64, ascending, all with edges; None: every node of the graph, in order."""
+
+    sums: torch.Tensor
+    """int64: inclusive sums of the units that each list adds to those before it."""
+
+    num_nodes: int
+    num_edges: int
+    num_units: int
+    limit: int
+    """Edges that are visited of each list, from its first."""
+
+
+class PlacedGraph:
+    """A `Graph` whose edges a device reads in place; made by `place`.
+
+    Traversals of one graph share it: pinning, the device's offsets and the hot blocks
+    are paid for once.
+    """
+
+    def __init__(self, graph: Graph, device: torch.device, walk: Walk) -> None:
+        self.graph = graph
+        self.device = device
+        self.walk = walk
+        self.offsets = graph.offsets.to(device)
+        self.edges = _reachable(graph.neighbors, device)
+        """Tensor on ``device`` over the host memory of the edges."""
+        self.weights = None
+        if graph.weights is not None:
+            self.weights = _reachable(graph.weights, device)
+        self.hot: HotBlocks | None = None
+        self.has_edges = self.offsets[1:] > self.offsets[:-1]
+        self.num_with_edges = int(self.has_edges.sum())
+        # Edges between the start of a line and the first edge.
+        self.shift = self.edges.data_ptr() % LINE_BYTES // self.edges.element_size()
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+    def unit_shift(self, *, weighted: bool) -> int:
+        """Log2 of the edges that are read together; see visit.cu."""
+        narrowest = self.edges.element_size()
+        if weighted and self.weights is not None:
+            narrowest = min(narrowest, self.weights.element_size())
+        return (LINE_BYTES // narrowest).bit_length() - 1
+
+    def unit_bytes(self, *, weighted: bool) -> int:
+        """Bytes on the link for one unit."""
+        size = self.edges.element_size()
+        if weighted and self.weights is not None:
+            size += self.weights.element_size()
+        return size << self.unit_shift(weighted=weighted)
+
+    def frontier(
+        self,
+        nodes: torch.Tensor | None,
+        *,
+        weighted: bool = False,
+        limit: int | None = None,
+    ) -> Frontier:
+        """Count the lines of a sorted frontier; waits for the device.
+
+        Args:
+            nodes: int64, ascending, distinct, each with edges; None: all nodes.
+            weighted: weights are read beside the ids.
+            limit: visit that many edges of each list at most.
+        """
+        if nodes is None and self.num_with_edges < self.num_nodes:
+            nodes = self.has_edges.nonzero().squeeze(1)
+        begin = self.offsets[:-1] if nodes is None else self.offsets[nodes]
+        end = self.offsets[1:] if nodes is None else self.offsets[nodes + 1]
+        bound = self.num_edges if limit is None else limit
+        if limit is not None:
+            end = torch.minimum(end, begin + limit)
+        num_edges = (end - begin).sum()
+        unit = self.unit_shift(weighted=weighted)
+        last = (end - 1 + self.shift) >> unit
+        first = (begin + self.shift) >> unit
+        added = last - first + 1
+        # A list may start on the line on which the one before it ends.
+        added[1:] -= (first[1:] <= last[:-1]).long()
+        sums = torch.cumsum(added, 0)
+        totals = [0, 0]
+        if len(sums):
+            totals = torch.stack([num_edges, sums[-1]]).tolist()
+        return Frontier(
+            nodes=nodes,
+            sums=sums,
+            num_nodes=len(sums),
+            num_edges=totals[0],
+            num_units=totals[1],
+            limit=bound,
+        )
+
+    @functools.cached_property
+    def whole(self) -> Frontier:
+        """All edges."""
+        return self.frontier(None)
+
+    def keep_hot(self, num_bytes: int) -> None:
+        """Copy blocks of the edge list into the device's memory, ``num_bytes`` at most
+        (weights included): those with the longest lists, whose nodes are reached from
+        everywhere. 0 drops them.
+
+        Raises:
+            ValueError: fewer bytes than none.
+        """
+        if num_bytes < 0:
+            raise ValueError(f"hot_bytes: expects 0 or more, got {num_bytes}")
+        self.hot = None
+        size = self.edges.element_size()
+        shift = (_BLOCK_BYTES // size).bit_length() - 1
+        each = size + (0 if self.weights is None else self.weights.element_size())
+        # Blocks are counted from the line in front of the edges; partial ones at the
+        # ends stay on the host.
+        first = 1 if self.shift else 0
+        last = (self.num_edges + self.shift) >> shift
+        num_slots = min(num_bytes // (each << shift), last - first)
+        if num_slots <= 0:
+            return
+        begins = (self.offsets[:-1][self.has_edges] + self.shift) >> shift
+        num_lists = torch.bincount(begins, minlength=last + 1)[first:last]
+        chosen = num_lists.argsort(stable=True)[:num_slots].sort().values + first
+        slots = torch.full((last + 1,), -1, dtype=torch.int32, device=self.device)
+        slots[chosen] = torch.arange(num_slots, dtype=torch.int32, device=self.device)
+        weights = self.weights
+        self.hot = HotBlocks(
+            edges=_blocks(self.edges, chosen, shift, self.shift),
+            weights=(
+                None if weights is None else _blocks(weights, chosen, shift, self.shift)
+            ),
+            slots=slots,
+            block_shift=shift,
+        )
+
+
+def place(
+    graph: Graph,
+    device: torch.device | str = "auto",
+    *,
+    walk: Walk | str = Walk.LINES,
+    hot_bytes: int = 0,
+) -> PlacedGraph:
+    """Make a graph ready for traversal on a device.
+
+    The edges stay where they are: host memory is pinned in place and the GPU reads it
+    over the link. (`pydirect.memory.to_table` copies edges to where GPUs read random
+    lines fastest.) Offsets, 8 bytes a node, go to the device.
+
+    Args:
+        graph: lists of targets (``Graph.from_edges(..., outgoing=True)``).
+        device: "auto" takes the GPU if there is one; without one the same results come
+            from vectorised CPU code.
+        walk: how kernels read the lists.
+        hot_bytes: of the edge list to keep in GPU memory.
+
+    Raises:
+        ValueError: an unknown walk, or ``hot_bytes`` below 0.
+        HostMemoryError: the edges cannot be pinned.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device)
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", torch.cuda.current_device())
+    placed = PlacedGraph(graph, target, Walk(walk))
+    placed.keep_hot(hot_bytes)
+    return placed
+
+
+def _reachable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda" and not is_pinned(tensor):
+        tensor = pin(tensor)
+    return device_alias(tensor, device)
+
+
+def _blocks(
+    source: torch.Tensor, chosen: torch.Tensor, shift: int, offset: int
+) -> torch.Tensor:
+    """Blocks of ``source``, one behind the other, on its device."""
+    size = 1 << shift
+    first = 1 if offset else 0
+    begin = first * size - offset
+    whole = (len(source) - begin) >> shift
+    rows = source[begin : begin + (whole << shift)].view(whole, size)
+    return rows.index_select(0, chosen - first).flatten()

@@ -1,0 +1,298 @@
+// Visit the edges of a frontier whose adjacency lists lie in host memory.
+//
+// Compiled at first use by NVRTC, and in tests by a host compiler (threads then run one
+// after the other, so no kernel here may need its neighbours: no shuffles, no barriers
+// that a host cannot leave out).
+//
+// [Note: Four ways to walk] The link carries one request for the 32-byte sectors of one
+// 128-byte line that a warp touches in one instruction (EMOGI, section 2.3).
+//   naive    one thread a list: a request of 32 bytes for every sector.
+//   merged   one warp a list, from its first element: whole lines, each in two pieces
+//            where the list does not start on a line.
+//   aligned  one warp a list, from the line before its first element.
+//   lines    the frontier is sorted, so its lists lie in ascending order. The *lines*
+//            they touch are numbered through, `sums` counting those that each list adds
+//            to the lists before it, and dealt out evenly: every line is read once, by
+//            one instruction, whole, also where lists meet inside it, and a hub's list
+//            is shared by all warps.
+// The first three are the dissertation's. A line here is a *unit* of 2^unit_shift
+// edges: 128 bytes of the narrower of ids and weights, so that both arrays are read from
+// the start of a line. (With 8-byte ids and 4-byte weights, 16 edges would align the ids
+// and only half the weights.)
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef PYDIRECT_ON_HOST
+#define DEVICE static __device__ __forceinline__
+#define KERNEL extern "C" __global__
+#define BLOCK_OF(THREADS) __launch_bounds__(THREADS)
+#define TOGETHER(MASK) __syncwarp(MASK)
+DEVICE int load_once(const int* p) {
+  int v;
+  asm volatile("ld.global.L1::no_allocate.s32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+DEVICE i64 load_once(const i64* p) {
+  i64 v;
+  asm volatile("ld.global.L1::no_allocate.s64 %0, [%1];" : "=l"(v) : "l"(p));
+  return v;
+}
+DEVICE float load_once(const float* p) {
+  float v;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(v) : "l"(p));
+  return v;
+}
+DEVICE double load_once(const double* p) {
+  double v;
+  asm volatile("ld.global.L1::no_allocate.f64 %0, [%1];" : "=d"(v) : "l"(p));
+  return v;
+}
+DEVICE i64 bits_of(double v) { return __double_as_longlong(v); }
+DEVICE double value_of(i64 v) { return __longlong_as_double(v); }
+#endif
+
+struct VisitArgs {
+  const void* edges;      // host memory; element i is edge i
+  const void* weights;    // host memory, or null
+  const void* hot_edges;  // GPU memory: blocks of 2^block_shift edges
+  const void* hot_weights;
+  const int* slots;       // slot of each block of the edge list, -1: on the host; or null
+  const i64* offsets;     // num_nodes + 1
+  const i64* frontier;    // nodes with edges, ascending; null: node i is entry i
+  const i64* sums;        // lines: inclusive sums of the units that each entry adds
+  void* value;            // what the visit changes: see the operations
+  const void* source;     // what it reads
+  u8* marks;
+  i64* counter;           // search: units read
+  i64 num_entries;
+  i64 num_units;
+  i64 limit;              // edges of a list that are visited, from its first
+  i64 shift;              // edges from the line in front of the edge list to its start
+  i64 now;
+  int unit_shift;
+  int block_shift;
+  int contiguous;         // every block walks its own share of the units
+};
+
+template <typename T>
+DEVICE T fetch(const VisitArgs& a, const void* cold, const void* hot, i64 e) {
+  if (a.slots) {
+    const i64 place = e + a.shift;
+    const i64 slot = a.slots[place >> a.block_shift];
+    if (slot >= 0)
+      return ((const T*)hot)[(slot << a.block_shift) +
+                             (place & (((i64)1 << a.block_shift) - 1))];
+  }
+  return load_once((const T*)cold + e);
+}
+
+DEVICE i64 node_of(const VisitArgs& a, i64 entry) {
+  return a.frontier ? a.frontier[entry] : entry;
+}
+
+struct List {
+  i64 begin, end;
+};
+
+DEVICE List list_of(const VisitArgs& a, i64 node) {
+  List list;
+  list.begin = a.offsets[node];
+  list.end = a.offsets[node + 1];
+  if (list.end - list.begin > a.limit) list.end = list.begin + a.limit;
+  return list;
+}
+
+// Operations. Each handles edge e from `node` to `next`; the weight is fetched by those
+// that have one.
+
+// value: int32 levels, -1 where not reached yet. Any number of threads may write the
+// same level, so plain stores do.
+struct Mark {
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    int* level = (int*)a.value;
+    if (level[next] < 0) level[next] = (int)a.now + 1;
+  }
+};
+
+// [Note: Distances as integers] value: distances, int64 or the bits of a non-negative
+// double, which as integers are in the same order; so one atomic minimum serves both. A
+// node whose distance falls is marked for the frontier, also while it is being visited.
+template <typename Weight> struct Sum {
+  DEVICE i64 plus(i64 distance, Weight weight) { return distance + weight; }
+};
+template <> struct Sum<float> {
+  DEVICE i64 plus(i64 distance, float weight) {
+    return bits_of(value_of(distance) + (double)weight);
+  }
+};
+template <> struct Sum<double> {
+  DEVICE i64 plus(i64 distance, double weight) {
+    return bits_of(value_of(distance) + weight);
+  }
+};
+template <typename Weight> struct Relax {
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    i64* distance = (i64*)a.value;
+    const Weight weight = fetch<Weight>(a, a.weights, a.hot_weights, e);
+    const i64 through = Sum<Weight>::plus(((volatile i64*)distance)[node], weight);
+    if (through < distance[next] && through < atomicMin(distance + next, through))
+      a.marks[next] = 1;
+  }
+};
+
+// value: int64 parents, each at most its node. Trees grow by hooking the larger root
+// under the smaller, so that the root of a tree is its smallest node.
+struct Link {
+  DEVICE i64 root(volatile i64* parent, i64 node) {
+    i64 above = parent[node];
+    while (above != node) {
+      const i64 next = parent[above];
+      if (next != above) parent[node] = next;  // halves the path for whoever follows
+      node = above;
+      above = next;
+    }
+    return node;
+  }
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    i64* parent = (i64*)a.value;
+    i64 one = root(parent, node), other = root(parent, next);
+    while (one != other) {
+      const i64 high = one > other ? one : other, low = one > other ? other : one;
+      const i64 seen = (i64)atomicCAS((u64*)parent + high, (u64)high, (u64)low);
+      if (seen == high) return;
+      one = root(parent, seen);
+      other = low;
+    }
+  }
+};
+
+// value: int64 sums in fixed point, source: int64 shares. Integers add up to the same in
+// any order: see [Note: Ranks in fixed point] in pagerank.py.
+struct Push {
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    atomicAdd((u64*)a.value + next, ((const u64*)a.source)[node]);
+  }
+};
+struct Pull {
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    atomicAdd((u64*)a.value + node, ((const u64*)a.source)[next]);
+  }
+};
+
+DEVICE i64 thread_number() { return blockIdx.x * (i64)blockDim.x + threadIdx.x; }
+DEVICE i64 num_threads() { return gridDim.x * (i64)blockDim.x; }
+
+template <typename Id, typename Op> DEVICE void naive(const VisitArgs& a, Op op) {
+  for (i64 i = thread_number(); i < a.num_entries; i += num_threads()) {
+    const i64 node = node_of(a, i);
+    const List list = list_of(a, node);
+    for (i64 e = list.begin; e < list.end; ++e)
+      op.visit(a, node, (i64)fetch<Id>(a, a.edges, a.hot_edges, e), e);
+  }
+}
+
+template <typename Id, typename Op, bool ALIGNED>
+DEVICE void by_warp(const VisitArgs& a, Op op) {
+  const i64 lane = threadIdx.x & 31;
+  const i64 unit = (i64)1 << a.unit_shift;
+  for (i64 i = thread_number() / 32; i < a.num_entries; i += num_threads() / 32) {
+    const i64 node = node_of(a, i);
+    const List list = list_of(a, node);
+    const i64 back = ALIGNED ? (list.begin + a.shift) & (unit - 1) : 0;
+    for (i64 e = list.begin - back + lane; e < list.end; e += 32)
+      if (e >= list.begin)
+        op.visit(a, node, (i64)fetch<Id>(a, a.edges, a.hot_edges, e), e);
+  }
+}
+
+// The first entry whose sum exceeds `unit`, at or after `from`: in doubling steps, as
+// units come in ascending order.
+DEVICE i64 entry_of(const VisitArgs& a, i64 unit, i64 from) {
+  i64 low = from, step = 1;
+  while (low + step < a.num_entries && a.sums[low + step - 1] <= unit) {
+    low += step;
+    step *= 2;
+  }
+  i64 high = low + step < a.num_entries ? low + step : a.num_entries;
+  while (low < high) {
+    const i64 middle = low + (high - low) / 2;
+    if (a.sums[middle] <= unit) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+template <typename Id, typename Op> DEVICE void lines(const VisitArgs& a, Op op) {
+  const int width = 1 << a.unit_shift;  // at most a warp
+  const i64 lane = threadIdx.x & (width - 1);
+  const i64 groups = blockDim.x >> a.unit_shift, group = threadIdx.x >> a.unit_shift;
+  const i64 share = (a.num_units + gridDim.x - 1) / gridDim.x;
+  const i64 begin = a.contiguous ? blockIdx.x * share : 0;
+  const i64 limit = a.contiguous ? begin + share : a.num_units;
+  const i64 last = limit < a.num_units ? limit : a.num_units;
+  const i64 stride = a.contiguous ? groups : groups * gridDim.x;
+  const i64 first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
+  i64 found = 0;
+  for (i64 unit = first; unit < last; unit += stride) {
+    found = entry_of(a, unit, found);
+    i64 entry = found, node = node_of(a, entry);
+    List list = list_of(a, node);
+    // The units that an entry adds end with the one of its last edge.
+    const i64 own = (list.end - 1 + a.shift) >> a.unit_shift;
+    const i64 line = own - (a.sums[entry] - 1 - unit);
+    const i64 e = (line << a.unit_shift) + lane - a.shift;
+    while (e >= list.end && ++entry < a.num_entries) {
+      node = node_of(a, entry);
+      list = list_of(a, node);
+    }
+    if (e >= list.begin && e < list.end)
+      op.visit(a, node, (i64)fetch<Id>(a, a.edges, a.hot_edges, e), e);
+  }
+}
+
+// Backwards: entries are nodes not reached yet, and each looks for a neighbour of the
+// level `now` in its own list, a unit at a time, until it has found one.
+template <typename Id> DEVICE void search(const VisitArgs& a) {
+  const int width = 1 << a.unit_shift;
+  const i64 lane = threadIdx.x & (width - 1);
+  const u32 mask = (width == 32 ? 0xFFFFFFFFu : (1u << width) - 1)
+                   << (threadIdx.x & 31 & ~(width - 1));
+  const i64 groups = num_threads() >> a.unit_shift;
+  volatile int* level = (volatile int*)a.value;
+  i64 units = 0;
+  for (i64 i = thread_number() >> a.unit_shift; i < a.num_entries; i += groups) {
+    const i64 node = node_of(a, i);
+    const List list = list_of(a, node);
+    i64 start = ((list.begin + a.shift) & ~(i64)(width - 1)) - a.shift;
+    for (; start < list.end && level[node] < 0; start += width) {
+      const i64 e = start + lane;
+      TOGETHER(mask);
+      if (e >= list.begin && e < list.end &&
+          level[(i64)fetch<Id>(a, a.edges, a.hot_edges, e)] == (int)a.now)
+        level[node] = (int)a.now + 1;
+      units += lane == 0;
+      TOGETHER(mask);
+    }
+  }
+  if (units) atomicAdd((u64*)a.counter, (u64)units);
+}
+
+#define WAYS(NAME, ID, OP)                                                             \
+  KERNEL void BLOCK_OF(1024) naive_##NAME(VisitArgs a) { naive<ID>(a, OP()); }         \
+  KERNEL void BLOCK_OF(1024) merged_##NAME(VisitArgs a) { by_warp<ID, OP, false>(a, OP()); } \
+  KERNEL void BLOCK_OF(1024) aligned_##NAME(VisitArgs a) { by_warp<ID, OP, true>(a, OP()); } \
+  KERNEL void BLOCK_OF(1024) lines_##NAME(VisitArgs a) { lines<ID>(a, OP()); }
+#define IDS(LETTERS, ID)                             \
+  WAYS(mark_##LETTERS, ID, Mark)                     \
+  WAYS(relax_i32_##LETTERS, ID, Relax<int>)          \
+  WAYS(relax_i64_##LETTERS, ID, Relax<i64>)          \
+  WAYS(relax_f32_##LETTERS, ID, Relax<float>)        \
+  WAYS(relax_f64_##LETTERS, ID, Relax<double>)       \
+  WAYS(link_##LETTERS, ID, Link)                     \
+  WAYS(push_##LETTERS, ID, Push)                     \
+  WAYS(pull_##LETTERS, ID, Pull)                     \
+  KERNEL void BLOCK_OF(1024) search_##LETTERS(VisitArgs a) { search<ID>(a); }
+IDS(i32, int)
+IDS(i64, i64)

@@ -1,0 +1,75 @@
+"""What happens at each edge of a frontier, and who runs it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pydirect.traversal.place import Frontier, PlacedGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Give neighbours that have no level the level ``now + 1``."""
+
+    level: torch.Tensor
+    """int32, shape (num_nodes,): -1 where not reached."""
+
+    now: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relax:
+    """Lower the distances of neighbours; mark those that fell."""
+
+    distance: torch.Tensor
+    """int64, shape (num_nodes,): distances, or the bits of float64 distances; see
+    [Note: Distances as integers] in visit.cu."""
+
+    marks: torch.Tensor
+    """uint8, shape (num_nodes,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Join the trees of a node and its neighbours."""
+
+    parent: torch.Tensor
+    """int64, shape (num_nodes,): at most the node's own number; roots are their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """Add a node's share to its neighbours."""
+
+    sums: torch.Tensor
+    """int64, shape (num_nodes,)."""
+
+    shares: torch.Tensor
+    """int64, shape (num_nodes,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """Add the neighbours' shares to a node."""
+
+    sums: torch.Tensor
+    shares: torch.Tensor
+
+
+Operation = Mark | Relax | Link | Push | Pull
+
+
+class Visitor(Protocol):
+    """Runs operations over the edges of a `PlacedGraph`."""
+
+    def visit(
+        self, placed: PlacedGraph, frontier: Frontier, operation: Operation
+    ) -> None:
+        """Apply ``operation`` to each edge of the frontier once."""
+        ...
+
+    def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
+        """Give nodes of the frontier that have a neighbour of level ``mark.now`` the
+        next level; returns the units read."""
+        ...

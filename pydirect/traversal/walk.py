@@ -1,0 +1,65 @@
+"""How threads walk over the adjacency lists of a frontier, and what that reads."""
+
+import enum
+from dataclasses import dataclass
+
+LINE_BYTES = 128
+"""The largest request on the link (S. W. Min, dissertation, section 2.3)."""
+
+
+class Walk(enum.Enum):
+    """See [Note: Four ways to walk] in visit.cu. The first three are EMOGI's."""
+
+    NAIVE = "naive"  # one thread a list
+    MERGED = "merged"  # one warp a list, from its first element
+    ALIGNED = "aligned"  # one warp a list, from the line before its first element
+    LINES = "lines"  # every line of a sorted frontier once, dealt out evenly
+
+
+class Direction(enum.Enum):
+    """Which side of the frontier breadth-first search reads."""
+
+    AUTO = "auto"  # whichever is predicted to read fewer lines, level by level
+    FORWARD = "forward"  # the lists of the frontier
+    BACKWARD = "backward"  # the lists of the nodes not reached yet, each until a hit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one pass over a frontier read. `Trace` collects them."""
+
+    operation: str
+    num_nodes: int
+    num_edges: int
+    """Edges of the frontier's lists; of a backward step those it may have read."""
+
+    num_units: int
+    """Lines (or pairs of lines, with 4-byte weights beside 8-byte ids) of the union of
+    the lists; of a backward step those it read."""
+
+    bytes_read: int
+    """From the edge list and the weights, in whole lines, hot blocks included. Exact
+    for `Walk.LINES` and backward steps; the other walks read at least this."""
+
+    seconds: float
+    """Of the kernel alone, where the trace is timed; 0.0 otherwise."""
+
+    walked_seconds: float
+    """The same with what prepares the frontier."""
+
+
+class Trace:
+    """Pass one as ``trace`` to a traversal to learn what its steps read."""
+
+    def __init__(self, *, timed: bool = False) -> None:
+        """``timed``: wait for the device after each step to take its time."""
+        self.timed = timed
+        self.steps: list[Step] = []
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(step.bytes_read for step in self.steps)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(step.num_edges for step in self.steps)

@@ -1,0 +1,1 @@
+"""Graph traversal over edge lists in host memory."""

@@ -1,0 +1,318 @@
+"""Time traversals of generated graphs against copying, and check every result.
+
+    python -m recipes.bench.traversal.campaign --kinds GU GK --divisor 8 --out OUT.json
+
+One JSON object: the machine, the peak of the copy engine measured in the same run, and
+one record a measurement. Times are wall times of whole traversals, medians over the
+sources; levels are single steps of a timed trace.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pydirect.memory import empty_pinned, reach
+from pydirect.sampling import Graph
+from pydirect.traversal import (
+    Direction,
+    PlacedGraph,
+    Trace,
+    Walk,
+    bfs,
+    connected_components,
+    pagerank,
+    place,
+    sssp,
+)
+from pydirect.traversal.on_gpu import visitor_on
+from recipes.bench.traversal.graphs import KINDS, make, weights_of
+from recipes.bench.traversal.rivals import PageCache, Subgraphs
+
+_LARGE_SHARE = 0.1
+
+
+def peak_gb_s(num_bytes: int = 1 << 30) -> float:
+    """10^9 bytes a second of a copy from pinned memory."""
+    host = empty_pinned((num_bytes,), torch.uint8)
+    device = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    times = [timed(lambda: device.copy_(host, non_blocking=True)) for _ in range(5)]
+    return num_bytes / min(times) / 1e9
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Wall seconds of a call and the device's work."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+class Campaign:
+    """Measurements of one run, written after each so that none is lost."""
+
+    def __init__(self, out: Path, sources: int) -> None:
+        self._out = out
+        self._num_sources = sources
+        self.peak = peak_gb_s()
+        self.found: dict[str, Any] = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cores": len(os.sched_getaffinity(0)),
+            "copy_peak_gb_s": round(self.peak, 2),
+            "records": [],
+        }
+
+    def note(self, **record: Any) -> None:
+        """Keep one record."""
+        self.found["records"].append(record)
+        self._out.write_text(json.dumps(self.found, indent=1))
+        print({k: v for k, v in record.items() if k != "levels"}, flush=True)
+
+    def sources(self, graph: Graph) -> list[int]:
+        """Random nodes with edges, the same for all systems."""
+        generator = torch.Generator().manual_seed(1)
+        some = torch.randint(graph.num_nodes, (4096,), generator=generator)
+        some = some[graph.offsets[some + 1] > graph.offsets[some]]
+        return [int(s) for s in some[: self._num_sources]]
+
+    def traverse(
+        self,
+        placed: PlacedGraph,
+        name: str,
+        run: Callable[[Any, Trace], Any],
+        **more: Any,
+    ) -> float:
+        """Time ``run`` from each source, and its steps once more with a timed trace.
+
+        Returns the median time."""
+        sources = self.sources(placed.graph)
+        run(sources[0], Trace())
+        times = [timed(lambda s=s: run(s, Trace())) for s in sources]
+        trace = Trace(timed=True)
+        run(sources[0], trace)
+        levels = []
+        for step in trace.steps:
+            share = step.num_edges / placed.num_edges
+            gb_s = step.bytes_read / max(step.seconds, 1e-9) / 1e9
+            levels.append(
+                {
+                    "operation": step.operation,
+                    "edge_share": round(share, 5),
+                    "bytes": step.bytes_read,
+                    "ms": round(step.seconds * 1e3, 3),
+                    "with_frontier_ms": round(step.walked_seconds * 1e3, 3),
+                    "of_peak": round(gb_s / self.peak, 3),
+                }
+            )
+        large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
+        visited = [s for s in trace.steps if s.operation != "search"]
+        useful = sum(s.num_edges for s in visited) * placed.edges.element_size()
+        self.note(
+            system=name,
+            seconds=round(statistics.median(times), 5),
+            bytes=trace.bytes_read,
+            of_edge_list=round(
+                trace.bytes_read / placed.num_edges / placed.edges.element_size(), 4
+            ),
+            amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
+            large_of_peak=[v["of_peak"] for v in large],
+            levels=levels[:40],
+            **more,
+        )
+        return statistics.median(times)
+
+
+def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
+    """Levels are those of a breadth-first search: no edge skips one, and every node
+    but the source has a neighbour one level nearer. Edges are read a part at a time."""
+    offsets, edges = placed.offsets, placed.edges
+    near = torch.full_like(level, torch.iinfo(torch.int32).max)
+    for first in range(0, placed.num_edges, 1 << 27):
+        last = min(first + (1 << 27), placed.num_edges)
+        number = torch.arange(first, last, device=level.device)
+        node = torch.searchsorted(offsets, number, right=True) - 1
+        following = edges[first:last].long()
+        one, other = level[node], level[following]
+        reached = one >= 0
+        if bool((reached & ((other < 0) | (other > one + 1))).any()):
+            raise RuntimeError("bfs: an edge leads past its level")
+        near.scatter_reduce_(0, following[reached], one[reached], "amin")
+    ahead = (level >= 0) & (torch.arange(len(level), device=level.device) != source)
+    if bool((near[ahead] + 1 != level[ahead]).any()) or int(level[source]) != 0:
+        raise RuntimeError("bfs: a node without a neighbour one level nearer")
+
+
+def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -> None:
+    """All systems on one graph."""
+    placed = place(graph, "cuda")
+    sources = campaign.sources(graph)
+    want = [bfs(placed, s, direction=Direction.FORWARD) for s in sources]
+    check(placed, want[0], sources[0])
+    for walk in Walk:
+        if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not args.trio:
+            continue
+        placed.walk = walk
+        campaign.traverse(
+            placed,
+            f"bfs {walk.value}",
+            lambda s, t: bfs(placed, s, direction=Direction.FORWARD, trace=t),
+            **head,
+        )
+        if not torch.equal(bfs(placed, sources[0], direction="forward"), want[0]):
+            raise RuntimeError(f"bfs {walk.value} differs")
+    placed.walk = Walk.LINES
+    if graph.symmetric:
+        campaign.traverse(
+            placed, "bfs auto", lambda s, t: bfs(placed, s, trace=t), **head
+        )
+        if not torch.equal(bfs(placed, sources[0]), want[0]):
+            raise RuntimeError("bfs auto differs")
+    if args.hot:
+        placed.keep_hot(graph.neighbors.nbytes // 4)
+        campaign.traverse(
+            placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), **head
+        )
+        placed.keep_hot(0)
+    if args.rivals:
+        rivals(campaign, placed, want[0], sources, head)
+    campaign.traverse(
+        placed, "components", lambda _, t: connected_components(placed, trace=t), **head
+    )
+    campaign.traverse(
+        placed,
+        "pagerank 3",
+        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
+        **head,
+    )
+    if args.hot:
+        placed.keep_hot(graph.neighbors.nbytes // 4)
+        campaign.traverse(
+            placed,
+            "pagerank 3 hot 25 %",
+            lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
+            **head,
+        )
+        placed.keep_hot(0)
+    if args.sssp:
+        weighted = place(weights_of(graph), "cuda")
+        campaign.traverse(
+            weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), **head
+        )
+
+
+def rivals(
+    campaign: Campaign,
+    placed: PlacedGraph,
+    want: torch.Tensor,
+    sources: list[int],
+    head: dict[str, Any],
+) -> None:
+    """Breadth-first search by copying: pages, and compacted lists."""
+    if not placed.shift:
+        cache = PageCache(placed)
+        _rival(campaign, cache, want, sources, head)
+        del cache
+    torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            copies = Subgraphs(placed.graph, Path(directory))
+        except RuntimeError as error:
+            campaign.note(system="subgraph copy", missing=str(error), **head)
+            return
+        _rival(campaign, copies, want, sources, head)
+
+
+def _rival(
+    campaign: Campaign,
+    rival: PageCache | Subgraphs,
+    want: torch.Tensor,
+    sources: list[int],
+    head: dict[str, Any],
+) -> None:
+    if not torch.equal(rival.bfs(sources[0]), want):
+        raise RuntimeError(f"{rival.name} differs")
+    times, moved = [], []
+    for source in sources:
+        rival.bytes_moved = 0
+        times.append(timed(lambda s=source: rival.bfs(s)))
+        moved.append(rival.bytes_moved)
+    campaign.note(
+        system=f"bfs {rival.name}",
+        seconds=round(statistics.median(times), 5),
+        bytes=int(statistics.median(moved)),
+        **head,
+    )
+
+
+def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None:
+    """How many blocks, and whether each walks its own share."""
+    usual = visitor_on(placed.device)
+    source = campaign.sources(placed.graph)[0]
+    for num_blocks in (132, 264):
+        for contiguous in (False, True):
+            visitor = type(usual)(
+                usual._module, num_blocks=num_blocks, contiguous=contiguous
+            )
+            trace = Trace(timed=True)
+            for _ in range(2):
+                bfs(placed, source, direction="forward", trace=trace, visitor=visitor)
+            best = max(trace.steps, key=lambda s: s.num_edges)
+            same = [s for s in trace.steps if s.num_edges == best.num_edges]
+            seconds = min(s.seconds for s in same)
+            campaign.note(
+                system="sweep",
+                num_blocks=num_blocks,
+                contiguous=contiguous,
+                of_peak=round(best.bytes_read / seconds / 1e9 / campaign.peak, 3),
+                **head,
+            )
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", default=[k.name for k in KINDS])
+    parser.add_argument("--divisor", type=int, default=16)
+    parser.add_argument("--id-bytes", type=int, nargs="+", default=[8])
+    parser.add_argument("--memory", nargs="+", default=["table"])
+    parser.add_argument("--sources", type=int, default=5)
+    for flag in ("trio", "hot", "rivals", "sssp", "sweep"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    campaign = Campaign(args.out, args.sources)
+    for kind in KINDS:
+        if kind.name not in args.kinds:
+            continue
+        for id_bytes in args.id_bytes:
+            for memory in args.memory:
+                begun = time.perf_counter()
+                graph = make(
+                    kind, args.divisor, id_bytes=id_bytes, memory=memory, device="cuda"
+                )
+                head = {
+                    "graph": kind.name,
+                    "num_nodes": graph.num_nodes,
+                    "num_edges": graph.num_edges,
+                    "id_bytes": id_bytes,
+                    "memory": reach(graph.neighbors).value,
+                }
+                campaign.note(made_s=round(time.perf_counter() - begun, 1), **head)
+                if args.sweep:
+                    sweep(campaign, place(graph, "cuda"), head)
+                compare(campaign, graph, head, args)
+                del graph
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
