@@ -12,13 +12,26 @@ if TYPE_CHECKING:
     from ssdtrain.counters import StepReport
     from ssdtrain.remat.registry import recipe
     from ssdtrain.train.callback import OffloadCallback as OffloadCallback
+    from ssdtrain.train.lightning_callback import (
+        LightningCallback as LightningCallback,
+    )
 
-# Without OffloadCallback: a star import must not ask for transformers.
-__all__ = ["OffloadConfig", "Session", "StepReport", "offload", "recipe"]
+__version__ = "0.2.0"
+
+# Without the callbacks: a star import must not ask for transformers or Lightning.
+__all__ = [
+    "OffloadConfig",
+    "Session",
+    "StepReport",
+    "__version__",
+    "offload",
+    "recipe",
+]
 
 _HOME = {
     "offload": "ssdtrain.api",
     "Session": "ssdtrain.api",
+    "LightningCallback": "ssdtrain.train.lightning_callback",
     "OffloadCallback": "ssdtrain.train.callback",
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",

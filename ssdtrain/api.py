@@ -3,7 +3,7 @@
 import logging
 import os
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,7 +13,15 @@ from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.window import CacheLimits
-from ssdtrain.config import GpuDirect, OffloadConfig, PlanChoice, Recompute, Target
+from ssdtrain.config import (
+    GpuDirect,
+    OffloadConfig,
+    OffloadOptions,
+    PlanChoice,
+    Recompute,
+    Target,
+    with_options,
+)
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed, megatron, plain
@@ -25,6 +33,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
+from ssdtrain.quantities import resolved
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
@@ -39,9 +48,16 @@ from ssdtrain.storage.open import (
 from ssdtrain.storage.wear import WearReport
 from ssdtrain.transfer.device import Device, open_device
 from ssdtrain.transfer.direct import DirectOffloader
-from ssdtrain.transfer.host_memory import host_cap_bytes
+from ssdtrain.transfer.host_memory import (
+    available_bytes,
+    host_cap_bytes,
+    total_bytes,
+)
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +138,7 @@ class Session:
         if settings.plan == PlanChoice.AUTO.value:
             self._planner = Planner(
                 self._cache,
-                _goal_of(settings),
+                _goal_of(settings, self._cache.device.torch_device),
                 self.trace,
                 modules,
                 _notes_of(settings),
@@ -159,8 +175,11 @@ class Session:
         self.close()
 
 
+@with_options
 def offload(
-    model: Any, config: OffloadConfig | None = None, **overrides: Any
+    model: Any,
+    config: OffloadConfig | None = None,
+    **overrides: "Unpack[OffloadOptions]",
 ) -> Session:
     """Keep, offload or recompute what autograd saves in `model`'s forward.
 
@@ -176,7 +195,7 @@ def offload(
         ConfigError: a setting is impossible here.
         AttachError: this model or framework version must be refused.
     """
-    settings = _merge(config, overrides)
+    settings = OffloadConfig.merged(config, overrides)
     modules = _modules_of(model)
     device = open_device(_device_of(modules))
     counters, trace = Counters(), Trace(settings.trace)
@@ -241,11 +260,6 @@ def _attach_recipes(
     cache.recipes = rebuilder
 
 
-def _merge(config: OffloadConfig | None, overrides: dict[str, Any]) -> OffloadConfig:
-    values = {} if config is None else dict(vars(config))
-    return OffloadConfig.from_mapping({**values, **overrides})
-
-
 def _modules_of(model: Any) -> list[nn.Module]:
     if deepspeed.is_engine(model):
         return [model.module]
@@ -279,12 +293,21 @@ def _policy_of(settings: OffloadConfig) -> Policy:
     return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
 
 
-def _goal_of(settings: OffloadConfig) -> Goal:
+def _goal_of(settings: OffloadConfig, device: torch.device) -> Goal:
     return Goal(
         max_overhead=settings.max_overhead,
-        memory_budget_bytes=settings.memory_budget_bytes,
+        memory_budget_bytes=resolved(
+            settings.memory_budget_bytes, lambda: _memory_of(device)
+        ),
         ssd_bytes_per_s=_ssd_bytes_per_s(settings),
     )
+
+
+def _memory_of(device: torch.device) -> int:
+    """All memory of the device; of the machine or its cgroup for the CPU."""
+    if device.type != "cuda":
+        return total_bytes()
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _ssd_bytes_per_s(settings: OffloadConfig) -> float | None:
@@ -314,7 +337,8 @@ def _open_offloader(
     if storage is not None:
         drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
     ranks = rank_of(os.environ).local_world_size
-    cap = host_cap_bytes(settings.host_bytes, settings.target, ranks)
+    asked = resolved(settings.host_bytes, lambda: available_bytes() // ranks)
+    cap = host_cap_bytes(asked, settings.target, ranks)
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
     threads = settings.io_threads

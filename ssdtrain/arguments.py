@@ -2,18 +2,24 @@
 
 import argparse
 
-UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import parse_fraction, parse_size
 
 
 def size_argument(text: str) -> int:
-    """`4096`, `512M` or `2G` (binary units) as bytes."""
-    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
+    """`4096`, `512M`, `2G` (binary units) or `2GB` as bytes, more than 0."""
     try:
-        value = int(float(number) * UNITS[unit]) if unit else int(number)
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(
-            f"expects bytes such as 4096, 512M or 2G, got {text!r}"
-        ) from None
+        value = parse_size("this", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("this ")) from None
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expects more than 0 bytes, got {text!r}")
     return value
+
+
+def fraction_argument(text: str) -> float:
+    """`0.01` or `1%`."""
+    try:
+        return parse_fraction("this", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("this ")) from None

@@ -4,13 +4,29 @@ Only this file and the Hydra groups in `configs/offload/` know these names; `api
 passes plain values inwards.
 """
 
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import (
+    Share,
+    did_you_mean,
+    fraction,
+    parse_fields,
+    parse_path,
+    places,
+    size,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MIB = 1024 * 1024
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Target(str, Enum):
@@ -66,9 +82,43 @@ class Verify(str, Enum):
     """Keep every tensor as well and compare byte by byte (for debugging)."""
 
 
+Bytes = int | float | str
+"""1048576, 1e9, "512M" or "8G" (binary; "8GB" is decimal)."""
+Place = str | os.PathLike[str]
+
+
+class OffloadOptions(TypedDict, total=False):
+    """What `OffloadConfig` and `offload` accept, for type checkers and editors.
+
+    The fields and their meaning are those of `OffloadConfig`; a test holds them equal.
+    """
+
+    target: Target | Literal["host", "ssd", "tiered"]
+    directory: Place | Sequence[Place] | None
+    min_bytes: Bytes
+    host_bytes: Bytes | Share | None
+    window_bytes: Bytes | None
+    prefetch_bytes: Bytes | None
+    memory_budget_bytes: Bytes | Share | None
+    max_overhead: float | str
+    recompute: Recompute | Literal["auto", "off"]
+    plan: Place
+    verify: Verify | Literal["off", "checksum", "shadow", False]
+    write_budget: Bytes | None
+    ssd_rated_bytes: Bytes | None
+    gpu_direct: GpuDirect | Literal["auto", "off"]
+    write_gb_per_s: float | None
+    io_threads: int
+    trace: bool
+    seed: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class OffloadConfig:
     """Settings of one `ssdtrain.offload` session.
+
+    Sizes are bytes as a number or as text ("512M", "8G", "8GB"), fractions a number
+    or a percentage ("1%"), paths text or `Path` with `~` expanded.
 
     Raises:
         ConfigError: a field holds a value that can never work; the text names the
@@ -77,32 +127,33 @@ class OffloadConfig:
 
     target: Target = Target.TIERED
     """Where activations go. `tiered` without a `directory` means host memory only."""
-    directory: str | tuple[str, ...] | None = None
+    directory: str | tuple[str, ...] | None = places()
     """One directory, or several on different SSDs to spread the slots over."""
-    min_bytes: int = MIB
+    min_bytes: int = size(MIB, least=0)
     """Tensors below this many bytes stay in device memory (not worth a transfer)."""
-    host_bytes: int | None = None
-    """Cap of one rank's pinned host memory in bytes; None: half of what is available
-    now, divided by the ranks of this machine."""
-    window_bytes: int | None = None
+    host_bytes: int | Share | None = size(None, share=True)
+    """Cap of one rank's pinned host memory in bytes; a percentage is of what is
+    available now, divided by the ranks of this machine; None: 50%."""
+    window_bytes: int | None = size(None)
     """Bytes that may be on their way out before compute waits for the oldest;
     None: twice the largest tensor seen, at least 8 MiB."""
-    prefetch_bytes: int | None = None
+    prefetch_bytes: int | None = size(None)
     """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
-    memory_budget_bytes: int | None = None
-    """Activation memory the planner must stay within (least time under it)."""
-    max_overhead: float = 0.01
-    """Step-time overhead the planner may spend (least peak under it); a fraction."""
+    memory_budget_bytes: int | Share | None = size(None, share=True)
+    """Activation memory the planner must stay within (least time under it); a
+    percentage is of the device's memory."""
+    max_overhead: float = fraction(0.01)
+    """Step-time overhead the planner may spend (least peak under it): 0.01 or "1%"."""
     recompute: Recompute = Recompute.AUTO
     """`auto`: rebuild cheap operators' outputs where bitwise equal; `off`: never."""
     plan: str = PlanChoice.AUTO.value
     """`auto`, `offload-all`, `keep-all`, or the path of a saved plan (JSON)."""
     verify: Verify = Verify.OFF
     """`off`, `checksum` or `shadow`."""
-    write_budget: int | None = None
+    write_budget: int | None = size(None)
     """Bytes that may be written to each SSD a day (endurance); None: no limit. A plan
     (`auto`) writes no more a step than fits if the run went on all day."""
-    ssd_rated_bytes: int | None = None
+    ssd_rated_bytes: int | None = size(None)
     """Bytes each SSD is rated to take over its life (data sheet: TBW); None: SMART."""
     gpu_direct: GpuDirect = GpuDirect.AUTO
     """`auto`: take GPUDirect Storage where it is measured faster; `off`: never."""
@@ -115,30 +166,27 @@ class OffloadConfig:
     seed: int = 0
     """Seeds everything ssdtrain itself draws at random (fault injection)."""
 
+    if TYPE_CHECKING:  # wider than the fields, which hold what was parsed
+
+        def __init__(self, **options: Unpack[OffloadOptions]) -> None: ...
+
     def __post_init__(self) -> None:
+        parse_fields(self)
         self._coerce("target", Target)
         self._coerce("recompute", Recompute)
         self._coerce("gpu_direct", GpuDirect)
         self._coerce_verify()
-        if self.directory is not None and not isinstance(self.directory, str):
-            object.__setattr__(self, "directory", tuple(map(str, self.directory)))
+        self._check_plan()
         if self.target is Target.SSD and not self.directories:
             raise ConfigError(
                 "target='ssd' needs a directory on the SSD, got directory=None; set "
                 "directory='/path/on/nvme', or target='host'."
             )
-        for name in ("min_bytes",):
-            self._at_least(name, 0)
-        for name in ("host_bytes", "window_bytes", "prefetch_bytes", "io_threads"):
-            self._at_least(name, 1)
-        for name in ("memory_budget_bytes", "write_budget", "ssd_rated_bytes"):
-            self._at_least(name, 1)
-        if self.max_overhead < 0:
+        if type(self.io_threads) is not int or self.io_threads < 1:
             raise ConfigError(
-                f"max_overhead is a fraction of the step time (0.01 is one per cent), "
-                f"got {self.max_overhead}; set it to 0 or more."
+                f"io_threads expects an integer >= 1, got {self.io_threads!r}"
             )
-        if self.write_gb_per_s is not None and self.write_gb_per_s <= 0:
+        if self.write_gb_per_s is not None and not self.write_gb_per_s > 0:
             raise ConfigError(
                 f"write_gb_per_s expects GB/s above 0, got {self.write_gb_per_s}; "
                 "leave it None for no limit."
@@ -152,6 +200,18 @@ class OffloadConfig:
         return (self.directory,) if isinstance(self.directory, str) else self.directory
 
     @classmethod
+    def merged(
+        cls, config: "OffloadConfig | None", overrides: Mapping[str, Any]
+    ) -> "OffloadConfig":
+        """`config`, or the defaults, with `overrides` on top.
+
+        Raises:
+            ConfigError: unknown key or impossible value.
+        """
+        values = {} if config is None else dict(vars(config))
+        return cls.from_mapping({**values, **overrides})
+
+    @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> "OffloadConfig":
         """Build from plain values; an unknown key is an error that lists the fields.
 
@@ -161,7 +221,10 @@ class OffloadConfig:
         known = [f.name for f in fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"unknown setting {key!r}; known: {', '.join(known)}")
+                raise ConfigError(
+                    f"unknown setting {key!r}{did_you_mean(key, known)}; known: "
+                    f"{', '.join(known)}"
+                )
         return cls(**values)
 
     def _coerce(self, name: str, enum: type[Enum]) -> None:
@@ -169,15 +232,37 @@ class OffloadConfig:
         try:
             object.__setattr__(self, name, enum(value))
         except ValueError:
-            choices = ", ".join(repr(member.value) for member in enum)
-            raise ConfigError(f"{name} expects {choices}, got {value!r}") from None
+            known = [member.value for member in enum]
+            choices = ", ".join(map(repr, known))
+            raise ConfigError(
+                f"{name} expects {choices}, got {value!r}{did_you_mean(value, known)}"
+            ) from None
 
     def _coerce_verify(self) -> None:
         if self.verify is False:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "verify", Verify.OFF)
         self._coerce("verify", Verify)
 
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ConfigError(f"{name} expects an integer >= {least}, got {value!r}")
+    def _check_plan(self) -> None:
+        """A path may be written later; a name with a slip is no path."""
+        value = self.plan.value if isinstance(self.plan, PlanChoice) else self.plan
+        plan = parse_path("plan", value)
+        known = [choice.value for choice in PlanChoice]
+        meant = did_you_mean(plan, known)
+        if plan not in known and meant and not os.path.exists(plan):
+            raise ConfigError(
+                f"plan expects {', '.join(map(repr, known))} or the path of a saved "
+                f"plan, got {plan!r}{meant}"
+            )
+        object.__setattr__(self, "plan", plan)
+
+
+def with_options(function: Function) -> Function:
+    """Show the fields of `OffloadConfig` in the signature of a function that takes them
+    as `**overrides`: for `help()` and for completion in notebooks."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = inspect.signature(OffloadConfig).parameters.values()
+    shown = signature.replace(parameters=[*own, *options])
+    function.__signature__ = shown  # type: ignore[attr-defined]
+    return function

@@ -30,6 +30,9 @@ from ssdtrain.cache.traced import Untraced
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
 
+LIGHTNING = ("lightning", "pytorch_lightning")
+"""Packages that a LightningModule may come from."""
+
 
 def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
     """A number that changes with every optimizer step; see [Note: Who has stepped]."""
@@ -50,29 +53,47 @@ def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
     """Let every forward of `root` fill a lane; see [Note: Whose forward]."""
-    before = vars(root).get("forward")
+    patches.mark(root)
+    for name in entries_of(root):
+        _wrap(root, name, hints, patches, chunk)
+
+
+def entries_of(root: nn.Module) -> tuple[str, ...]:
+    """The methods that a training loop calls: `forward`, and `training_step` of a
+    LightningModule whose backward Lightning runs."""
+    for kind in type(root).__mro__:
+        home = kind.__module__.partition(".")[0]
+        if kind.__name__ == "LightningModule" and home in LIGHTNING:
+            automatic = getattr(root, "automatic_optimization", False)
+            return ("training_step", "forward") if automatic else ("forward",)
+    return ("forward",)
+
+
+def _wrap(
+    root: nn.Module, name: str, hints: Hints, patches: Patches, chunk: str
+) -> None:
+    before = vars(root).get(name)
     attached = [True]
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        inner = _forward_of(self, before)
+        inner = _method_of(self, name, before)
         if self is not root or not attached:
             return inner(*args, **kwargs)
         with Untraced(lambda: hints.forward(chunk=chunk)):
             return inner(*args, **kwargs)
 
-    _look_like(forward, root.forward)
+    _look_like(forward, getattr(root, name))
     # Only this frame: what it calls may be compiled. See [Note: compiled models].
     forward = torch.compiler.disable(forward, recursive=False)
-    patches.mark(root)
-    patches.set(root, "forward", MethodType(forward, root))
+    patches.set(root, name, MethodType(forward, root))
     patches.also(attached.clear)
 
 
-def _forward_of(module: nn.Module, before: Any) -> Callable[..., Any]:
-    """The forward that `module` would have without us; `before` is the attribute that
+def _method_of(module: nn.Module, name: str, before: Any) -> Callable[..., Any]:
+    """The method that `module` would have without us; `before` is the attribute that
     hid its class's own when we came."""
     if before is None:
-        return MethodType(type(module).forward, module)
+        return MethodType(getattr(type(module), name), module)
     if isinstance(before, MethodType) and isinstance(before.__self__, nn.Module):
         return MethodType(before.__func__, module)
     return before  # type: ignore[no-any-return]

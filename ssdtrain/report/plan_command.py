@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import size_argument
+from ssdtrain.arguments import fraction_argument, size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.links import LINK_FILE, LinkKind
@@ -76,7 +76,13 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
     )
-    parser.add_argument("--max-overhead", type=float, default=0.01, metavar="FRACTION")
+    parser.add_argument(
+        "--max-overhead",
+        type=fraction_argument,
+        default=0.01,
+        metavar="FRACTION",
+        help="of the step, such as 0.01 or 1%% (default)",
+    )
     parser.add_argument(
         "--no-gpu",
         action="store_true",

@@ -44,7 +44,8 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
             lambda leg: bytes_text(max(leg["peak_bytes"])),
         ),
     ]
-    return [*_with_notes(lines, result, pair), *_traffic(legs.get(WITH))]
+    why = result.get("why_nothing_left")
+    return [*_with_notes(lines, result, pair), *_traffic(legs.get(WITH), why)]
 
 
 def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
@@ -72,20 +73,22 @@ def _verdict(good: bool, what: str) -> str:
     return what if good else f"NOT: {what}"
 
 
-def _traffic(leg: Mapping[str, Any] | None) -> list[Row]:
-    if leg is None or not leg["totals"]:
+def _traffic(leg: Mapping[str, Any] | None, why: str | None) -> list[Row]:
+    if leg is None:
         return []
     totals = leg["totals"]
+    if not totals:  # no saved tensor was large enough for a report
+        return [Row("offloaded", ABSENT, bytes_text(0), why or "")]
     lines = [
         Row(name, ABSENT, bytes_text(totals[key]), note)
         for name, key, note in (
             ("saved by autograd", "bytes_saved", "all steps, all ranks"),
-            ("kept", "bytes_kept", ""),
+            ("kept", "bytes_kept", _kept_note(totals, why)),
             ("recomputed", "bytes_recomputed", ""),
-            ("offloaded", "bytes_offloaded", ""),
+            ("offloaded", "bytes_offloaded", why or ""),
             ("forwarded", "bytes_forwarded", "asked for before they had left"),
             ("reloaded", "bytes_reloaded", ""),
-            ("on SSD", "bytes_written", _counted(leg)),
+            ("written to SSD", "bytes_written", _written_note(leg)),
         )
     ]
     lines.append(Row("exposed stall", ABSENT, f"{totals['stall_ms']:.1f} ms", ""))
@@ -96,7 +99,19 @@ def _traffic(leg: Mapping[str, Any] | None) -> list[Row]:
     return lines
 
 
-def _counted(leg: Mapping[str, Any]) -> str:
+def _kept_note(totals: Mapping[str, Any], why: str | None) -> str:
+    everything = why is None and totals["bytes_kept"] == totals["bytes_saved"]
+    return "everything" if everything else ""
+
+
+def _written_note(leg: Mapping[str, Any]) -> str:
+    """What the operating system counted; without any write, why there was none."""
+    totals = leg["totals"]
+    if not totals["bytes_offloaded"]:
+        return "nothing was offloaded"
+    if not totals["bytes_written"]:
+        early = totals["bytes_forwarded"] >= totals["bytes_offloaded"]
+        return "all was asked for before it was written" if early else "host memory"
     counts = [rank["process_bytes"] for rank in leg["os_written"]]
     if None in counts:
         return "the system has no counter for this process"
@@ -121,4 +136,5 @@ def render(result: Mapping[str, Any]) -> Table:
 def _caption(verdict: Mapping[str, bool], bad: list[str]) -> str:
     if bad:
         return "FAILED: " + ", ".join(bad)
-    return "verified: " + ", ".join(n.replace("_", " ") for n in verdict)
+    names = ", ".join(name.replace("_", " ") for name in verdict)
+    return f"verified: {names}" if names else "nothing to compare with"

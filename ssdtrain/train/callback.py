@@ -3,13 +3,17 @@
 Trainer(..., callbacks=[OffloadCallback(target="ssd", directory="/mnt/nvme0/me")])
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 from ssdtrain.api import Session, offload
-from ssdtrain.config import OffloadConfig
+from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
 from ssdtrain.counters import StepReport
+from ssdtrain.errors import AttachError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class OffloadCallback(TrainerCallback):  # type: ignore[misc]
@@ -20,7 +24,12 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
     attached; the next `train` or `close` ends it.
     """
 
-    def __init__(self, config: OffloadConfig | None = None, **overrides: Any) -> None:
+    @with_options
+    def __init__(
+        self,
+        config: OffloadConfig | None = None,
+        **overrides: "Unpack[OffloadOptions]",
+    ) -> None:
         """Check the settings; nothing is attached yet.
 
         Args:
@@ -30,9 +39,8 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
         Raises:
             ConfigError: a setting can never work.
         """
-        values = {} if config is None else dict(vars(config))
         # Here, and not when it is attached: that is after the model was prepared.
-        self._settings = OffloadConfig.from_mapping({**values, **overrides})
+        self._settings = OffloadConfig.merged(config, overrides)
         self._reports: list[StepReport] = []
         self.session: Session | None = None
         """The session of the `train` that is running; None outside."""
@@ -48,6 +56,19 @@ class OffloadCallback(TrainerCallback):  # type: ignore[misc]
             self._reports = list(self.session.steps)
             self.session.close()
             self.session = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Say so where Lightning looks for hooks of its own.
+
+        Raises:
+            AttachError: for Lightning's hooks; AttributeError for anything else.
+        """
+        if name.startswith("on_") or name in ("setup", "teardown", "state_key"):
+            raise AttachError(
+                "OffloadCallback is for transformers.Trainer; give lightning.Trainer "
+                "callbacks=[ssdtrain.LightningCallback(...)] instead."
+            )
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any

@@ -1,16 +1,26 @@
 """From a config name and overrides to a composed config."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import did_you_mean
 from ssdtrain.train.schema import register
 
 DEFAULT_CONFIG = "ssdtrain.yaml"
+_INTERNAL = re.compile(r"\s*(full_key|object_type|See https)|To append to your config")
+# Hydra's grammar has no `~` in a value, and no shell expands one behind `=`.
+_HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
 
 
 def packaged_directory() -> Path:
@@ -42,16 +52,118 @@ def find_config(name: str) -> Path:
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose the config file `name` with Hydra overrides, `group=choice` included.
 
-    Groups are looked up beside the file first, then among the packaged configs.
+    Groups are looked up beside the file first, then among the packaged configs. A file
+    without a defaults list changes the packaged root: its text under a group's name is
+    a choice, everything else a value.
 
     Raises:
-        ConfigError: no such file.
+        ConfigError: no such file, or it is no YAML mapping.
         hydra.errors.HydraException: unknown group, choice or key.
     """
     path = find_config(name)
-    packaged = packaged_directory().as_uri()
-    search = [f"hydra.searchpath=['{packaged}']"]
     register()
+    return _compose(path, _root_of(path), [_expanded(word) for word in overrides])
+
+
+def _compose(path: Path, root: str, overrides: Sequence[str]) -> DictConfig:
+    search = [f"hydra.searchpath=['{packaged_directory().as_uri()}']"]
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
-        return compose(path.stem, overrides=[*search, *overrides])
+        return compose(root, overrides=[*search, *overrides])
+
+
+def _expanded(override: str) -> str:
+    found = _HOME.fullmatch(override)
+    if found is None:
+        return override
+    return f"{found[1]}'{Path.home()}{found[2] or ''}'"
+
+
+def _root_of(path: Path) -> str:
+    """The name of the root config to compose: the file's own, or one stored here that
+    puts the file's values over the packaged root."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(f"--config: {path} is no YAML file ({error})") from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"--config: {path} expects keys and values, got {type(values).__name__}"
+        )
+    if "defaults" in values or path.parent == packaged_directory():
+        return path.stem
+    groups = set(group_names())
+    chosen = {
+        key: value
+        for key, value in values.items()
+        if key in groups and isinstance(value, str)
+    }
+    defaults: list[Any] = [Path(DEFAULT_CONFIG).stem]
+    defaults += [{f"override {group}": choice} for group, choice in chosen.items()]
+    rest = {key: value for key, value in values.items() if key not in chosen}
+    words = [f"{group}={choice}" for group, choice in chosen.items()]
+    packaged = packaged_directory() / DEFAULT_CONFIG
+    _refuse_unknown(rest, _compose(packaged, packaged.stem, words), path)
+    name = f"{path.stem}_over_{Path(DEFAULT_CONFIG).stem}"
+    ConfigStore.instance().store(name, {"defaults": [*defaults, "_self_"], **rest})
+    return name
+
+
+def _refuse_unknown(
+    values: Mapping[Any, Any], known: DictConfig, path: Path, prefix: str = ""
+) -> None:
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(
+                f"--config: {path} sets {prefix}{key}, which is unknown"
+                f"{did_you_mean(key, map(str, known))}"
+            )
+        node = known._get_node(key)
+        if isinstance(value, Mapping) and isinstance(node, DictConfig):
+            _refuse_unknown(value, node, path, f"{prefix}{key}.")
+
+
+def group_names() -> list[str]:
+    """The packaged groups."""
+    return sorted(p.name for p in packaged_directory().iterdir() if p.is_dir())
+
+
+def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
+    """What Hydra refused, the nearest known name, and what there is to choose."""
+    message, _, options = str(error).partition("Available options in")
+    lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
+    told = [line for line in lines if line and not _INTERNAL.match(line)]
+    known = [
+        option
+        for option in options.partition("Config search path")[0].split()[1:]
+        if option != "schema" and not option.startswith("_")
+    ]
+    told[0] = told[0].rstrip(".") + _nearest(str(error), known, name, overrides)
+    return "\n".join([*told, *([f"choices: {', '.join(known)}"] if known else [])])
+
+
+def _nearest(
+    message: str, choices: Sequence[str], name: str, overrides: Sequence[str]
+) -> str:
+    choice = re.search(r"find '\w+/(\w+)'", message)
+    if choice is not None:
+        return did_you_mean(choice[1], choices)
+    key = re.search(r"override '([^']+)'", message)
+    if key is None:
+        return ""
+    path = find_config(name)
+    # Without the overrides that could not be applied: what would have been known.
+    groups = [o for o in overrides if o.split("=")[0] in group_names()]
+    try:
+        known = [*_keys(_compose(path, _root_of(path), groups))]
+    except HydraException:
+        known = []
+    return did_you_mean(key[1], [*known, *group_names()])
+
+
+def _keys(config: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for key in config:
+        yield f"{prefix}{key}"
+        inner = config._get_node(key) if isinstance(config, DictConfig) else None
+        if isinstance(inner, DictConfig):
+            yield from _keys(inner, f"{prefix}{key}.")

@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.api import Session, offload
+from ssdtrain.config import OffloadConfig
+from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
 from ssdtrain.train.disk import Written, written
 from ssdtrain.train.memory import (
@@ -73,12 +76,11 @@ def weights_checksum(module: nn.Module) -> int:
 def offload_directories(workload: Workload) -> tuple[str, ...]:
     """What `ssdtrain.offload` is told: a directory of this rank's own below each that
     is configured; names with placeholders (`{rank}`, `{local_rank}`) as they are."""
-    given = workload.settings.offload.get("directory")
-    names = () if given is None else (given,) if isinstance(given, str) else given
-    expanded = (os.path.expanduser(str(name)) for name in names)
+    values = workload.settings.offload
+    names = OffloadConfig.from_mapping(values).directories if values else ()
     below = f"rank{workload.ranks.rank}"
     return tuple(
-        name if names_a_rank(name) else os.path.join(name, below) for name in expanded
+        name if names_a_rank(name) else os.path.join(name, below) for name in names
     )
 
 
@@ -92,13 +94,30 @@ def storage_directories(workload: Workload) -> tuple[str, ...]:
 def attach(runner: Runner, workload: Workload) -> Session:
     """`ssdtrain.offload` on the runner's module or engine."""
     values = dict(workload.settings.offload)
+    values["directory"] = offload_directories(workload) or None
+    return offload(runner.attachable, OffloadConfig.from_mapping(values))
+
+
+def make_directories(workload: Workload) -> None:
+    """Make this rank's directory in each that is configured. That one has to exist, as
+    for `ssdtrain.offload`, unless it lies in the run's own directory.
+
+    Raises:
+        ConfigError: it does not exist, or is no place for activations.
+    """
+    run = Path(workload.settings.run_directory).absolute()
     given = offload_directories(workload)
     for name, place in zip(given, storage_directories(workload), strict=True):
+        parent = Path(place).absolute().parent
+        if parent.is_relative_to(run):
+            parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A placeholder names a drive that may be missing on this rank: not made up.
-        if not names_a_rank(name) or Path(place).parent.is_dir():
-            Path(place).mkdir(parents=True, exist_ok=True, mode=0o700)
-    values["directory"] = given or None
-    return offload(runner.attachable, **values)
+        if names_a_rank(name) and not parent.is_dir():
+            continue
+        with warnings.catch_warnings():  # the session warns of it, once
+            warnings.simplefilter("ignore")
+            check_directory(parent)
+        Path(place).mkdir(exist_ok=True, mode=0o700)
 
 
 class Loop:

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from ssdtrain.config import OffloadConfig
+from ssdtrain.quantities import PARSE
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import (
     DataSettings,
@@ -39,7 +40,8 @@ def schema_of(cls: type) -> type:
     """A dataclass with the fields and defaults of `cls` that OmegaConf accepts."""
     made = []
     for source in fields(cls):
-        kind = source.type if source.type in _PLAIN else Any
+        parsed = PARSE in source.metadata  # "8G" is no integer for OmegaConf
+        kind = source.type if source.type in _PLAIN and not parsed else Any
         value = _default(source)
         default: Any = field(default_factory=partial(deepcopy, value))
         made.append((source.name, kind, default))

@@ -10,6 +10,13 @@ from typing import Any
 
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import (
+    did_you_mean,
+    fraction,
+    parse_fields,
+    places,
+    size,
+)
 from ssdtrain.train.mcore.parallel import Parallel
 
 
@@ -68,13 +75,16 @@ def choose(name: str, enum: type[Enum], value: Any) -> Any:
     try:
         return enum(value)
     except ValueError:
-        choices = ", ".join(repr(member.value) for member in enum)
-        raise ConfigError(f"{name} expects {choices}, got {value!r}") from None
+        known = [member.value for member in enum]
+        raise ConfigError(
+            f"{name} expects {', '.join(map(repr, known))}, got {value!r}"
+            f"{did_you_mean(value, known)}"
+        ) from None
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
     """Raise ConfigError unless `value` is None or at least `least`."""
-    if value is not None and value < least:
+    if value is not None and not value >= least:
         raise ConfigError(f"{name} expects a number >= {least}, got {value!r}")
 
 
@@ -94,12 +104,13 @@ class ModelSettings:
     """Tokens in one sequence."""
     vocab_size: int | None = None
     """Rows of the embedding; None: what the tokens need, rounded up to 128."""
-    dropout: float = 0.1
+    dropout: float = fraction(0.1)
     """Probability of every dropout in the model."""
     checkpointing: Checkpointing = Checkpointing.NONE
     """none, reentrant or non-reentrant: torch's activation checkpointing by block."""
 
     def __post_init__(self) -> None:
+        parse_fields(self, "model.")
         object.__setattr__(self, "family", choose("model.family", Family, self.family))
         object.__setattr__(
             self,
@@ -148,25 +159,43 @@ class HostSettings:
             )
 
 
+class DataSource(str, Enum):
+    """Where the text comes from when `data.files` names none."""
+
+    STDLIB = "stdlib"
+    """The sources of Python's standard library."""
+    FILES = "files"
+    """Nowhere: `data.files` has to name it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Which text is read, and where its token file is kept."""
 
-    files: tuple[str, ...] = ()
-    """Files, directories or glob patterns; empty: the Python standard library."""
+    source: DataSource = DataSource.STDLIB
+    """stdlib or files: what is read when `files` is empty; `files` fails then."""
+    files: tuple[str, ...] = places(())
+    """Files, directories or glob patterns, in place of the standard library."""
     field: str = "text"
     """The key that holds the text in JSON-lines files (*.jsonl)."""
     tokenizer: str | None = None
     """A `tokenizer.json` file of the `tokenizers` library; None: bytes."""
-    max_bytes: int | None = None
+    max_bytes: int | None = size(None)
     """Stop reading after this many bytes of text; None: read everything."""
     cache_directory: str = "~/.cache/ssdtrain"
     """Where token files are kept between runs."""
 
     def __post_init__(self) -> None:
-        files = (self.files,) if isinstance(self.files, str) else tuple(self.files)
+        parse_fields(self, "data.")
+        files = (self.files,) if isinstance(self.files, str) else self.files
         object.__setattr__(self, "files", files)
-        at_least("data.max_bytes", self.max_bytes, 1)
+        source = choose("data.source", DataSource, self.source)
+        object.__setattr__(self, "source", source)
+        if source is DataSource.FILES and not files:
+            raise ConfigError(
+                "data=text expects the files to train on, got none; set "
+                "data.files=[book.txt], or data=stdlib."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +214,7 @@ class TrainSettings:
     """The highest learning rate."""
     warmup_steps: int = 2
     """Steps of linear warm-up; then cosine decay to `min_learning_rate_ratio`."""
-    min_learning_rate_ratio: float = 0.1
+    min_learning_rate_ratio: float = fraction(0.1)
     """The last learning rate as a fraction of the highest."""
     weight_decay: float = 0.01
     """Decoupled weight decay (adamw)."""
@@ -208,6 +237,7 @@ class TrainSettings:
     """Write TensorBoard events beside the JSON lines."""
 
     def __post_init__(self) -> None:
+        parse_fields(self, "train.")
         for name, enum in (("optimizer", OptimizerKind), ("precision", Precision)):
             value = choose(f"train.{name}", enum, getattr(self, name))
             object.__setattr__(self, name, value)

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from ssdtrain.config import Target
+from ssdtrain.config import OffloadConfig, Target
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.reasons import why_nothing_left
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
-from ssdtrain.train.loop import Leg, LegResult, Loop
+from ssdtrain.train.loop import Leg, LegResult, Loop, make_directories
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import NO_GPU
 from ssdtrain.train.metrics import Sinks, open_sinks
@@ -87,6 +88,7 @@ class Trainer:
             torch.cuda.set_device(ranks.device())
         with deterministic(self.settings.train.deterministic):
             workload = self._workload(ranks)
+            make_directories(workload)  # refused before the run without ssdtrain
             with self._sinks(ranks) as sinks:
                 legs = [self._leg(workload, leg, sinks) for leg in self._legs()]
             gathered = ranks.gather(legs)
@@ -205,10 +207,20 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
     if Leg.WITH.value in legs:
-        confirmed = _writes_confirmed(result["target"], legs[Leg.WITH.value])
+        results = legs[Leg.WITH.value]
+        result["why_nothing_left"] = _why_nothing_left(settings, results)
+        confirmed = _writes_confirmed(result["target"], results)
         result.setdefault("verdict", {}).update(confirmed)
     result["ok"] = all(result.get("verdict", {}).values())
     return result
+
+
+def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | None:
+    leg = _leg_summary(results)
+    offload = OffloadConfig.from_mapping(settings.offload)
+    return why_nothing_left(
+        leg["totals"], leg["fallbacks"], offload.plan, offload.min_bytes
+    )
 
 
 def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
@@ -267,16 +279,23 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
 def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str, bool]:
     """Whether the operating system counted what was claimed, rank by rank.
 
-    An SSD target that wrote nothing is not confirmed: a disk tier that is silently
-    unused must not look like success. Empty when no storage device was due.
+    An SSD target from which bytes were reloaded, or that was full or missing, and that
+    wrote nothing, is not confirmed: a disk tier that is silently unused must not look
+    like success. Empty when no write was due: nothing was offloaded, or all of it was
+    asked for again before it had left (the table says which).
     """
-    claimed = [
-        sum(report["bytes_written"] for report in result.reports) for result in results
-    ]
-    if not any(claimed):
-        return {"writes_confirmed": False} if target == Target.SSD.value else {}
-    pairs = zip(results, claimed, strict=True)
-    return {"writes_confirmed": all(r.written.confirms(n) for r, n in pairs)}
+    claimed = [_sum(result, "bytes_written") for result in results]
+    if any(claimed):
+        pairs = zip(results, claimed, strict=True)
+        return {"writes_confirmed": all(r.written.confirms(n) for r, n in pairs)}
+    reloaded = sum(_sum(result, "bytes_reloaded") for result in results)
+    fell_back = any(report["fallbacks"] for r in results for report in r.reports)
+    due = target == Target.SSD.value and (reloaded or fell_back)
+    return {"writes_confirmed": False} if due else {}
+
+
+def _sum(result: LegResult, name: str) -> int:
+    return sum(report[name] for report in result.reports)
 
 
 def _device_name() -> str:

@@ -20,6 +20,7 @@ MAX_PARAMETERS = 6
 FLOORS = {
     "errors": 0,
     "config": 0,
+    "quantities": 0,
     "counters": 0,
     "arguments": 0,
     "curves": 0,
@@ -45,6 +46,7 @@ GROUND = {
     "config",
     "counters",
     "curves",
+    "quantities",
     "arguments",
     "jsonfile",
     "rates",

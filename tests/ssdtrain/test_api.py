@@ -21,12 +21,12 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"target": "tape"}, "target expects 'host', 'ssd', 'tiered', got 'tape'"),
     ({"target": "ssd", "directory": "/nowhere/at/all"}, "/nowhere/at/all"),
     ({"host_bytes": 1 << 60}, "host_bytes"),
-    ({"host_bytes": 0}, "host_bytes expects an integer >= 1, got 0"),
-    ({"min_bytes": -1}, "min_bytes expects an integer >= 0"),
+    ({"host_bytes": 0}, "host_bytes expects at least 1 bytes, got 0"),
+    ({"min_bytes": -1}, "min_bytes expects at least 0 bytes, got -1"),
     ({"plan": "sometimes"}, "plan expects"),
-    ({"max_overhead": -0.5}, "max_overhead is a fraction"),
+    ({"max_overhead": -0.5}, "max_overhead expects a fraction"),
     ({"write_gb_per_s": 0}, "write_gb_per_s expects GB/s above 0"),
-    ({"tarjet": "host"}, "unknown setting 'tarjet'; known: target"),
+    ({"tarjet": "host"}, "unknown setting 'tarjet'; did you mean 'target'?; known:"),
 ]
 
 

@@ -60,7 +60,7 @@ def test_rows_hold_the_figures() -> None:
     peak = table["activation peak (saved tensors)"]
     assert peak[1:] == ("8.00 kB", "2.00 kB", "x 0.250")
     assert table["forwarded"].with_ == "500 B"
-    assert table["on SSD"][2:] == ("2.60 kB", "/proc/self/io counted 2.70 kB")
+    assert table["written to SSD"][2:] == ("2.60 kB", "/proc/self/io counted 2.70 kB")
     assert table["exposed stall"].with_ == "1.2 ms"
     assert table["kept: a write failed"].with_ == "3"
 
@@ -84,7 +84,7 @@ def test_a_missing_counter_is_said() -> None:
     result = a_result()
     counters = result["legs"]["with ssdtrain"]["os_written"]
     counters[0]["process_bytes"] = None
-    [row] = (row for row in rows(result) if row.name == "on SSD")
+    [row] = (row for row in rows(result) if row.name == "written to SSD")
     assert row.note == "the system has no counter for this process"
 
 

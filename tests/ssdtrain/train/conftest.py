@@ -29,6 +29,9 @@ def tiny(tmp_path: Path, text: Path) -> Callable[..., RunSettings]:
     """RunSettings from `group={...}` changes of a tiny plain run."""
 
     def make(**groups: dict[str, Any]) -> RunSettings:
+        directory = groups.get("offload", {}).get("directory")
+        if directory and "{" not in directory:
+            Path(directory).mkdir(exist_ok=True)
         values: dict[str, Any] = {
             "run_directory": str(tmp_path / "run"),
             "model": {**TINY_MODEL, **groups.get("model", {})},

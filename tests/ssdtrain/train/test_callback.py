@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.errors import ConfigError
+from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.train.memory import SavedObserver
 
 MODEL = """
@@ -191,7 +191,9 @@ def test_two_lines(which: str, tmp_path: Path) -> None:
         reports = callback.reports
     assert len(reports) >= 3
     for report in reports:
-        assert report.bytes_written > 0.3 * report.bytes_saved
+        # How much of it is written before backward asks depends on the disk's load.
+        assert report.bytes_offloaded > 0.3 * report.bytes_saved
+        assert report.bytes_written > 0
         assert report.saved_peak_bytes < 0.7 * their_peak
     assert not list((tmp_path / "ssd").iterdir())
 
@@ -219,6 +221,56 @@ def test_zero_3_on_two_ranks(tmp_path: Path) -> None:
     for report in found["reports"]:
         assert report["bytes_offloaded"] > 0.5 * report["bytes_saved"]
         assert report["saved_peak_bytes"] < 0.3 * report["bytes_saved"]
+
+
+MODULE = (
+    ("import torch\n", "import ssdtrain\nimport torch\n"),
+    (
+        "loader = torch",
+        f"session = ssdtrain.offload(task, {SETTINGS})\nloader = torch",
+    ),
+)
+HOOKED = (
+    ("import torch\n", "import ssdtrain\nimport torch\n"),
+    (
+        "enable_model_summary=False,\n",
+        "enable_model_summary=False,\n"
+        f"    callbacks=[ssdtrain.LightningCallback({SETTINGS})],\n",
+    ),
+)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")
+@pytest.mark.parametrize("edits", [MODULE, HOOKED], ids=["module", "callback"])
+def test_lightning_modules_train_through_training_step(
+    edits: tuple[tuple[str, str], ...],
+) -> None:
+    """Lightning never calls the module's forward: its training_step is wrapped."""
+    pytest.importorskip("lightning")
+    stock = MODEL + LIGHTNING
+    theirs, found = run(stock), run(changed(stock, edits))
+    assert found["losses"] == theirs["losses"]
+    if "session" in found:
+        reports = found["session"].steps
+        found["session"].close()
+    else:
+        (callback,) = [c for c in found["runner"].callbacks if hasattr(c, "reports")]
+        assert callback.session is None
+        reports = callback.reports
+    assert len(reports) == 3
+    assert all(r.bytes_offloaded > 0.3 * r.bytes_saved for r in reports)
+    assert not {"forward", "training_step"} & set(vars(found["task"]))
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")
+def test_the_wrong_callback_names_the_right_one() -> None:
+    pytest.importorskip("lightning")
+    script = changed(
+        MODEL + LIGHTNING,
+        tuple((a, b.replace("Lightning", "Offload")) for a, b in HOOKED),
+    )
+    with pytest.raises(AttachError, match=r"ssdtrain\.LightningCallback"):
+        run(script)
 
 
 def test_a_second_train_attaches_anew_and_after_a_failure_too() -> None:

@@ -9,7 +9,12 @@ from omegaconf import OmegaConf
 
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.compose import compose_config, find_config, packaged_directory
+from ssdtrain.train.compose import (
+    compose_config,
+    explained,
+    find_config,
+    packaged_directory,
+)
 from ssdtrain.train.settings import RunSettings
 
 GROUPS = ("size", "model", "host", "offload", "data", "train")
@@ -71,6 +76,68 @@ def test_missing_file_names_the_places(tmp_path: Path) -> None:
 def test_unknown_keys_fail_with_hydras_message(override: str, message: str) -> None:
     with pytest.raises(HydraException, match=message):
         compose_config("ssdtrain.yaml", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("offload=sdd", "did you mean 'ssd'?\nchoices: host, none, ssd, tiered"),
+        ("gnn=foo", "Could not find 'gnn/foo'\nchoices: gat, graphsage, hgt"),
+        ("offload.tarjet=ssd", "did you mean 'offload.target'?"),
+        ("train.step=3", "did you mean 'train.steps'?"),
+        ("ofload=ssd", "did you mean 'offload'?"),
+    ],
+)
+def test_the_nearest_name_is_told(override: str, text: str) -> None:
+    with pytest.raises(HydraException) as caught:
+        compose_config("ssdtrain.yaml", [override])
+    told = explained(caught.value, "ssdtrain.yaml", [override])
+    assert text in told
+    assert "search path" not in told and "schema" not in told
+
+
+def test_text_needs_files() -> None:
+    config = compose_config("ssdtrain.yaml", ["data=text"])
+    values = OmegaConf.to_container(config, resolve=True)
+    with pytest.raises(ConfigError, match=r"set data\.files"):
+        RunSettings.from_mapping(values)
+
+
+def test_sizes_percents_and_home_in_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    words = "offload.min_bytes=8K offload.max_overhead=1% offload.host_bytes=80%"
+    more = "offload.directory=~/x data.max_bytes=1M model.dropout=5%"
+    config = compose_config("ssdtrain.yaml", f"{words} {more}".split())
+    values = OmegaConf.to_container(config, resolve=True)
+    settings = RunSettings.from_mapping(values)
+    found = OffloadConfig.from_mapping(settings.offload)
+    assert found.min_bytes == 8192 and found.max_overhead == 0.01
+    assert found.directories == ("/home/me/x",) and str(found.host_bytes) == "80%"
+    assert settings.data.max_bytes == 2**20 and settings.model.dropout == 0.05
+
+
+def test_a_file_without_defaults_changes_the_packaged_root(tmp_path: Path) -> None:
+    path = tmp_path / "mini.yaml"
+    path.write_text("model: bert\noffload: host\ntrain:\n  steps: 3\n  seed: 5\n")
+    config = compose_config(str(path), ["train.steps=4", "offload=ssd"])
+    assert config.model.family == "bert" and config.offload.target == "ssd"
+    assert config.train.steps == 4 and config.train.seed == 5
+    assert config.trainer._target_ == "ssdtrain.train.trainer.Trainer"
+    for text, told in (
+        ("trian:\n  steps: 3\n", "sets trian, which is unknown; did you mean 'train'?"),
+        ("train:\n  step: 3\n", r"sets train\.step, .*did you mean 'steps'?"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            compose_config(str(path), [])
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [", "3\n"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"odd\.yaml"):
+        compose_config(str(path), [])
 
 
 def test_a_directory_with_a_space_is_searched(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ Make = Callable[..., RunSettings]
         ("host", {"zero_stage": 2}, "set host.num_stages=0"),
         ("train", {"precision": "int8"}, "train.precision expects 'fp32'"),
         ("train", {"steps": 0}, "train.steps expects a number >= 1"),
-        ("data", {"max_bytes": 0}, "data.max_bytes expects a number >= 1"),
+        ("data", {"max_bytes": 0}, "data.max_bytes expects at least 1 bytes, got 0"),
     ],
 )
 def test_refused(tiny: Make, group: str, values: dict, message: str) -> None:
