@@ -33,6 +33,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.reasons import explain_step
 from ssdtrain.quantities import resolved
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
@@ -66,7 +67,13 @@ class Session:
     """Offloading in force on one model. Also a context manager."""
 
     def __init__(
-        self, cache: TensorCache, steps: Steps, patches: Patches, trace: Trace
+        self,
+        cache: TensorCache,
+        steps: Steps,
+        patches: Patches,
+        trace: Trace,
+        *,
+        settings: OffloadConfig,
     ) -> None:
         self.hints = Hints(cache, steps)
         """Tell the cache what a schedule does next (DeepSpeed needs no call)."""
@@ -75,6 +82,7 @@ class Session:
         self._cache = cache
         self._steps = steps
         self._patches = patches
+        self._settings = settings
         self._planner: Planner | None = None
 
     @property
@@ -91,9 +99,14 @@ class Session:
     def explain(self) -> str:
         """The stall report in plain words: what moved, what waited at which tensor of
         which module, and the next thing to change. Waits for the device."""
-        if self.plan is None or self.profile is None:
-            return "no plan yet: plan='auto' observes the second step, then plans."
         last = self.last_step
+        if self.plan is None or self.profile is None:
+            return explain_step(
+                None if last is None else last.as_dict(),
+                self._settings.plan,
+                self._settings.min_bytes,
+                will_plan=not self.is_settled,
+            )
         measured = None
         prediction = self.plan.prediction
         if last is not None and last.plan_error is not None and prediction is not None:
@@ -217,7 +230,8 @@ def offload(
         progress = deepspeed.progress_of(model)
     else:
         progress = plain.progress_of(modules, patches)
-    session = Session(cache, Steps(cache, progress), patches, trace)
+    steps = Steps(cache, progress)
+    session = Session(cache, steps, patches, trace, settings=settings)
     try:
         for module in modules:
             # By class: Megatron's DDP has a list of its own under this name.

@@ -78,3 +78,35 @@ def test_configuration_object_and_overrides(tmp_path: Path) -> None:
     config = ssdtrain.OffloadConfig(target="host", min_bytes=5)
     with ssdtrain.offload(model(), config, min_bytes=7) as session:
         assert session._cache.limits.min_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"plan": "offload-all"}, "a saved tensor of at least min_bytes=1048576."),
+        ({"plan": "offload-all", "min_bytes": 0}, "plan='offload-all', no prediction"),
+        ({"plan": "keep-all", "min_bytes": 0}, "plan='keep-all' moves nothing"),
+        ({}, "a saved tensor of at least min_bytes=1048576. plan='auto' runs a step"),
+    ],
+)
+def test_explain_is_true_without_a_plan(settings: dict[str, Any], told: str) -> None:
+    """Fixed policies never plan, and a tiny model has nothing to plan."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4))
+    with ssdtrain.offload(net, target="host", **settings) as session:
+        for _ in range(4):
+            net(torch.randn(2, 4)).sum().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.add_(0)
+        text = session.explain()
+    assert told in text
+    assert "observes" not in text or "plan" not in settings
+
+
+def test_shares_of_memory_are_resolved() -> None:
+    """Four times the share is four times the pool, but for what others took."""
+    caps = []
+    for share in ("10%", "40%"):
+        with ssdtrain.offload(model(), target="host", host_bytes=share) as session:
+            caps.append(session._cache.offloader.pool.cap_bytes)
+    assert 2 < caps[1] / caps[0] < 8
