@@ -1,0 +1,225 @@
+"""Which rows `real_models` knows: a model, a way to train it, a length, a column."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+KIB = 1024
+COLUMNS = (
+    "keep",
+    "gc",
+    "gc every 2nd",
+    "selective",
+    "gc + trl",
+    "trl",
+    "ours",
+    "ours max_overhead=0.1",
+    "ours memory_budget_bytes=12e9",
+    "ours memory_budget_bytes=4e9",
+)
+"""Columns of the default catalogue. Any `ours name=value ...` is a column too."""
+HOST_COLUMNS = (
+    "keep",
+    "ours plan=keep-all recompute=off",
+    "ours plan=keep-all",
+    "ours plan=offload-all recompute=off",
+    "ours",
+)
+"""Columns that say what a saved tensor costs the host."""
+HOST_TOKENS = 512
+
+
+class Mode(str, Enum):
+    """How the layers run."""
+
+    EAGER = "eager"
+    LAYERS = "compiled"
+    """Every layer under `torch.compile`."""
+    FSDP2 = "fsdp2"
+    """`fully_shard` on every layer, two ranks, fp32 master weights."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of a row."""
+        return 2 if self is Mode.FSDP2 else 1
+
+
+class Tuned(str, Enum):
+    """What is trained."""
+
+    FULL = "full"
+    LORA = "lora"
+    """peft, rank 16, on all linear layers; its weights in the model's dtype."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model of transformers, built from its configuration with random weights."""
+
+    architecture: str
+    """`qwen3` or `mistral`."""
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    def config(self, most_tokens: int) -> Any:
+        """The configuration object of transformers."""
+        from transformers import MistralConfig, Qwen3Config
+
+        kind = {"qwen3": Qwen3Config, "mistral": MistralConfig}[self.architecture]
+        return kind(
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            intermediate_size=self.intermediate,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_value_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocabulary,
+            tie_word_embeddings=self.tied,
+            max_position_embeddings=max(most_tokens, 32 * KIB),
+            use_cache=False,
+            # Random tokens meet the ids of padding, beginning and end otherwise.
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+            **({"sliding_window": None} if self.architecture == "mistral" else {}),
+        )
+
+
+SHAPES = {
+    "tiny": Shape("qwen3", 64, 3, 128, 4, 2, 16, 211, True),
+    "tiny-mistral": Shape("mistral", 64, 3, 128, 4, 2, 16, 211, False),
+    "qwen3-1.7b": Shape("qwen3", 2048, 28, 6144, 16, 8, 128, 151936, True),
+    "qwen3-4b": Shape("qwen3", 2560, 36, 9728, 32, 8, 128, 151936, True),
+    "qwen3-8b": Shape("qwen3", 4096, 36, 12288, 32, 8, 128, 151936, False),
+    "mistral-7b": Shape("mistral", 4096, 32, 14336, 32, 8, 128, 32768, False),
+}
+"""By name. `qwen3-4b:24` is the same with 24 layers."""
+
+
+def shape_of(model: str) -> Shape:
+    """The shape that a row names.
+
+    Raises:
+        ValueError: no such model, or a number of layers that is none.
+    """
+    name, _, layers = model.partition(":")
+    if name not in SHAPES or (layers and not layers.isdigit()):
+        raise ValueError(
+            f"expects one of {sorted(SHAPES)}, with ':layers' behind it for fewer "
+            f"layers, got {model!r}"
+        )
+    shape = SHAPES[name]
+    return replace(shape, layers=int(layers)) if layers else shape
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process: a model, what is trained, tokens a step, how, and a column.
+
+    tokens: such as `8k`, `512`; `2k-8k` draws a length for every step, `text` takes
+    the lengths from a file.
+    """
+
+    model: str
+    tuned: Tuned
+    tokens: str
+    mode: Mode
+    column: str
+
+    @property
+    def cell(self) -> str:
+        """All but the column."""
+        return f"{self.model}/{self.tuned.value}/{self.tokens}/{self.mode.value}"
+
+    @property
+    def name(self) -> str:
+        """Such as `qwen3-4b/full/8k/eager/ours`."""
+        return f"{self.cell}/{self.column}"
+
+    @property
+    def baseline(self) -> str:
+        """The row that this one is measured over."""
+        return f"{self.cell}/keep"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether ssdtrain runs in it."""
+        return self.column.split()[0] == "ours"
+
+
+def row_of(name: str) -> Row:
+    """The row with this name.
+
+    Raises:
+        ValueError: a part of the name is unknown; says which.
+    """
+    parts = name.split("/", 4)
+    if len(parts) != 5:
+        raise ValueError(f"expects model/tuned/tokens/mode/column, got {name!r}")
+    model, tuned, tokens, mode, column = parts
+    shape_of(model)
+    num_tokens(tokens.split("-")[-1]) if tokens != "text" else 0
+    if column.split()[0] != "ours" and column not in PEERS:
+        raise ValueError(f"expects `ours ...` or one of {PEERS}, got {column!r}")
+    return Row(model, Tuned(tuned), tokens, Mode(mode), column)
+
+
+PEERS = (*COLUMNS[:6], "partitioner 0.3")
+"""Columns without ssdtrain; `partitioner 0.3` is the compiler's memory budget."""
+
+
+def num_tokens(text: str) -> int:
+    """Such as 8192 for `8k`.
+
+    Raises:
+        ValueError: not a length.
+    """
+    digits = text.removesuffix("k")
+    if not digits.isdigit():
+        raise ValueError(f"expects tokens such as 512 or 8k, got {text!r}")
+    return int(digits) * (KIB if text.endswith("k") else 1)
+
+
+def settings_of(column: str) -> dict[str, Any]:
+    """Arguments of `ssdtrain.offload` in an `ours` column."""
+    found: dict[str, Any] = {}
+    for part in column.split()[1:]:
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            found[name] = value
+        else:
+            found[name] = int(number) if number.is_integer() else number
+    return found
+
+
+def catalogue() -> Iterator[Row]:
+    """Every row, the most telling first."""
+    cells = [
+        ("qwen3-1.7b", Tuned.FULL, "8k", Mode.EAGER),
+        ("qwen3-4b", Tuned.FULL, "8k", Mode.EAGER),
+        ("qwen3-8b", Tuned.LORA, "8k", Mode.EAGER),
+        ("mistral-7b", Tuned.LORA, "8k", Mode.EAGER),
+        ("qwen3-4b", Tuned.FULL, "32k", Mode.EAGER),
+        ("qwen3-8b", Tuned.LORA, "32k", Mode.EAGER),
+        ("qwen3-1.7b", Tuned.FULL, "16k", Mode.LAYERS),
+        ("qwen3-4b", Tuned.FULL, "8k", Mode.FSDP2),
+        ("qwen3-4b", Tuned.FULL, "2k-8k", Mode.EAGER),
+        ("qwen3-4b", Tuned.FULL, "text", Mode.EAGER),
+        ("qwen3-8b", Tuned.LORA, "128k", Mode.EAGER),
+    ]
+    for column in HOST_COLUMNS:
+        yield Row("qwen3-4b", Tuned.FULL, str(HOST_TOKENS), Mode.EAGER, column)
+    for model, tuned, tokens, mode in cells:
+        for column in COLUMNS:
+            yield Row(model, tuned, tokens, mode, column)
+        if mode is Mode.LAYERS:
+            yield Row(model, tuned, tokens, mode, "partitioner 0.3")

@@ -1,0 +1,229 @@
+"""Stock transformers models as people train them, under every way to save memory.
+
+Qwen3 1.7B, 4B, 8B and Mistral 7B shapes from their configurations, random weights,
+bf16, sdpa, Liger's fused linear cross-entropy (and nothing else of Liger) for every
+column, fused AdamW, full or LoRA. `gc` is transformers' non-reentrant gradient
+checkpointing; `gc + trl` moves its inputs by TRL's OffloadActivations. Each row is a
+process of its own under a limit; a rerun goes on. `peak` is the most that forward and
+backward need above the level before the step, gradients allocated.
+
+    python -m recipes.bench.models.real_models --list
+    python -m recipes.bench.models.real_models --only 'qwen3-4b/full/8k/eager/*'
+    python -m recipes.bench.models.real_models --rows qwen3-4b:24/full/8k/eager/gc
+    python -m recipes.bench.models.real_models --only '*/512/*'    # the host's time
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from fnmatch import fnmatchcase
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.models.real_catalogue import HOST_TOKENS, Row, catalogue, row_of
+from recipes.bench.models.real_row import Run, measure
+
+PRELOAD = [
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.mistral.modeling_mistral",
+    "recipes.bench.models.real_row",
+]
+"""Imported once, in the process that every row is forked from. None is ssdtrain, and
+none may touch CUDA (Liger does), which does not survive a fork."""
+POISONED = "CUDA was initialized before the fork"
+
+
+def in_process(row: Row, run: Run, limit_s: float) -> dict[str, Any]:
+    """Measure a row in fresh processes, one a rank.
+
+    Raises:
+        TimeoutError: it took longer. RuntimeError: a process ended without an answer.
+    """
+    # Asked through NVML, whether there is a GPU does not initialize CUDA.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    until = time.monotonic() + limit_s
+    found = _started("forkserver", row, run, until)
+    if found.get("error") == POISONED:
+        print(f"{POISONED}: the row starts from nothing", flush=True)
+        found = _started("spawn", row, run, until)
+    return found
+
+
+def _started(method: str, row: Row, run: Run, until: float) -> dict[str, Any]:
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(PRELOAD)
+    num_ranks = row.mode.num_ranks
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        # One host: no name has to be looked up.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    ends, processes = [], []
+    for rank in range(num_ranks):
+        here, there = context.Pipe(duplex=False)
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = context.Process(target=_rank, args=(row, run, own, there))
+        process.start()
+        there.close()
+        ends.append(here)
+        processes.append(process)
+    try:
+        return _answer(row, ends, until)
+    finally:
+        for process in processes:
+            if num_ranks > 1 or process.exitcode is None:
+                process.join(2)
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _answer(row: Row, ends: list[Connection], until: float) -> dict[str, Any]:
+    """What rank 0 says, once every rank has spoken or one has failed."""
+    found: dict[str, Any] = {}
+    waiting = list(ends)
+    while waiting:
+        ready = wait(waiting, max(until - time.monotonic(), 0))
+        if not ready:
+            raise TimeoutError(f"{row.name} took too long")
+        for end in ready:
+            assert isinstance(end, Connection)
+            waiting.remove(end)
+            try:
+                said = end.recv()
+            except EOFError:
+                raise RuntimeError(f"{row.name}: a process ended early") from None
+            if "error" in said:
+                return dict(said)
+            if end is ends[0]:
+                found = said
+    return found
+
+
+def _rank(row: Row, run: Run, environment: dict[str, str], answer: Connection) -> None:
+    """One rank of one row."""
+    os.environ.update(environment)
+    import torch
+
+    try:
+        poisoned = torch.cuda._is_in_bad_fork()
+        found = {"error": POISONED} if poisoned else measure(row, run)
+    except torch.OutOfMemoryError:
+        found = {"error": "out of memory"}
+    except Exception as error:
+        where = traceback.format_exc().splitlines()[-8:]
+        text = f"{type(error).__name__}: {error}"[:500]
+        found = {"error": text, "traceback": where}
+    answer.send(found)
+    answer.close()
+    if row.mode.num_ranks > 1 and torch.distributed.is_initialized():
+        with contextlib.suppress(Exception):
+            torch.distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def over_baseline(cells: dict[str, Any]) -> None:
+    """Add what a row costs and saves over `keep` of its cell, where that was run."""
+    for name, cell in cells.items():
+        row = row_of(name)
+        plain = cells.get(row.baseline, {})
+        if "step_ms" not in cell or "step_ms" not in plain:
+            continue
+        cell["step_ratio"] = plain["tokens_per_s"] / cell["tokens_per_s"]
+        if plain["peak_gb"]:
+            cell["peak_gone"] = 1 - cell["peak_gb"] / plain["peak_gb"]
+        cell["host_ratio"] = cell["host_ms"] / plain["host_ms"]
+        if row.is_ours and "num_saved" in plain:
+            excess_us = (cell["host_ms"] - plain["host_ms"]) * 1e3
+            cell["host_us_per_saved"] = excess_us / sum(plain["num_saved"].values())
+
+
+def table(cells: dict[str, Any]) -> str:
+    """A line a row."""
+    head = f"{'row':64} {'ms':>8} {'ratio':>6} {'peak':>6} {'pred ms':>8} {'GB':>5}"
+    lines = [f"{head} {'all':>5} {'host':>6} {'us':>6}"]
+    for name, cell in cells.items():
+        if "step_ms" not in cell:
+            lines.append(f"{name:64} {cell.get('error', '?')[:60]}")
+            continue
+        lines.append(
+            f"{name:64} {cell['step_ms']:8.1f} {cell.get('step_ratio', 0):6.3f} "
+            f"{cell['peak_gb']:6.2f} {cell.get('predicted_ms', 0):8.1f} "
+            f"{cell.get('predicted_gb', 0):5.1f} {cell['reserved_gb']:5.1f} "
+            f"{cell.get('host_ms', 0):6.1f} {cell.get('host_us_per_saved', 0):6.1f}"
+        )
+    return "\n".join(lines)
+
+
+def chosen(options: argparse.Namespace) -> list[Row]:
+    """The rows that the command line names.
+
+    Raises:
+        ValueError: a row that cannot be.
+    """
+    rows = [row_of(name) for name in options.rows]
+    if options.only or not rows:
+        wanted = options.only or ["*"]
+        rows += [
+            row
+            for row in catalogue()
+            if any(fnmatchcase(row.name, pattern) for pattern in wanted)
+        ]
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the rows that are missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--list", action="store_true", help="name the rows, run none")
+    parser.add_argument("--only", nargs="+", default=[], help="patterns of row names")
+    parser.add_argument("--rows", nargs="+", default=[], help="rows by name, any")
+    parser.add_argument("--seconds", type=float, default=600, help="for all rows")
+    parser.add_argument("--limit-s", type=float, default=90, help="for one row")
+    parser.add_argument("--steps", type=int, default=5, help="timed ones of a row")
+    parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "models" / "real_models.json"
+    )
+    options = parser.parse_args(argv)
+    try:
+        rows = chosen(options)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.list:
+        print(*(row.name for row in rows), sep="\n")
+        return 0
+    until = time.monotonic() + options.seconds
+    run = Run(options.steps, options.lengths, options.device)
+    settings = {"device": options.device, "host_tokens": HOST_TOKENS}
+    cells = Cells(options.out, options.seconds, settings)
+    for row in rows:
+        limit_s = min(options.limit_s, until - time.monotonic())
+        cells.run(row.name, partial(in_process, row, run, limit_s))
+    over_baseline(cells.data["cells"])
+    cells.save()
+    print(table(cells.data["cells"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

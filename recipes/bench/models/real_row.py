@@ -1,0 +1,422 @@
+"""One row of `real_models`, measured in a process of its own.
+
+A step is forward, backward and fused AdamW. Gradients stay allocated between steps, so
+the activation peak is what forward and backward need above the level before the step.
+"""
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.bench.models.real_catalogue import (
+    KIB,
+    Mode,
+    Row,
+    Tuned,
+    num_tokens,
+    settings_of,
+    shape_of,
+)
+
+MOST_WARM_UP_STEPS = 24
+LEAST_WARM_UP_STEPS = 3
+NUM_HOST_STEPS = 5
+NUM_LENGTHS = 30
+"""Steps of a row whose length changes."""
+SETTLED_AFTER = 5
+"""No step behind this one may be a long one."""
+CHARACTERS_A_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all rows of a run share.
+
+    num_steps: timed steps. lengths: a file of document lengths for rows `text`: a JSON
+    list of tokens, or a text whose documents are separated by empty lines.
+    """
+
+    num_steps: int = 5
+    lengths: Path | None = None
+    device: str = "cuda"
+
+
+def measure(row: Row, run: Run) -> dict[str, Any]:
+    """Train under the row's column and say what it took."""
+    device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    lengths = lengths_of(row, run)
+    model = build(row, device, max(lengths))
+    trainer = Trainer(row, model, device)
+    found: dict[str, Any] = {"loss": trainer.loss_kind, "num_layers": trainer.layers}
+    with around(row, trainer) as session:
+        found["build_s"] = round(time.perf_counter() - began, 2)
+        # The first step allocates gradients and optimizer states.
+        warm_up = [trainer.step(lengths[0])]
+        if len(set(lengths)) > 1:
+            timed = [trainer.step(length) for length in lengths]
+        else:
+            warm_up += warmed(trainer, lengths[0], session)
+            timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
+        found |= summary(warm_up, timed, lengths)
+        found |= of_session(session)
+        if row.column == "keep" and row.mode is not Mode.FSDP2:
+            found["num_saved"] = trainer.num_saved(lengths[0])
+        found |= trainer.host_times(lengths[0])
+    if not row.is_ours and "ssdtrain" in sys.modules:
+        raise RuntimeError("a peer's row imported ssdtrain")
+    return found
+
+
+def lengths_of(row: Row, run: Run) -> list[int]:
+    """Tokens of every timed step; equal ones unless the row asks for others.
+
+    Raises:
+        ValueError: a row `text` without a file of lengths, or an empty one.
+    """
+    draw = random.Random(0)
+    if row.tokens == "text":
+        if run.lengths is None:
+            raise ValueError("a row `text` expects lengths; set --lengths FILE")
+        return packed(document_lengths(run.lengths), 8 * KIB, NUM_LENGTHS)
+    low, _, high = row.tokens.partition("-")
+    if not high:
+        return [num_tokens(low)] * run.num_steps
+    bounds = num_tokens(low), num_tokens(high)
+    return [draw.randint(*bounds) for _ in range(NUM_LENGTHS)]
+
+
+def document_lengths(path: Path) -> list[int]:
+    """Tokens of the documents of a JSON list, or of a text at four characters each.
+
+    Raises:
+        ValueError: no document.
+    """
+    text = path.read_text(errors="replace")
+    if path.suffix == ".json":
+        found = [int(length) for length in json.loads(text)]
+    else:
+        parts = (part.strip() for part in text.split("\n\n"))
+        found = [len(part) // CHARACTERS_A_TOKEN + 1 for part in parts if part]
+    if not found:
+        raise ValueError(f"expects lengths of documents, got none in {path}")
+    return found
+
+
+def packed(documents: list[int], most: int, num_steps: int) -> list[int]:
+    """Tokens of steps that take whole documents, in order, while they fit."""
+    steps, open_step = [], 0
+    for number in range(num_steps * most):
+        length = min(documents[number % len(documents)], most)
+        if open_step + length > most:
+            steps.append(open_step)
+            open_step = 0
+            if len(steps) == num_steps:
+                break
+        open_step += length
+    return steps
+
+
+def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
+    """The model on its device, ready to be trained, random weights of a fixed seed."""
+    from transformers import AutoModelForCausalLM
+
+    shape = shape_of(row.model)
+    if device.type == "cuda":
+        fuse_the_loss(shape.architecture)
+    dtype = torch.float32 if row.mode is Mode.FSDP2 else torch.bfloat16
+    with device:
+        model = AutoModelForCausalLM.from_config(
+            shape.config(most_tokens), dtype=dtype, attn_implementation="sdpa"
+        )
+    model.train()
+    layers = model.model.layers
+    if row.tuned is Tuned.LORA:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+        model = get_peft_model(model, config, autocast_adapter_dtype=False)
+    if row.mode is Mode.LAYERS:
+        for layer in layers:
+            layer.compile()
+    elif row.mode is Mode.FSDP2:
+        shard(model, layers)
+    return model  # type: ignore[no-any-return]
+
+
+def fuse_the_loss(architecture: str) -> None:
+    """Liger's fused linear cross-entropy, and nothing else of Liger."""
+    from liger_kernel import transformers as liger
+
+    apply = getattr(liger, f"apply_liger_kernel_to_{architecture}")
+    apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True)
+
+
+def shard(model: nn.Module, layers: nn.ModuleList) -> None:
+    """FSDP2 by layer: bf16 compute, fp32 masters and reductions."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    on_gpu = next(model.parameters()).is_cuda
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for layer in layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step: marks on the device's time line, its loss, and what it needed."""
+
+    num_tokens: int
+    began: Any
+    ended: Any
+    loss: Tensor
+    peak_bytes: int
+    """Of forward and backward, above the level before the step."""
+    allocated_bytes: int
+    reserved_bytes: int
+
+    @property
+    def ms(self) -> float:
+        """Waits for the device."""
+        if isinstance(self.began, float):
+            return float(self.ended - self.began) * 1e3
+        self.ended.synchronize()
+        return float(self.began.elapsed_time(self.ended))
+
+
+class Trainer:
+    """A plain training loop on random tokens."""
+
+    def __init__(self, row: Row, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.around_forward: Callable[[], Any] = contextlib.nullcontext
+        self.layers = shape_of(row.model).layers
+        self.loss_kind = "liger" if device.type == "cuda" else "transformers"
+        self._device = device
+        self._vocabulary = shape_of(row.model).vocabulary
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+
+    def forward(self, num: int) -> Tensor:
+        """The loss of a step of `num` tokens; the same ones every time."""
+        draw = torch.Generator(self._device).manual_seed(1)
+        ids = torch.randint(
+            self._vocabulary, (1, num), device=self._device, generator=draw
+        )
+        with self.around_forward():
+            found = self.model(input_ids=ids, labels=ids, return_dict=True)
+        return found.loss  # type: ignore[no-any-return]
+
+    def step(self, num: int) -> "Step":
+        """A step; nothing waits for the device, as in a loop that logs now and then."""
+        cuda = self._device.type == "cuda"
+        base = 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+            base = torch.cuda.memory_allocated()
+        began = self._mark()
+        loss = self.forward(num)
+        loss.backward()
+        peak = torch.cuda.max_memory_allocated() - base if cuda else 0
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+        return Step(
+            num_tokens=num,
+            began=began,
+            ended=self._mark(),
+            loss=loss.detach(),
+            peak_bytes=peak,
+            allocated_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
+            reserved_bytes=torch.cuda.max_memory_reserved() if cuda else 0,
+        )
+
+    def host_times(self, num: int) -> dict[str, float]:
+        """Host time until forward and backward are enqueued, ms: median and least."""
+        found = []
+        for _ in range(NUM_HOST_STEPS):
+            self._wait()
+            began = time.perf_counter()
+            self.forward(num).backward()
+            found.append((time.perf_counter() - began) * 1e3)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=False)
+        self._wait()
+        return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
+
+    def num_saved(self, num: int) -> dict[str, int]:
+        """Handles that autograd takes in a forward: of parameters, of other tensors."""
+        counts = {"parameters": 0, "others": 0}
+        owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+
+        def pack(tensor: Tensor) -> Tensor:
+            known = tensor.untyped_storage().data_ptr() in owned
+            counts["parameters" if known else "others"] += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held):
+            self.forward(num)
+        return counts
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _mark(self) -> Any:
+        """A point on the device's time line (the host's without a GPU)."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def warmed(trainer: Trainer, num: int, session: Any) -> list[Step]:
+    """Steps until nothing settles any more."""
+    steps = []
+    for number in range(MOST_WARM_UP_STEPS):
+        if number >= LEAST_WARM_UP_STEPS and (session is None or session.is_settled):
+            break
+        steps.append(trainer.step(num))
+    gc.collect()
+    return steps
+
+
+def summary(
+    warm_up: list[Step], timed: list[Step], lengths: list[int]
+) -> dict[str, Any]:
+    """The row's figures out of its steps."""
+    every = warm_up + timed
+    changing = len(set(lengths)) > 1
+    # What the first steps of a changing length cost is in `steps_ms`.
+    counted = timed[SETTLED_AFTER:] if changing else timed
+    ms = [step.ms for step in counted]
+    late = [step.ms / step.num_tokens for step in every[SETTLED_AFTER:]]
+    found: dict[str, Any] = {
+        "step_ms": statistics.median(ms),
+        "tokens_per_s": sum(step.num_tokens for step in counted) / sum(ms) * 1e3,
+        "peak_gb": max(step.peak_bytes for step in counted) / 1e9,
+        "allocated_gb": max(step.allocated_bytes for step in every[1:]) / 1e9,
+        "reserved_gb": max(step.reserved_bytes for step in every[1:]) / 1e9,
+        "num_warm_up": len(warm_up),
+        "losses": [step.loss.item() for step in every],
+        "steps_ms": [round(step.ms, 2) for step in every],
+        "tokens": [step.num_tokens for step in every],
+    }
+    if late:
+        # Per token: what a step of its length predicts.
+        found["longest_late"] = max(late) / statistics.median(late)
+    return found
+
+
+def of_session(session: Any) -> dict[str, Any]:
+    """What ssdtrain predicted and reported."""
+    if session is None:
+        return {}
+    found: dict[str, Any] = {"settled": session.is_settled}
+    report = session.last_step
+    if report is not None:
+        found["report"] = report.as_dict()
+    plan = session.plan
+    if plan is not None and plan.prediction is not None:
+        prediction = plan.prediction
+        found["predicted_ms"] = prediction.step_ms
+        found["predicted_gb"] = prediction.peak_bytes / 1e9
+        found["believed_keep_ms"] = prediction.keep_ms
+        found["explain"] = session.explain().splitlines()
+    return found
+
+
+@contextlib.contextmanager
+def around(row: Row, trainer: Trainer) -> Iterator[Any]:
+    """The column in force; gives the session of ours."""
+    model, column = trainer.model, row.column
+    if row.is_ours:
+        import ssdtrain
+
+        tiny = {"min_bytes": 1} if row.model.startswith("tiny") else {}
+        with ssdtrain.offload(model, **{**tiny, **settings_of(column)}) as session:
+            yield session
+        return
+    if column.startswith("gc"):
+        checkpoint_layers(model, every=2 if "2nd" in column else 1)
+    if column == "selective":
+        checkpoint_layers(model, context_fn=selective_contexts)
+    if "trl" in column:
+        trainer.around_forward = trl_context()
+    with contextlib.ExitStack() as stack:
+        if column.startswith("partitioner"):
+            import torch._functorch.config as functorch
+
+            budget = float(column.split()[1])
+            stack.enter_context(functorch.patch(activation_memory_budget=budget))
+        yield None
+
+
+def checkpoint_layers(model: nn.Module, every: int = 1, **settings: Any) -> None:
+    """transformers' own checkpointing, non-reentrant, on every n-th layer."""
+    stock: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+    old = stock.gradient_checkpointing_enable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        enable = getattr(stock, "activation_checkpointing_enable", old)
+        enable({"use_reentrant": False, **settings})
+    for number, layer in enumerate(stock.model.layers):
+        layer.gradient_checkpointing = number % every == 0
+
+
+def selective_contexts() -> Any:
+    """Selective checkpointing: attention and every second matrix product are saved."""
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        create_selective_checkpoint_contexts,
+    )
+
+    aten = torch.ops.aten
+    attention = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+    products = {aten.mm.default, aten.addmm.default}
+    counts = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        if operator in attention:
+            return CheckpointPolicy.MUST_SAVE
+        if operator in products:
+            counts[context.is_recompute] += 1
+            if counts[context.is_recompute] % 2:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def trl_context() -> Callable[[], Any]:
+    """TRL's OffloadActivations, its defaults, around forward."""
+    from accelerate import PartialState
+    from trl.models.activation_offloading import OffloadActivations
+
+    PartialState()  # TRL's logger asks for it
+    return functools.partial(OffloadActivations)

@@ -1,0 +1,139 @@
+"""The benchmark of stock models: its rows, and all of its paths on a tiny model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from recipes.bench.models import real_models, real_row
+from recipes.bench.models.real_catalogue import (
+    COLUMNS,
+    Mode,
+    Row,
+    Tuned,
+    catalogue,
+    row_of,
+    settings_of,
+    shape_of,
+)
+
+CELL = "tiny/full/32/eager"
+
+
+def test_a_rows_name_says_all_of_it() -> None:
+    rows = list(catalogue())
+    assert len({row.name for row in rows}) == len(rows)
+    assert [row_of(row.name) for row in rows] == rows
+    assert {row.column for row in rows} >= set(COLUMNS)
+    fewer = row_of("qwen3-4b:24/lora/32k/compiled/ours target=ssd")
+    assert fewer == Row(
+        "qwen3-4b:24", Tuned.LORA, "32k", Mode.LAYERS, "ours target=ssd"
+    )
+    assert shape_of(fewer.model).layers == 24 and fewer.is_ours
+    assert fewer.baseline == "qwen3-4b:24/lora/32k/compiled/keep"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-5/full/8k/eager/keep",
+        "tiny:x/full/8k/eager/keep",
+        "tiny/half/8k/eager/keep",
+        "tiny/full/8q/eager/keep",
+        "tiny/full/8k/lazy/keep",
+        "tiny/full/8k/eager/theirs",
+        "tiny/full/8k",
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"expects|is not a valid"):
+        row_of(name)
+
+
+def test_a_column_of_ours_is_its_settings() -> None:
+    assert settings_of("ours") == {}
+    assert settings_of("ours memory_budget_bytes=12e9 max_overhead=0.1 plan=auto") == {
+        "memory_budget_bytes": 12_000_000_000,
+        "max_overhead": 0.1,
+        "plan": "auto",
+    }
+
+
+def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:
+    run = real_row.Run(num_steps=3)
+    assert real_row.lengths_of(row_of(f"{CELL}/keep"), run) == [32, 32, 32]
+    drawn = real_row.lengths_of(row_of("tiny/full/16-64/eager/keep"), run)
+    assert drawn == real_row.lengths_of(row_of("tiny/full/16-64/eager/ours"), run)
+    assert all(16 <= length <= 64 for length in drawn) and len(set(drawn)) > 5
+    with pytest.raises(ValueError, match="--lengths"):
+        real_row.lengths_of(row_of("tiny/full/text/eager/keep"), run)
+    path = tmp_path / "lengths.json"
+    path.write_text(json.dumps([5000, 3000, 9000, 100]))
+    run = real_row.Run(lengths=path)
+    packed = real_row.lengths_of(row_of("tiny/full/text/eager/keep"), run)
+    assert packed[:4] == [8000, 8192, 8100, 8192]
+    text = tmp_path / "page.txt"
+    text.write_text("a" * 40 + "\n\n\n\n" + "b" * 4)
+    assert real_row.document_lengths(text) == [11, 2]
+    text.write_text("\n\n")
+    with pytest.raises(ValueError, match="none in"):
+        real_row.document_lengths(text)
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two runs of the command into one file."""
+    out = tmp_path_factory.mktemp("real") / "real.json"
+    words = ["--device", "cpu", "--steps", "2", "--out", str(out), "--rows"]
+    columns = ("keep", "gc", "gc every 2nd", "selective", "ours max_overhead=0.1")
+    own = [f"{CELL}/{column}" for column in columns]
+    assert real_models.main([*words, *own[:2], "tiny/lora/32/eager/keep"]) == 0
+    written = json.loads(out.read_text())["cells"]
+    assert real_models.main([*words, *own]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())["cells"]
+    assert found[own[0]]["steps_ms"] == written[own[0]]["steps_ms"]  # not run again
+    return found
+
+
+def test_every_column_trains_alike(cells: dict[str, Any]) -> None:
+    assert not [name for name, cell in cells.items() if "error" in cell]
+    plain = cells[f"{CELL}/keep"]["losses"]
+    assert len(set(plain)) > 3
+    for name, cell in cells.items():
+        if name.startswith(CELL):
+            shared = min(len(plain), len(cell["losses"]))
+            assert cell["losses"][:shared] == plain[:shared], name
+
+
+def test_a_row_says_what_it_cost_and_what_was_predicted(cells: dict[str, Any]) -> None:
+    plain, ours = cells[f"{CELL}/keep"], cells[f"{CELL}/ours max_overhead=0.1"]
+    assert plain["num_saved"]["parameters"] > 10 < plain["num_saved"]["others"]
+    assert ours["predicted_ms"] > 0 and ours["report"]["num_records"] > 10
+    assert ours["step_ratio"] == pytest.approx(
+        plain["tokens_per_s"] / ours["tokens_per_s"]
+    )
+    excess_us = 1e3 * (ours["host_ms"] - plain["host_ms"])
+    saved = sum(plain["num_saved"].values())
+    assert ours["host_us_per_saved"] == pytest.approx(excess_us / saved)
+    text = real_models.table(cells)
+    assert text.count("\n") == len(cells) and f"{CELL}/selective" in text
+
+
+def test_what_takes_too_long_or_fails_is_a_result(tmp_path: Path) -> None:
+    row = row_of(f"{CELL}/keep")
+    with pytest.raises(TimeoutError, match="too long"):
+        real_models.in_process(row, real_row.Run(device="cpu"), 0.0)
+    text = row_of("tiny/full/text/eager/keep")
+    found = real_models.in_process(text, real_row.Run(device="cpu"), 60)
+    assert "--lengths" in found["error"] and found["traceback"]
+
+
+def test_a_peer_must_not_see_ssdtrain() -> None:
+    import ssdtrain  # noqa: F401
+
+    with pytest.raises(RuntimeError, match="imported ssdtrain"):
+        real_row.measure(row_of(f"{CELL}/keep"), real_row.Run(1, device="cpu"))
