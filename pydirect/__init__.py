@@ -1,23 +1,32 @@
 """Let the GPU read host memory in place.
 
-``import pydirect`` registers the device ``unified`` with PyTorch and does nothing else:
-no CUDA context, no thread. ``features.to("unified")[index]`` then gathers rows of host
-memory on the GPU. See docs/pydirect.md.
+``import pydirect`` changes nothing in PyTorch: gathers, host tables, loaders, tiering
+and traversal work on ordinary tensors. `enable` adds the device ``unified``, after
+which ``features.to("unified")[index]`` gathers rows of host memory on the GPU. See
+docs/pydirect.md.
 """
 
 import torch
 
-from pydirect.device import register, set_affinity_
-from pydirect.errors import PlacementError, UnsupportedOperatorError
+from pydirect.device import enable, enabled, set_affinity_
+from pydirect.errors import NotEnabledError, PlacementError, UnsupportedOperatorError
+from pydirect.gather import Explanation
+from pydirect.gather import explain as _explain
+from pydirect.memory import HostTable
 from pydirect.placement import Affinity
+from pydirect.region import DEVICE_TYPE
 from pydirect.transfer import Counters, over, to_device, to_host
 
 __all__ = [
     "Affinity",
     "Counters",
+    "Explanation",
+    "NotEnabledError",
     "PlacementError",
     "UnsupportedOperatorError",
     "counters",
+    "enable",
+    "explain",
     "set_affinity_",
     "to_device",
     "to_host",
@@ -32,15 +41,19 @@ def unify(
 
     ``tensor.to("unified")`` copies, as `to` always does between devices; this does not,
     which is what a table of half the host memory needs. The memory is pinned in place
-    when a GPU first works on it; shared memory stays shared.
+    when a GPU first works on it; shared memory stays shared. GPUs map it in small pages
+    and the copy of ``.to("unified")`` in large ones: docs/pydirect-gather.md says what
+    that costs.
 
     Args:
         tensor: CPU, dense, any shape and dtype, not inside an autograd graph.
         affinity: "gpu" or "host".
 
     Raises:
+        NotEnabledError: `enable` has not been called.
         ValueError: ``tensor`` is not on the CPU, not dense, or requires gradients.
     """
+    enabled()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(
             f"unify expects a dense CPU tensor, got {tensor.layout} on {tensor.device}"
@@ -53,9 +66,32 @@ def unify(
     return over(tensor, Affinity(affinity))
 
 
+def explain(
+    table: torch.Tensor | HostTable, rows: torch.Tensor, *, max_sms: int | None = None
+) -> Explanation:
+    """Tell which path ``table[rows]`` takes and why; gathers nothing.
+
+    Args:
+        table: unified tensor, host table or CPU tensor, shape (num_rows, ...).
+        rows: int32 or int64, shape (num_indices,), on the CPU or a GPU.
+        max_sms: budget of multiprocessors that the gather is to have; None for none.
+
+    Returns:
+        Predicted and measured milliseconds of every path, requests on the link and
+        costs of address translation; ``print`` it.
+
+    Raises:
+        ValueError: ``table`` or ``rows`` is not what it should be.
+    """
+    if isinstance(table, torch.Tensor) and table.device.type == DEVICE_TYPE:
+        table = to_host(table.detach())
+    return _explain(table, rows, max_sms=max_sms)
+
+
 def counters() -> Counters:
-    """What the placement rules have cost in this process."""
-    return register().counters
+    """What the placement rules have cost in this process.
 
-
-register()
+    Raises:
+        NotEnabledError: `enable` has not been called.
+    """
+    return enabled().counters

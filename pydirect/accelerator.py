@@ -13,8 +13,8 @@ There is no setting for it. But libtorch_cpu asks the question through one point
 entry for that function in the table of imported functions. `keep_cuda` points it at a
 function of the C library that answers 0, that is "no". Names, dispatch and storage of
 the device live in other places and do not change. Nothing is done where the entry is
-not found (another linker, another platform): `keep_cuda` then says so, and the caller
-refuses to register beside CUDA, because CUDA training would stop working.
+not found (another linker, another platform): `can_keep_cuda` says so, and the caller
+refuses to enable the device beside CUDA, because CUDA training would stop working.
 
 What this costs: the engine has no stream for unified tensors, so gradients may not
 travel as unified tensors; see [Note: Gradients do not travel] in `pydirect.transfer`.
@@ -85,6 +85,11 @@ class _Image(NamedTuple):
     dynamic: dict[int, int]
 
 
+def can_keep_cuda() -> bool:
+    """Whether `keep_cuda` would find its entry. Changes nothing."""
+    return _answer() != 0 and bool(_entries_here())
+
+
 def keep_cuda() -> bool:
     """Make PyTorch forget that a device from outside could be the accelerator.
 
@@ -93,19 +98,26 @@ def keep_cuda() -> bool:
     Returns:
         Whether the entry was found and changed.
     """
+    target = _answer()
+    entries = _entries_here() if target else []
+    for entry in entries:
+        _write(entry, target)
+    return bool(entries)
+
+
+def _answer() -> int:
+    """The address of a function that returns 0; 0 where there is none."""
     if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return False
-    image = _find_library()
-    if image is None:
-        return False
+        return 0
     answer = getattr(ctypes.CDLL(None), _ANSWERS_ZERO, None)
     if answer is None or answer() != 0:
-        return False
-    target = ctypes.cast(answer, ctypes.c_void_p).value
-    entries = _entries(image)
-    for entry in entries:
-        _write(entry, int(target or 0))
-    return bool(entries)
+        return 0
+    return ctypes.cast(answer, ctypes.c_void_p).value or 0
+
+
+def _entries_here() -> list[int]:
+    image = _find_library()
+    return [] if image is None else _entries(image)
 
 
 def _find_library() -> _Image | None:

@@ -1,4 +1,4 @@
-"""The `unified` device: registered with PyTorch's extension point, no rebuild.
+"""The `unified` device: PyTorch's extension point, taken by `enable`, no rebuild.
 
 Unified tensors are ordinary `torch.Tensor` objects under the dispatch key PrivateUse1:
 views, printing, autograd and `state_dict` are PyTorch's own. Memory comes from
@@ -6,6 +6,7 @@ views, printing, autograd and `state_dict` are PyTorch's own. Memory comes from
 business of `pydirect.transfer`, and `pydirect.accelerator` keeps CUDA in its place.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 from torch.utils import backend_registration
 
 from pydirect import sharing
-from pydirect.accelerator import keep_cuda
+from pydirect.accelerator import can_keep_cuda, keep_cuda
 from pydirect.creation import RECORDED_KERNELS, creation_kernels
-from pydirect.errors import UnsupportedOperatorError
+from pydirect.errors import NotEnabledError, UnsupportedOperatorError
 from pydirect.operators import Kind, kernel_for, run
 from pydirect.placement import Affinity
 from pydirect.region import DEVICE_TYPE, region_of
 from pydirect.transfer import Counters, Machine
+
+logger = logging.getLogger(__name__)
 
 # Operators that make a tensor like another or look at its metadata: PyTorch's own
 # composition of empty, copy_ and fill_ gives the right thing, a unified tensor.
@@ -95,34 +98,55 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
-def register() -> UnifiedModule:
-    """Register the device once; returns what ``torch.unified`` is.
+def enable() -> None:
+    """Add the device ``unified`` to PyTorch in this process.
+
+    Names PyTorch's one place for a device from outside (``privateuseone`` until then),
+    registers the device's operators, teaches `torch.Tensor` and the sharing of storages
+    about it, and keeps CUDA the accelerator (`pydirect.accelerator`). It cannot be
+    undone: PyTorch has no way to give the name back. Calling it again does nothing.
 
     Raises:
-        RuntimeError: another backend has taken PyTorch's extension point.
+        RuntimeError: another backend has taken the place, or this build of PyTorch
+            cannot keep CUDA beside the device; nothing has changed then.
     """
-    present = getattr(torch, DEVICE_TYPE, None)
-    if isinstance(present, UnifiedModule):
-        return present
+    if isinstance(getattr(torch, DEVICE_TYPE, None), UnifiedModule):
+        return
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(
             f"PyTorch has one place for a device from outside, and {name!r} has taken "
-            "it: import pydirect in a process without that backend"
+            "it: call pydirect.enable() in a process without that backend"
+        )
+    if torch.version.cuda is not None and not can_keep_cuda():
+        raise RuntimeError(
+            "this build of PyTorch cannot keep CUDA as its accelerator beside the "
+            "unified device, and CUDA training would stop working: see "
+            "pydirect.accelerator. pydirect.gather and pydirect.memory work without it"
         )
     module = UnifiedModule()
     backend_registration._setup_privateuseone_for_python_backend(
         rename=DEVICE_TYPE, backend_module=module, hook=_Hooks()
     )
-    if not keep_cuda() and torch.version.cuda is not None:
-        raise RuntimeError(
-            "this build of PyTorch cannot keep CUDA as its accelerator beside the "
-            "unified device, and CUDA training would stop working: see "
-            "pydirect.accelerator"
-        )
+    keep_cuda()
     _register_kernels(module)
     _register_methods(module)
-    sharing.register()
+    sharing.register(enable)
+    logger.info("the device %r is enabled until this process ends", DEVICE_TYPE)
+
+
+def enabled() -> UnifiedModule:
+    """What ``torch.unified`` is.
+
+    Raises:
+        NotEnabledError: `enable` has not been called.
+    """
+    module = getattr(torch, DEVICE_TYPE, None)
+    if not isinstance(module, UnifiedModule):
+        raise NotEnabledError(
+            "the device 'unified' is not there: call pydirect.enable() once, before "
+            'pydirect.unify(tensor) or tensor.to("unified"); it cannot be undone'
+        )
     return module
 
 
@@ -223,4 +247,4 @@ def set_affinity_(tensor: torch.Tensor, affinity: Affinity | str) -> torch.Tenso
     return tensor
 
 
-__all__ = ["UnifiedModule", "register", "set_affinity_"]
+__all__ = ["UnifiedModule", "enable", "enabled", "set_affinity_"]

@@ -7,3 +7,7 @@ class PlacementError(ValueError):
 
 class UnsupportedOperatorError(NotImplementedError):
     """An operator that the processor chosen by the placement rules does not have."""
+
+
+class NotEnabledError(RuntimeError):
+    """The unified device is asked for and `pydirect.enable` has not been called."""

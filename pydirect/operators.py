@@ -7,7 +7,7 @@ kernel, and turns the result into what the rule says.
 
 import enum
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -62,17 +62,15 @@ def run(
         UnsupportedOperatorError: PyTorch has no such kernel for the processor chosen.
     """
     machine.counters.calls += 1
+    rows = _rows(machine, op, args)
+    if rows is not None:
+        return rows
     written = list(_written(op, args, kwargs)) if kind is Kind.WRITES else []
     operands = list(_tensors((*args, *kwargs.values())))
     if kind is Kind.WRITES:
         refuse_recorded_writes(str(op), operands, written)
     rule = _rule(op, operands, written)
     device = _device(machine, rule, operands)
-    if rule.result is Result.CUDA and device.type == "cuda":
-        request = as_row_gather(op, args)
-        if request is not None:
-            machine.counters.gathers += 1
-            return gather_rows(request, device)
     differentiable = (
         kind is Kind.DIFFERENTIABLE
         and torch.is_grad_enabled()
@@ -95,6 +93,41 @@ def run(
             "operator, or switch the affinity of the unified operand"
         ) from error
     return call.finish(result)
+
+
+def _rows(machine: Machine, op: Operator, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """The call's result where the rules make it a gather on a GPU; else None.
+
+    Asked first and with as few questions as possible: a training loop makes these
+    calls, and one of them waits for what Python takes.
+    """
+    request = as_row_gather(op, args)
+    if request is None:
+        return None
+    index = request.index.device
+    rule = place(
+        Operands(
+            mix=mix_of((region_of(request.table).affinity,)),
+            cuda=index.type == "cuda",
+            cpu=_cpu_kind((request.index,)),
+            written=Written.NOTHING,
+            indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
+        )
+    )
+    if rule.result is not Result.CUDA:
+        return None
+    device = index if index.type == "cuda" else machine.accelerator()
+    if device.type != "cuda":
+        return None
+    machine.counters.gathers += 1
+    return gather_rows(request, device)
+
+
+def _cpu_kind(operands: Iterable[torch.Tensor]) -> Cpu:
+    on_cpu = [t for t in operands if t.device.type == "cpu"]
+    if not on_cpu:
+        return Cpu.NONE
+    return Cpu.TENSORS if any(t.dim() > 0 for t in on_cpu) else Cpu.SCALARS
 
 
 @dataclass(kw_only=True)
@@ -216,14 +249,10 @@ def _rule(
     op: Operator, operands: list[torch.Tensor], written: list[torch.Tensor]
 ) -> Rule:
     unified = _deciding(operands, written)
-    on_cpu = [t for t in operands if t.device.type == "cpu"]
-    cpu = Cpu.NONE if not on_cpu else Cpu.SCALARS
-    if any(t.dim() > 0 for t in on_cpu):
-        cpu = Cpu.TENSORS
     facts = Operands(
         mix=mix_of(region_of(t).affinity for t in unified),
         cuda=any(t.device.type == "cuda" for t in operands),
-        cpu=cpu,
+        cpu=_cpu_kind(operands),
         written=_written_kind(written),
         indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
     )

@@ -10,6 +10,7 @@ leaves open.
 """
 
 import enum
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -214,6 +215,7 @@ def mix_of(affinities: Iterable[Affinity]) -> Mix:
     return Mix.HOST if met == {Affinity.HOST} else Mix.GPU
 
 
+@functools.cache
 def place(operands: Operands) -> Rule:
     """The first row that fits; the table covers every call."""
     for rule in RULES:

@@ -15,6 +15,11 @@ from pydirect.region import DEVICE_TYPE, region_of
 from pydirect.transfer import alias_on, gradient_of, leaf_of
 
 _HOST = torch.device("cpu")
+_NAMES = {
+    torch.ops.aten.index.Tensor: "index",
+    torch.ops.aten.index_select.default: "index_select",
+    torch.ops.aten.embedding.default: "embedding",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +38,9 @@ class RowGather:
 
 def as_row_gather(op: Any, args: tuple[Any, ...]) -> RowGather | None:
     """The call as a row gather, or None where it is something else."""
-    name = op._schema.name.removeprefix("aten::")
+    name = _NAMES.get(op)
+    if name is None:
+        return None
     table, index, wraps = None, None, False
     if name == "index" and len(args[1]) == 1:
         table, index, wraps = args[0], args[1][0], True
@@ -75,14 +82,13 @@ def _fits(table: torch.Tensor, index: torch.Tensor) -> bool:
 def _gather(request: RowGather, device: torch.device) -> torch.Tensor:
     table, index = request.table, request.index
     flat = index.reshape(-1).to(device, non_blocking=True)
-    if request.wraps:
-        flat = torch.where(flat < 0, flat + table.shape[0], flat)
     region = region_of(table)
     if device.type == "cuda":
         # Pins the memory at the first use.
         region.on_device(device)
         region.note_gpu_work(torch.cuda.current_stream(device), wrote=False)
-    rows = index_select(alias_on(table, _HOST, writes=False), flat)
+    host = alias_on(table, _HOST, writes=False)
+    rows = index_select(host, flat, wraps=request.wraps)
     return rows.view(*index.shape, *table.shape[1:])
 
 

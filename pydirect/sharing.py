@@ -29,15 +29,19 @@ from pydirect.region import (
 _Method = Callable[..., Any]
 
 
-def register() -> None:
-    """Teach PyTorch's sharing about unified storages; see the methods below."""
+def register(enable: Callable[[], None]) -> None:
+    """Teach PyTorch's sharing about unified storages; see the methods below.
+
+    Args:
+        enable: what a process that is sent a unified tensor calls first.
+    """
     _replace("share_memory_", _share_memory_)
     _replace("is_shared", _is_shared)
     _replace("clone", _clone, torch.UntypedStorage)
     _replace("to", _storage_to, torch.UntypedStorage)
     _replace_new_shared()
     for kind in (torch.Tensor, torch.nn.Parameter):
-        ForkingPickler.register(kind, _reduce)
+        ForkingPickler.register(kind, functools.partial(_reduce, enable))
 
 
 def _replace(
@@ -139,7 +143,7 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
     )
 
 
-def _reduce(tensor: torch.Tensor) -> Any:
+def _reduce(enable: Callable[[], None], tensor: torch.Tensor) -> Any:
     """How a tensor travels to another process: unified ones by shared memory."""
     if tensor.device.type != DEVICE_TYPE:
         return reductions.reduce_tensor(tensor)
@@ -156,6 +160,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
     return (
         _rebuild,
         (
+            enable,
             shared.untyped_storage(),
             geometry,
             tensor.storage_offset(),
@@ -167,6 +172,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
 
 
 def _rebuild(
+    enable: Callable[[], None],
     storage: torch.UntypedStorage,
     geometry: tuple[torch.dtype, tuple[int, ...], tuple[int, ...]],
     offset: int,
@@ -174,6 +180,8 @@ def _rebuild(
     requires_grad: bool,
     is_parameter: bool,
 ) -> torch.Tensor:
+    # A spawned process has its own PyTorch.
+    enable()
     dtype, size, stride = geometry
     flat = torch.empty(0, dtype=torch.uint8).set_(storage)
     tensor = tensor_on(

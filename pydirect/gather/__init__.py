@@ -8,6 +8,7 @@ import torch
 
 from pydirect.gather.bounds import GatherIndexError
 from pydirect.gather.cpu import gather_on_cpu
+from pydirect.gather.explain import Explanation, explain
 from pydirect.gather.front import GatherStats, front_of, process_counters
 from pydirect.gather.request import (
     Path,
@@ -20,7 +21,16 @@ from pydirect.gather.request import (
 )
 from pydirect.memory import HostTable
 
-__all__ = ["GatherIndexError", "GatherStats", "Path", "check", "index_select", "stats"]
+__all__ = [
+    "Explanation",
+    "GatherIndexError",
+    "GatherStats",
+    "Path",
+    "check",
+    "explain",
+    "index_select",
+    "stats",
+]
 
 
 def index_select(
@@ -31,6 +41,7 @@ def index_select(
     path: Path | str | None = None,
     max_sms: int | None = None,
     stream: "torch.cuda.Stream | None" = None,
+    wraps: bool = False,
 ) -> torch.Tensor:
     """``table[index]`` along the first dimension, on the index's device.
 
@@ -39,9 +50,11 @@ def index_select(
         index: int32 or int64, shape (num_indices,), on the CPU or a GPU.
         out: where to write, shape (num_indices, ...), on the index's device.
         path: force a path; None lets the calibrated model choose.
-        max_sms: at most so many streaming multiprocessors work on the gather.
+        max_sms: at most so many streaming multiprocessors work on the gather, ordering
+            and copying of repeats included.
         stream: CUDA stream to work on, after what is queued on the current one; None
             for the current one. Other streams wait for it before they use the result.
+        wraps: whether negative indices count from the end, as subscripts do.
 
     Returns:
         Tensor of shape (num_indices, ...), dtype of the table, on ``index.device``.
@@ -57,7 +70,7 @@ def index_select(
     rows = host_tensor(table)
     check_index(index)
     if index.device.type == "cpu":
-        request, out = _prepare(rows, index, out)
+        request, out = _prepare(rows, index, out, wraps)
         gather_on_cpu(request, wanted or Path.DIRECT)
         return out
     if index.device.type != "cuda":
@@ -66,11 +79,11 @@ def index_select(
             'with .to("cuda")'
         )
     if stream is None:
-        return _on_gpu(rows, index, out, wanted, max_sms)
+        return _on_gpu(rows, index, out, wanted, max_sms, wraps)
     caller = torch.cuda.current_stream(index.device)
     stream.wait_stream(caller)
     with torch.cuda.stream(stream):
-        result = _on_gpu(rows, index, out, wanted, max_sms)
+        result = _on_gpu(rows, index, out, wanted, max_sms, wraps)
     # Each belongs to one stream's memory and is in use on the other.
     index.record_stream(stream)
     result.record_stream(stream if out is not None else caller)
@@ -96,7 +109,7 @@ def stats() -> GatherStats:
 
 
 def _prepare(
-    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None, wraps: bool
 ) -> tuple[Request, torch.Tensor]:
     if rows.requires_grad and torch.is_grad_enabled():
         raise ValueError(
@@ -107,7 +120,7 @@ def _prepare(
         out = empty_out(rows, index)
     else:
         check_out(rows, index, out)
-    return as_request(rows, index, out), out
+    return as_request(rows, index, out, wraps=wraps), out
 
 
 def _on_gpu(
@@ -116,9 +129,10 @@ def _on_gpu(
     out: torch.Tensor | None,
     path: Path | None,
     max_sms: int | None,
+    wraps: bool,
 ) -> torch.Tensor:
     with torch.cuda.device(index.device):
-        request, result = _prepare(rows, index, out)
+        request, result = _prepare(rows, index, out, wraps)
         front_of(index.device).gather(request, path, max_sms)
     return result
 

@@ -27,17 +27,24 @@ class GatherIndexError(IndexError):
         self.num_rows = num_rows
 
 
-def check_on_cpu(index: torch.Tensor, num_rows: int) -> None:
-    """Raise `GatherIndexError` for the first bad index of a CPU tensor."""
-    if index.numel() == 0:
+def check_on_cpu(
+    rows: torch.Tensor, num_rows: int, *, given: torch.Tensor | None = None
+) -> None:
+    """Raise `GatherIndexError` for the first bad row of a CPU tensor.
+
+    Args:
+        rows: int32 or int64, shape (num_indices,).
+        num_rows: of the table.
+        given: the index as it was given, for the message; None for ``rows``.
+    """
+    if rows.numel() == 0:
         return
-    low, high = torch.aminmax(index)
+    low, high = torch.aminmax(rows)
     if int(low) >= 0 and int(high) < num_rows:
         return
-    position = int(((index < 0) | (index >= num_rows)).nonzero()[0])
-    raise GatherIndexError(
-        value=int(index[position]), position=position, num_rows=num_rows
-    )
+    position = int(((rows < 0) | (rows >= num_rows)).nonzero()[0])
+    value = int((rows if given is None else given)[position])
+    raise GatherIndexError(value=value, position=position, num_rows=num_rows)
 
 
 class Faults:

@@ -1,21 +1,31 @@
-"""Choose the path of a gather on a GPU, from rates and from what its indices look like.
+"""Choose the path of a gather on a GPU: from predictions, trials and surveys.
 
-How many indices are distinct, and how long their runs are, decides between paths, but
-the index is on the GPU and the CPU must not wait for it. So now and then a kernel
-counts both behind a gather, and a later gather of that table reads what has arrived.
+[Note: Surveys behind a gather] How many indices are distinct, and how long their runs
+are, decides between paths, but the index is on the GPU and the CPU must not wait for
+it. So now and then a kernel counts both behind a gather, and a later gather of that
+table reads what has arrived.
 """
 
-import logging
+import hashlib
+import json
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 import torch
 
-from pydirect.gather.calibrate import load, measure_and_store, size_class
 from pydirect.gather.engine import Engine
-from pydirect.gather.model import Rates, Workload, choose_path
+from pydirect.gather.model import (
+    Workload,
+    reference_rates,
+    worth_a_trial,
+)
 from pydirect.gather.request import Path, Request
+from pydirect.gather.trials import Cell, Timer, Trial, Trials
 from pydirect.kernels import gather as kernels
+from pydirect.kernels.cache import cache_directory
 from pydirect.kernels.driver import Module
 from pydirect.memory import Reach, empty_pinned
 
@@ -24,15 +34,10 @@ _TABLES = 64
 _BITS_AN_INDEX = 16
 # A gather that is over sooner than a survey has nothing to learn from it.
 _SURVEY_BYTES = 2 << 20
+# Smaller gathers are over in a launch or two, which only DIRECT is.
+_WORTH_BYTES = 1 << 20
 
 _Key = tuple[int, int, int, int]
-
-_REMEMBERED = 4096
-# Smaller gathers are over before a measurement would have paid: they do not start one.
-_WORTH_BYTES = 4 << 20
-
-RatesKey = tuple[Reach, int, int]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,37 +61,40 @@ class _Pending:
 class Survey:
     """Surveys of the tables gathered from on one device."""
 
-    def __init__(self, module: Module, device: torch.device) -> None:
+    def __init__(self, module: Module, device: torch.device, num_blocks: int) -> None:
+        """``num_blocks``: that a survey takes at most, without a budget."""
         self._module = module
         self._device = device
+        self._num_blocks = num_blocks
         self._calls: OrderedDict[_Key, int] = OrderedDict()
         self._looks: dict[_Key, Look] = {}
         self._pending: dict[_Key, _Pending] = {}
 
-    def look(self, table: torch.Tensor, index: torch.Tensor) -> Look:
-        """The last survey of ``table`` that has arrived; starts one now and then."""
-        row_bytes = table.nbytes // max(1, table.shape[0])
-        if index.numel() * row_bytes < _SURVEY_BYTES:
-            return UNKNOWN
-        # Larger batches repeat more: sizes within a factor of two share a survey. The
-        # first rows of a table are another table: there, a batch repeats more too.
-        batch = index.numel().bit_length()
-        key = (table.data_ptr(), table.nbytes, row_bytes, batch)
+    def look(self, request: Request) -> Look:
+        """The last survey of the request's table that has arrived."""
+        key = _key_of(request)
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
             self._looks[key] = _look_of(pending)
             self._pending.pop(key, None)
+        return self._looks.get(key, UNKNOWN)
+
+    def follow(self, request: Request, max_sms: int | None) -> None:
+        """Survey the index behind its gather, one call in `_EVERY` of its kind."""
+        if request.num_indices * request.row_bytes < _SURVEY_BYTES:
+            return
+        key = _key_of(request)
         calls = self._calls.pop(key, 0)
         self._calls[key] = calls + 1
         if calls % _EVERY == 0 and key not in self._pending:
-            self._pending[key] = self._start(index)
+            blocks = min(max_sms or self._num_blocks, self._num_blocks)
+            self._pending[key] = self._start(request.index, blocks)
         if len(self._calls) > _TABLES:
             oldest, _ = self._calls.popitem(last=False)
             self._looks.pop(oldest, None)
             self._pending.pop(oldest, None)
-        return self._looks.get(key, UNKNOWN)
 
-    def _start(self, index: torch.Tensor) -> _Pending:
+    def _start(self, index: torch.Tensor, num_blocks: int) -> _Pending:
         num = index.numel()
         words = max(2, 1 << (num * _BITS_AN_INDEX // 32 - 1).bit_length())
         # Two counts, padding to 8 bytes, then the bitmap: one allocation to clear.
@@ -100,13 +108,25 @@ class Survey:
         )
         stream = torch.cuda.current_stream()
         kernels.launch_survey(
-            self._module, arguments, index.dtype, int(stream.cuda_stream)
+            self._module,
+            arguments,
+            index.dtype,
+            num_blocks=num_blocks,
+            stream=int(stream.cuda_stream),
         )
         counts = empty_pinned((2,), torch.int32)
         counts.copy_(space[:2], non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(stream)
         return _Pending(counts=counts, arrived=arrived, num_indices=num)
+
+
+def _key_of(request: Request) -> _Key:
+    # Larger batches repeat more: sizes within a factor of two share a survey. The
+    # first rows of a table are another table: there, a batch repeats more too.
+    table = request.table
+    batch = request.num_indices.bit_length()
+    return table.data_ptr(), table.nbytes, request.row_bytes, batch
 
 
 def _look_of(pending: _Pending) -> Look:
@@ -118,66 +138,83 @@ def _look_of(pending: _Pending) -> Look:
 
 
 class Chooser:
-    """Paths for one engine; rates are calibrated when a size class is first met."""
+    """Paths for one engine: see [Note: Calibration in the background] in trials."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._rates: dict[RatesKey, Rates] = {}
-        self._not_cached: set[RatesKey] = set()
-        # Weighing takes longer than launching; training repeats its shapes.
-        self._chosen: dict[object, Path] = {}
+    def __init__(self, engine: Engine, trials: Trials) -> None:
+        self._dedup_below = engine.tuning.dedup_below
+        self.trials = trials
+        # Finding a cell takes longer than launching; training repeats its shapes.
+        self._cells: dict[object, Cell] = {}
 
-    def choose(self, request: Request, look: Look, found: Reach) -> Path:
-        """The path with the least predicted time; CPU for memory that is not pinned.
+    def choose(
+        self, request: Request, look: Look, found: Reach, max_sms: int | None
+    ) -> Path | Trial:
+        """The path to take, or the trial that this gather is.
 
-        Before there are rates, small gathers go DIRECT and large ones measure them.
+        CPU for memory that is not pinned, DIRECT for gathers of little.
         """
         if found is Reach.NONE:
             return Path.CPU
-        key = (
-            found,
-            torch.get_num_threads(),
-            request.num_rows,
-            request.row_bytes,
+        if is_little(request):
+            return Path.DIRECT
+        cell = self.cell(request, look, found, max_sms)
+        return self.trials.take(
+            cell,
             request.num_indices,
-            look,
+            lambda: self._candidates(request, look, found),
         )
-        path = self._chosen.get(key)
-        if path is None:
-            worth = request.num_indices * request.row_bytes >= _WORTH_BYTES
-            rates = self.rates(request.table_bytes, found, measure=worth)
-            if rates is None:
-                return Path.DIRECT
-            dedup_below = self._engine.tuning.dedup_below
-            path = choose_path(rates, workload(request, look, dedup_below))
-            if len(self._chosen) >= _REMEMBERED:
-                self._chosen.clear()
-            self._chosen[key] = path
-        return path
 
-    def known(self) -> dict[RatesKey, Rates]:
-        """All rates so far, by (memory, size class, number of threads)."""
-        return dict(self._rates)
+    def cell(
+        self, request: Request, look: Look, found: Reach, max_sms: int | None
+    ) -> Cell:
+        """The cell that a gather belongs to."""
+        threads = torch.get_num_threads()
+        shape = request.num_rows, request.row_bytes, request.num_indices
+        key = found, threads, shape, look, max_sms
+        cell = self._cells.get(key)
+        if cell is None:
+            share = look.distinct_share
+            repeats = -math.log2(share) if share < self._dedup_below else 0.0
+            cell = Cell(
+                memory=found.value,
+                table_class=round(math.log2(max(1, request.table.nbytes))),
+                row_bytes=request.row_bytes,
+                batch_class=round(2 * math.log2(max(1, request.num_indices))),
+                distinct_class=math.ceil(repeats),
+                runs_class=round(math.log2(max(1.0, look.run_rows))),
+                threads=threads,
+                max_sms=max_sms or 0,
+            )
+            if len(self._cells) >= 4096:
+                self._cells.clear()
+            self._cells[key] = cell
+        return cell
 
-    def rates(
-        self, table: torch.Tensor, found: Reach, *, measure: bool = True
-    ) -> Rates | None:
-        """The calibrated rates for ``table``, which GPUs reach as ``found``; None if
-        there are none yet and ``measure`` is off."""
-        key = (found, size_class(table.nbytes), torch.get_num_threads())
-        if key in self._rates:
-            return self._rates[key]
-        if key not in self._not_cached:
-            cached = load(self._engine, table)
-            if cached is not None:
-                self._rates[key] = cached
-                return cached
-            self._not_cached.add(key)
-        if not measure:
-            return None
-        self._rates[key] = measure_and_store(self._engine, table)
-        logger.info("gather rates for size class %s: %s", key, self._rates[key])
-        return self._rates[key]
+    def _candidates(self, request: Request, look: Look, found: Reach) -> list[Path]:
+        large_pages = found is Reach.MANAGED
+        rates = reference_rates(request.table.nbytes, large_pages=large_pages)
+        return worth_a_trial(rates, workload(request, look, self._dedup_below))
+
+
+def is_little(request: Request) -> bool:
+    """Whether a gather is over in the time of a launch or two."""
+    return request.num_indices * request.row_bytes < _WORTH_BYTES
+
+
+def chooser_on(engine: Engine, new_timer: Callable[[], Timer]) -> Chooser:
+    """The chooser of a GPU, with what was learnt there before."""
+    return Chooser(engine, Trials(_times_file(engine.device), new_timer))
+
+
+def _times_file(device: torch.device) -> FilePath:
+    properties = torch.cuda.get_device_properties(device)
+    facts = {
+        "device": properties.name,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_directory() / f"gather-{digest[:24]}.json"
 
 
 def workload(request: Request, look: Look, dedup_below: float) -> Workload:

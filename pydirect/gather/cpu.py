@@ -69,8 +69,7 @@ class Staging:
         Raises:
             GatherIndexError: before any byte is written.
         """
-        index = request.index.cpu()
-        check_on_cpu(index, request.num_rows)
+        index = rows_on_cpu(request)
         rows = max(1, self._part_bytes(request) // request.row_bytes)
         for start in range(0, request.num_indices, rows):
             part = index[start : start + rows]
@@ -95,6 +94,21 @@ class Staging:
         return self._buffers[self._turn][:num_bytes]
 
 
+def rows_on_cpu(request: Request) -> torch.Tensor:
+    """The checked rows that the index means, on the CPU; waits for an index on a GPU.
+
+    Raises:
+        GatherIndexError: an index is out of range.
+    """
+    index = request.index.cpu()
+    if not request.wraps:
+        check_on_cpu(index, request.num_rows)
+        return index
+    rows = torch.where(index < 0, index + request.num_rows, index)
+    check_on_cpu(rows, request.num_rows, given=index)
+    return rows
+
+
 def copy_runs(request: Request) -> int:
     """One copy on the current stream for every run of consecutive rows.
 
@@ -104,8 +118,7 @@ def copy_runs(request: Request) -> int:
     Raises:
         GatherIndexError: before any byte is written.
     """
-    index = request.index.cpu()
-    check_on_cpu(index, request.num_rows)
+    index = rows_on_cpu(request)
     runs = find_runs(index)
     for run in runs:
         source = request.table_bytes[run.first_row : run.first_row + run.num_rows]
@@ -123,26 +136,15 @@ def _select(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None
 
 def gather_on_cpu(request: Request, path: Path) -> None:
     """Write ``request.out``; raises `GatherIndexError` before any byte is written."""
-    check_on_cpu(request.index, request.num_rows)
+    rows = rows_on_cpu(request)
     if request.num_indices == 0 or request.row_bytes == 0:
         return
     if path is Path.SORTED:
-        _sorted(request)
+        # Each row once in address order, then to its places.
+        unique, places = torch.unique(rows, return_inverse=True)
+        read = request.table_bytes.index_select(0, unique)
+        torch.index_select(read, 0, places, out=request.out_bytes)
     elif path is Path.DMA:
-        _runs(request)
+        copy_runs(request)
     else:
-        torch.index_select(request.table_bytes, 0, request.index, out=request.out_bytes)
-
-
-def _sorted(request: Request) -> None:
-    """Each row once in address order, then to its places."""
-    unique, places = torch.unique(request.index, return_inverse=True)
-    torch.index_select(
-        request.table_bytes.index_select(0, unique), 0, places, out=request.out_bytes
-    )
-
-
-def _runs(request: Request) -> None:
-    for run in find_runs(request.index):
-        source = request.table_bytes[run.first_row : run.first_row + run.num_rows]
-        request.out_bytes[run.position : run.position + run.num_rows].copy_(source)
+        torch.index_select(request.table_bytes, 0, rows, out=request.out_bytes)

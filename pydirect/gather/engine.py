@@ -31,13 +31,14 @@ class Tuning:
     requests in flight only push one another out of the translation caches."""
 
     bucket_bytes_log2: int = 16
-    """See `Engine._bucketed`."""
+    """Rows of so many bytes of the table are read together: what one line of the
+    GPU's page table maps."""
 
     share: kernels.Share = kernels.Share.CONTIGUOUS
     """How blocks divide an ordered index."""
 
     dedup_below: float = 0.8
-    """Sort fully, and read repeats once, when fewer indices than this are distinct."""
+    """Look for repeats, and read them once, when fewer indices are distinct."""
 
 
 class Engine:
@@ -75,7 +76,7 @@ class Engine:
         Args:
             request: what to gather; the index is on this engine's device.
             path: how; zero-copy paths need a pinned table.
-            max_sms: at most so many multiprocessors.
+            max_sms: at most so many multiprocessors, ordering included.
             distinct_share: distinct indices over indices, as far as known.
 
         Raises:
@@ -84,20 +85,13 @@ class Engine:
         if path is Path.CPU:
             with self._staging_lock:
                 self._staging.gather(request)
-            return
-        if path is Path.DMA:
+        elif path is Path.DMA:
             copy_runs(request)
-            return
-        tuned = self.tuning
-        few = tuned.direct_sms if path is Path.DIRECT else tuned.ordered_sms
-        most = min(max_sms or tuned.num_sms, tuned.num_sms)
-        sms = min(few, most)
-        if path is Path.DIRECT:
-            self.direct(request, sms)
-        elif distinct_share < self.tuning.dedup_below:
-            self._sorted(request, sms, most)
+        elif path is Path.DIRECT:
+            self.direct(request, self._budget(max_sms, self.tuning.direct_sms))
         else:
-            self._bucketed(request, sms)
+            once = distinct_share < self.tuning.dedup_below
+            self._ordered(request, max_sms, read_once=once)
 
     def direct(
         self,
@@ -108,61 +102,69 @@ class Engine:
         """Zero-copy in the order of the index; ``start`` for comparison."""
         arguments = self._arguments(request, request.index)
         arguments.check = 1
+        arguments.wraps = request.wraps
         shape = _shape_of(num_blocks=sms, start=start)
         kernels.launch_gather(
             self.module, arguments, request.index.dtype, shape, self._stream()
         )
 
-    def _sorted(self, request: Request, sms: int, most: int) -> None:
-        """Full radix sort: repeats become neighbours and are read once. They are
-        copied by ``most`` multiprocessors: it is GPU memory that limits the copies."""
-        ordered, position = request.index.sort()
-        arguments = self._arguments(request, ordered)
-        arguments.check = 1
-        arguments.position = position.data_ptr()
-        arguments.position_stride = 2
-        arguments.skip_repeats = 1
-        shape = _shape_of(num_blocks=sms, share=self.tuning.share)
-        stream = self._stream()
-        kernels.launch_gather(self.module, arguments, ordered.dtype, shape, stream)
-        shape = _shape_of(num_blocks=most)
-        kernels.launch_repeats(self.module, arguments, ordered.dtype, shape, stream)
+    def _ordered(
+        self, request: Request, max_sms: int | None, *, read_once: bool
+    ) -> None:
+        """Zero-copy in the order of pages: [Note: Order without a sort] in gather.cu.
 
-    def _bucketed(self, request: Request, sms: int) -> None:
-        """Order by page only: rows of one page become neighbours in one pass of
-        counting, a prefix sum and one pass of placing, instead of the eight passes of
-        a radix sort over 64-bit keys."""
-        num, index = request.num_indices, request.index
+        Ordering and copying repeats are limited by GPU memory, not by the link, and
+        take every multiprocessor of the budget; the reads take `Tuning.ordered_sms`.
+        """
+        num = request.num_indices
+        arguments = self._bucket_arguments(request)
+        space = _Space(self.device, num, arguments.num_buckets, read_once=read_once)
+        space.lend(arguments)
+        stream = self._stream()
+        wide = 4 * self.tuning.num_sms if max_sms is None else self._budget(max_sms)
+        kernels.launch_order(
+            self.module,
+            arguments,
+            request.index.dtype,
+            num_blocks=wide,
+            stream=stream,
+        )
+        gather = self._arguments(request, space.order)
+        gather.position = arguments.position
+        gather.total = arguments.counts + 4 * (arguments.num_buckets + 1)
+        shape = _shape_of(
+            num_blocks=self._budget(max_sms, self.tuning.ordered_sms),
+            share=self.tuning.share,
+        )
+        kernels.launch_gather(self.module, gather, torch.int64, shape, stream)
+        if read_once:
+            repeats = kernels.RepeatArgs(
+                out=request.out.data_ptr(),
+                owner=arguments.owner,
+                num_indices=num,
+                row_bytes=request.row_bytes,
+            )
+            kernels.launch_repeats(self.module, repeats, num_blocks=wide, stream=stream)
+
+    def _budget(self, max_sms: int | None, wanted: int | None = None) -> int:
+        """Blocks for a kernel that would like ``wanted``: a block takes at most one
+        multiprocessor."""
+        most = min(max_sms or self.tuning.num_sms, self.tuning.num_sms)
+        return most if wanted is None else min(wanted, most)
+
+    def _bucket_arguments(self, request: Request) -> kernels.BucketArgs:
         shift = self.tuning.bucket_bytes_log2
-        num_buckets = (request.table.nbytes >> shift) + 1
-        order = torch.empty(2 * num, dtype=torch.int64, device=self.device)
-        rows, rest = order[:num], order[num:].view(torch.int32)
-        rank, position = rest[:num], rest[num:]
-        counts = torch.zeros(num_buckets + 1, dtype=torch.int32, device=self.device)
-        arguments = kernels.BucketArgs(
-            index=index.data_ptr(),
-            counts=counts.data_ptr(),
-            rank=rank.data_ptr(),
-            order=rows.data_ptr(),
-            position=position.data_ptr(),
+        return kernels.BucketArgs(
+            index=request.index.data_ptr(),
             error=self._faults.elected_address,
             fault=self._faults.record_address,
-            num_indices=num,
+            num_indices=request.num_indices,
             num_rows=request.num_rows,
             row_bytes=request.row_bytes,
-            num_buckets=num_buckets,
+            num_buckets=(request.table.nbytes >> shift) + 1,
             shift=shift,
+            wraps=request.wraps,
         )
-        stream = self._stream()
-        kernels.launch_bucket_count(self.module, arguments, index.dtype, stream)
-        sums = torch.cumsum(counts, 0, dtype=torch.int32)
-        arguments.counts = sums.data_ptr()
-        kernels.launch_bucket_place(self.module, arguments, index.dtype, stream)
-        gather = self._arguments(request, rows)
-        gather.position = position.data_ptr()
-        gather.position_stride = 1
-        shape = _shape_of(num_blocks=sms, share=self.tuning.share)
-        kernels.launch_gather(self.module, gather, rows.dtype, shape, stream)
 
     def _stream(self) -> int:
         if self.device.type != "cuda":
@@ -182,6 +184,30 @@ class Engine:
             num_rows=request.num_rows,
             row_bytes=request.row_bytes,
         )
+
+
+class _Space:
+    """GPU memory of one ordered gather: a single allocation."""
+
+    def __init__(
+        self, device: torch.device, num: int, num_buckets: int, *, read_once: bool
+    ) -> None:
+        self._num_slots = 1 << (2 * num - 1).bit_length() if read_once else 0
+        owners = num if read_once else 0
+        parts = (num, num, num_buckets + 2, owners, self._num_slots)
+        # 8-byte rows first, so that all parts are aligned.
+        space = torch.empty(2 * num + sum(parts), dtype=torch.int32, device=device)
+        self.order = space[: 2 * num].view(torch.int64)
+        self._parts = space[2 * num :].split(parts)
+
+    def lend(self, arguments: kernels.BucketArgs) -> None:
+        """Fill in the addresses; the memory must outlive the launches' enqueueing."""
+        position, rank, counts, owner, slots = (p.data_ptr() for p in self._parts)
+        arguments.order = self.order.data_ptr()
+        arguments.position, arguments.rank, arguments.counts = position, rank, counts
+        if self._num_slots:
+            arguments.owner, arguments.slots = owner, slots
+            arguments.num_slots = self._num_slots
 
 
 def engine_on(device: torch.device) -> Engine:

@@ -1,5 +1,6 @@
 """Engine, survey, chooser and counters of one device, brought together."""
 
+import contextlib
 import functools
 import threading
 from collections import Counter
@@ -7,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pydirect.gather.chooser import UNKNOWN, Chooser, Survey
-from pydirect.gather.engine import engine_on
+from pydirect.gather.chooser import UNKNOWN, Chooser, Survey, chooser_on
+from pydirect.gather.engine import Engine, engine_on
 from pydirect.gather.request import Path, Request
+from pydirect.gather.trials import Trial
 from pydirect.memory import Reach, reach
 
 
@@ -54,10 +56,11 @@ class Counters:
 class Front:
     """Gathers onto one device, path included."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.engine = engine_on(device)
-        self.chooser = Chooser(self.engine)
-        self._survey = Survey(self.engine.module, device)
+    def __init__(self, engine: Engine, chooser: Chooser, survey: Survey) -> None:
+        """See `front_of` for a GPU."""
+        self.engine = engine
+        self.chooser = chooser
+        self.survey = survey
 
     def gather(self, request: Request, path: Path | None, max_sms: int | None) -> None:
         """Gather on the current stream; ``path`` None lets the chooser decide.
@@ -74,27 +77,33 @@ class Front:
                 f"path {path.value!r} expects a pinned table, got plain memory of "
                 f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
             )
-        look = UNKNOWN
-        if path in (None, Path.SORTED):
-            look = self._survey.look(request.table, request.index)
-        chosen = path
-        if chosen is None:
-            chosen = self.chooser.choose(request, look, found)
+        surveyed = path in (None, Path.SORTED)
+        look = self.survey.look(request) if surveyed else UNKNOWN
+        taken = path or self.chooser.choose(request, look, found, max_sms)
+        chosen = taken.path if isinstance(taken, Trial) else taken
         process_counters().count(
             chosen,
             request.out.nbytes,
             unpinned=path is None and found is Reach.NONE,
         )
-        self.engine.gather(
-            request, chosen, max_sms=max_sms, distinct_share=look.distinct_share
-        )
+        with taken if isinstance(taken, Trial) else contextlib.nullcontext():
+            self.engine.gather(
+                request, chosen, max_sms=max_sms, distinct_share=look.distinct_share
+            )
+        if surveyed:
+            self.survey.follow(request, max_sms)
 
 
 @functools.cache
 def front_of(device: torch.device) -> Front:
     """The front of a device (with an index)."""
     with torch.cuda.device(device):
-        return Front(device)
+        engine = engine_on(device)
+        return Front(
+            engine,
+            chooser_on(engine, functools.partial(torch.cuda.Event, enable_timing=True)),
+            Survey(engine.module, device, 4 * engine.tuning.num_sms),
+        )
 
 
 @functools.cache

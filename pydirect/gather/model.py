@@ -1,4 +1,4 @@
-"""How long a gather takes on each path: what the chooser compares.
+"""How long a gather takes on each path: which paths the chooser tries.
 
 [Note: Translation] The link moves about 55 GB/s (PCIe 5), but on tables beyond what the
 GPU's translation caches cover, every row in random order costs one translation of its
@@ -14,15 +14,24 @@ them out (of a 16 GiB table: 33 MB of lines beside 6 MB of output, or beside 128
 the cost is kept by number of rows, and beyond the last number it stays what it was.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
 from dataclasses import dataclass
 
 from pydirect.gather.request import Path
+from pydirect.translation import (
+    H200_CELLS,
+    H200_LINK_GB_S,
+    TranslationModel,
+    fit_translation,
+)
 
 _SECTOR_BYTES = 32
 PAGE_BYTES = 1 << 16
-_NEAR_TIE = 0.95
+# A path that is foretold to take so much longer than the best gets no trial.
+_HOPELESS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +64,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What calibration measured for one device, table size and number of threads."""
+    """What predictions rest on, for one device, table size and number of threads."""
 
     link_gbps: float
     """Zero-copy reads of long rows, GB/s."""
@@ -76,7 +85,7 @@ class Rates:
     """Ordering by page, an index."""
 
     radix_ns: float
-    """Ordering in full so that repeats are read once, and copying them, an index."""
+    """The same where repeats are looked for, read once and copied."""
 
     page_ns: tuple[tuple[int, float], ...]
     """Rows of a gather in address order, ascending, and what each of the 64 KiB pages
@@ -160,9 +169,48 @@ def _dma_ms(rates: Rates, work: Workload) -> float:
     return rates.sync_ms + (look_ns + copy_ns) / 1e6
 
 
-def choose_path(rates: Rates, work: Workload) -> Path:
-    """The path with the least predicted time. DIRECT in a near tie: it needs one launch
-    and no memory, where SORTED makes the CPU launch five kernels."""
+def worth_a_trial(rates: Rates, work: Workload) -> list[Path]:
+    """The paths whose predicted time is not hopeless, fastest first."""
     times = {path: predict_ms(rates, work, path) for path in Path}
-    best = min(Path, key=times.__getitem__)
-    return best if times[best] < _NEAR_TIE * times[Path.DIRECT] else Path.DIRECT
+    limit = _HOPELESS * min(times.values())
+    return sorted((p for p in Path if times[p] <= limit), key=times.__getitem__)
+
+
+def reference_rates(table_bytes: int, *, large_pages: bool) -> Rates:
+    """Rates for tables of ``table_bytes``, recorded on one H200 with 16 cores.
+
+    They say which paths are worth a trial on the machine at hand, no more. Random rows
+    of small pages take what `pydirect.translation` says.
+    """
+    if large_pages:
+        return _LARGE_PAGES
+    translated = reference_translation()
+    row_ns = translated.random_row_ns(_SECTOR_BYTES, max(1, table_bytes))
+    return dataclasses.replace(_SMALL_PAGES, random_ns=row_ns)
+
+
+@functools.cache
+def reference_translation() -> TranslationModel:
+    """The translation model of small pages, fitted to the cells of one H200."""
+    return fit_translation(H200_CELLS, link_gb_s=H200_LINK_GB_S)
+
+
+_SMALL_PAGES = Rates(
+    link_gbps=51.4,
+    dma_gbps=55.3,
+    direct_ms=0.02,
+    sorted_ms=0.08,
+    random_ns=0.0,
+    sort_ns=0.1,
+    radix_ns=0.3,
+    page_ns=((16_000, 18.0), (260_000, 24.0)),
+    sync_ms=0.07,
+    cpu_ms=0.8,
+    cpu_row_ns=1.0,
+    cpu_byte_ns=0.04,
+    dma_call_us=8.0,
+    dma_index_ns=1.5,
+)
+_LARGE_PAGES = dataclasses.replace(
+    _SMALL_PAGES, dma_gbps=17.0, random_ns=3.2, page_ns=((16_000, 2.0),)
+)

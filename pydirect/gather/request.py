@@ -44,6 +44,9 @@ class Request:
     out: torch.Tensor
     """Dtype of the table, shape (num_indices, ...), contiguous."""
 
+    wraps: bool = False
+    """Whether negative indices count from the end of the table."""
+
     @cached_property
     def num_rows(self) -> int:
         return self.table.shape[0]
@@ -113,9 +116,11 @@ def check_out(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Non
         )
 
 
-def as_request(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Request:
+def as_request(
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor, *, wraps: bool = False
+) -> Request:
     """The request for checked tensors."""
-    return Request(table=rows, index=index.contiguous(), out=out)
+    return Request(table=rows, index=index.contiguous(), out=out, wraps=wraps)
 
 
 def _row_bytes(rows: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """PyTorch Geometric: features in host memory behind its own interfaces.
 
-Importing this module imports torch_geometric.
+Importing this module imports torch_geometric. `unify_data` needs the unified device
+(`pydirect.enable`); `UnifiedFeatureStore` does not.
 """
 
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ def unify_data(data: _Data, *names: str) -> _Data:
         names: attribute names; ``"x"`` if none is given.
 
     Raises:
+        NotEnabledError: `pydirect.enable` has not been called.
         ValueError: no store has one of the attributes.
     """
     for name in names or ("x",):

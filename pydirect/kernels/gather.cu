@@ -79,6 +79,7 @@ struct GatherArgs {
   u8* out;
   const void* index;     // what to read, in reading order; int32 or int64
   const int* position;   // where each row goes, or null: where its index stands
+  const int* total;      // device: how many places of the index are in use, or null: all
   u64* error;            // device: taken by the first bad index
   i64* fault;            // host: [0] 1 + position of that index, [1] value, [2] rows
   i64 num_indices;
@@ -87,10 +88,14 @@ struct GatherArgs {
   int lanes;             // lanes of one row, a power of two up to 32
   int align_bytes;       // power of two, at least one word; see [Note: Aligned starts]
   int contiguous;        // see [Note: Contiguous shares]
-  int position_stride;   // in int32: 2 reads the low halves of int64 positions
   int check;             // report bad indices (bucketing has reported its own)
-  int skip_repeats;      // read a row only where it differs from the one before it
+  int wraps;             // negative indices count from the end of the table
 };
+
+// The row that an index means; outside the table where the index is bad.
+DEVICE i64 row_of(i64 value, i64 num_rows, int wraps) {
+  return wraps && value < 0 ? value + num_rows : value;
+}
 
 // The first bad index wins; the others are dropped. See [Note: Errors without a wait].
 template <typename Args> DEVICE void report(const Args& a, i64 position, i64 value) {
@@ -100,10 +105,6 @@ template <typename Args> DEVICE void report(const Args& a, i64 position, i64 val
   fault[2] = a.num_rows;
   __threadfence_system();
   fault[0] = position + 1;
-}
-
-DEVICE i64 place_of(const GatherArgs& a, i64 j) {
-  return a.position ? (i64)(u32)a.position[j * a.position_stride] : j;
 }
 
 // A row as the lanes see it: `from` is where lane 0 starts, at or before `begin`.
@@ -117,29 +118,25 @@ struct Row {
 template <typename Index, int ROWS>
 DEVICE void find_rows(const GatherArgs& a, i64 first, i64 stride, i64 last, Row* row) {
   const Index* index = (const Index*)a.index;
-  i64 at[ROWS], value[ROWS], before[ROWS], place[ROWS];
+  i64 at[ROWS], value[ROWS], place[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     const i64 j = first + r * stride;
     at[r] = j < last ? j : last - 1;
     value[r] = (i64)index[at[r]];
-    before[r] = -1;
     place[r] = at[r];
   }
-  if (a.skip_repeats)
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-      if (at[r] > 0) before[r] = (i64)index[at[r] - 1];
   if (a.position)
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) place[r] = place_of(a, at[r]);
+    for (int r = 0; r < ROWS; ++r) place[r] = a.position[at[r]];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     const bool there = first + r * stride < last;
-    const bool good = value[r] >= 0 && value[r] < a.num_rows;
+    const i64 wrapped = row_of(value[r], a.num_rows, a.wraps);
+    const bool good = wrapped >= 0 && wrapped < a.num_rows;
     if (there && !good && a.check) report(a, place[r], value[r]);
-    const bool wanted = there && good && value[r] != before[r];
-    row[r].begin = (u64)a.table + (u64)(wanted ? value[r] : 0) * (u64)a.row_bytes;
+    const bool wanted = there && good;
+    row[r].begin = (u64)a.table + (u64)(wanted ? wrapped : 0) * (u64)a.row_bytes;
     row[r].end = row[r].begin + (wanted ? (u64)a.row_bytes : 0);
     row[r].from = row[r].begin & ~(u64)(a.align_bytes - 1);
     row[r].out = a.out + place[r] * a.row_bytes;
@@ -164,10 +161,11 @@ template <typename Index, typename Word, typename Unit, int ROWS, int WORDS>
 DEVICE void gather(const GatherArgs& a) {
   const int lane = threadIdx.x & (a.lanes - 1);
   const i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
-  const i64 share = (a.num_indices + gridDim.x - 1) / gridDim.x;
+  const i64 total = a.total ? *a.total : a.num_indices;
+  const i64 share = (total + gridDim.x - 1) / gridDim.x;
   const i64 begin = a.contiguous ? blockIdx.x * share : 0;
-  const i64 limit = a.contiguous ? begin + share : a.num_indices;
-  const i64 last = limit < a.num_indices ? limit : a.num_indices;
+  const i64 limit = a.contiguous ? begin + share : total;
+  const i64 last = limit < total ? limit : total;
   const i64 stride = a.contiguous ? groups : groups * gridDim.x;
   const i64 first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
   const u64 step = (u64)a.lanes * sizeof(Word);
@@ -218,71 +216,129 @@ GATHER(i64_w4, i64, WORD_4, u32, ROWS_LONG_4, WORDS_LONG_4)
 GATHER(i32_w1, int, u32, u8, ROWS_LONG, WORDS_LONG)
 GATHER(i64_w1, i64, u32, u8, ROWS_LONG, WORDS_LONG)
 
+// [Note: Order without a sort] What saves translations is that rows of one page are read
+// together. So indices are counted by page, each page gets its stretch of the order, and
+// a second pass places them: no radix sort, and no library whose kernels take the whole
+// GPU. Repeats are found before, in a hash table of positions: the first index of a row
+// to arrive owns it, only owners are ordered and read, and the others are copied from
+// their owner's place in the output.
 struct BucketArgs {
   const void* index;
-  int* counts;           // num_buckets + 1; the last one holds bad indices
+  int* counts;           // num_buckets + 2; the last but one is for bad indices, the
+                         // last counts the places given out
   int* rank;             // place inside the bucket, one an index
   i64* order;            // row numbers in bucket order; -1 for a bad index
   int* position;         // where each of them stood in the index
+  int* owner;            // position of the first index of the same row, or null: no look
+  int* slots;            // num_slots positions, -1 where free: twice as many as indices
   u64* error;
   i64* fault;
   i64 num_indices;
   i64 num_rows;
   i64 row_bytes;
   i64 num_buckets;
+  i64 num_slots;         // a power of two
   int shift;             // a bucket is 2^shift bytes of the table
+  int wraps;
 };
 
-DEVICE i64 bucket_of(const BucketArgs& a, i64 value) {
-  if (value < 0 || value >= a.num_rows) return a.num_buckets;
-  return (i64)(((u64)value * (u64)a.row_bytes) >> a.shift);
+DEVICE i64 bucket_of(const BucketArgs& a, i64 row) {
+  if (row < 0 || row >= a.num_rows) return a.num_buckets;
+  return (i64)(((u64)row * (u64)a.row_bytes) >> a.shift);
+}
+
+DEVICE u64 hash_of(u64 value) { return value * 0x9E3779B97F4A7C15ULL >> 20; }
+
+#define EACH(I, COUNT)                                                \
+  for (i64 I = blockIdx.x * (i64)blockDim.x + threadIdx.x; I < (COUNT); \
+       I += (i64)gridDim.x * blockDim.x)
+
+KERNEL void BLOCK_OF(512) bucket_clear(BucketArgs a) {
+  EACH(i, a.num_buckets + 2) a.counts[i] = 0;
+  if (a.slots) EACH(i, a.num_slots) a.slots[i] = -1;
+}
+
+template <typename Index>
+DEVICE void bucket_elect(const BucketArgs& a) {
+  const Index* index = (const Index*)a.index;
+  EACH(i, a.num_indices) {
+    const i64 row = row_of((i64)index[i], a.num_rows, a.wraps);
+    int owner = (int)i;
+    u64 at = hash_of((u64)row);
+    // Bad indices own themselves, so that each of them is seen by the count.
+    while (row >= 0 && row < a.num_rows) {
+      int* slot = a.slots + (at++ & (u64)(a.num_slots - 1));
+      int held = *(volatile int*)slot;  // most looks at a hot row need no atomic
+      if (held < 0) held = atomicCAS(slot, -1, (int)i);
+      if (held < 0) break;
+      if (row_of((i64)index[held], a.num_rows, a.wraps) != row) continue;
+      owner = held;
+      break;
+    }
+    a.owner[i] = owner;
+  }
 }
 
 template <typename Index>
 DEVICE void bucket_count(const BucketArgs& a) {
-  const i64 step = (i64)gridDim.x * blockDim.x;
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < a.num_indices; i += step) {
+  EACH(i, a.num_indices) {
+    if (a.owner && a.owner[i] != i) continue;
     const i64 value = (i64)((const Index*)a.index)[i];
-    const i64 bucket = bucket_of(a, value);
+    const i64 bucket = bucket_of(a, row_of(value, a.num_rows, a.wraps));
     if (bucket == a.num_buckets) report(a, i, value);
     a.rank[i] = atomicAdd(a.counts + bucket, 1);
   }
 }
 
-// `counts` holds inclusive sums by now.
+// Turns counts into first places, a run of buckets a thread. Runs take their stretch as
+// they come: what matters is that each page's rows stand together.
+const int RUN = 32;
+KERNEL void BLOCK_OF(512) bucket_base(BucketArgs a) {
+  const i64 buckets = a.num_buckets + 1;
+  EACH(run, (buckets + RUN - 1) / RUN) {
+    int sum = 0;
+    int count[RUN];
+#pragma unroll
+    for (int k = 0; k < RUN; ++k) {
+      const i64 b = run * RUN + k;
+      count[k] = b < buckets ? a.counts[b] : 0;
+      sum += count[k];
+    }
+    if (sum == 0) continue;
+    int place = atomicAdd(a.counts + buckets, sum);
+#pragma unroll
+    for (int k = 0; k < RUN; ++k) {
+      if (run * RUN + k < buckets) a.counts[run * RUN + k] = place;
+      place += count[k];
+    }
+  }
+}
+
 template <typename Index>
 DEVICE void bucket_place(const BucketArgs& a) {
-  const i64 step = (i64)gridDim.x * blockDim.x;
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < a.num_indices; i += step) {
-    const i64 value = (i64)((const Index*)a.index)[i];
-    const i64 bucket = bucket_of(a, value);
-    const i64 place = a.counts[bucket] - 1 - a.rank[i];
-    a.order[place] = bucket == a.num_buckets ? -1 : value;
+  EACH(i, a.num_indices) {
+    if (a.owner && a.owner[i] != i) continue;
+    const i64 row = row_of((i64)((const Index*)a.index)[i], a.num_rows, a.wraps);
+    const i64 bucket = bucket_of(a, row);
+    const i64 place = a.counts[bucket] + a.rank[i];
+    a.order[place] = bucket == a.num_buckets ? -1 : row;
     a.position[place] = (int)i;
   }
 }
 
-KERNEL void bucket_count_i32(BucketArgs a) { bucket_count<int>(a); }
-KERNEL void bucket_count_i64(BucketArgs a) { bucket_count<i64>(a); }
-KERNEL void bucket_place_i32(BucketArgs a) { bucket_place<int>(a); }
-KERNEL void bucket_place_i64(BucketArgs a) { bucket_place<i64>(a); }
+KERNEL void BLOCK_OF(512) bucket_elect_i32(BucketArgs a) { bucket_elect<int>(a); }
+KERNEL void BLOCK_OF(512) bucket_elect_i64(BucketArgs a) { bucket_elect<i64>(a); }
+KERNEL void BLOCK_OF(512) bucket_count_i32(BucketArgs a) { bucket_count<int>(a); }
+KERNEL void BLOCK_OF(512) bucket_count_i64(BucketArgs a) { bucket_count<i64>(a); }
+KERNEL void BLOCK_OF(512) bucket_place_i32(BucketArgs a) { bucket_place<int>(a); }
+KERNEL void BLOCK_OF(512) bucket_place_i64(BucketArgs a) { bucket_place<i64>(a); }
 
-// The first place before `j` that holds what `j` holds. In steps that double: most rows
-// repeat a few times, and halving the whole index would be twenty trips to memory.
-template <typename Index> DEVICE i64 first_of(const Index* index, i64 j) {
-  const Index value = index[j];
-  i64 high = j, step = 1;  // `high` holds the value
-  while (high >= step && index[high - step] == value) {
-    high -= step;
-    step *= 2;
-  }
-  i64 low = high >= step ? high - step + 1 : 0;
-  while (low < high) {
-    const i64 middle = (low + high) / 2;
-    if (index[middle] < value) low = middle + 1; else high = middle;
-  }
-  return low;
-}
+struct RepeatArgs {
+  u8* out;
+  const int* owner;
+  i64 num_indices;
+  i64 row_bytes;
+};
 
 // `from` and `to` are different rows of the output; lanes of a warp, four words each.
 template <typename Word>
@@ -301,18 +357,16 @@ DEVICE void copy_row(u8* to, const u8* from, i64 row_bytes, int lane) {
   }
 }
 
-// Rows that `skip_repeats` left out: copy from where the first of their kind went.
-template <typename Index>
-DEVICE void copy_repeats(const GatherArgs& a) {
-  const Index* index = (const Index*)a.index;
+// Rows that are not read: a copy from where their owner went.
+KERNEL void BLOCK_OF(512) copy_repeats(RepeatArgs a) {
   const int lane = threadIdx.x & 31;
   const i64 warps = (i64)gridDim.x * (blockDim.x / 32);
-  for (i64 j = blockIdx.x * (i64)(blockDim.x / 32) + threadIdx.x / 32; j < a.num_indices;
-       j += warps) {
-    const i64 value = (i64)index[j];
-    if (j == 0 || (i64)index[j - 1] != value || value < 0 || value >= a.num_rows) continue;
-    const u8* from = a.out + place_of(a, first_of(index, j)) * a.row_bytes;
-    u8* to = a.out + place_of(a, j) * a.row_bytes;
+  for (i64 i = blockIdx.x * (i64)(blockDim.x / 32) + threadIdx.x / 32; i < a.num_indices;
+       i += warps) {
+    const i64 owner = a.owner[i];
+    if (owner == i) continue;
+    const u8* from = a.out + owner * a.row_bytes;
+    u8* to = a.out + i * a.row_bytes;
     const u64 bits = (u64)from | (u64)to | (u64)a.row_bytes;
     if (bits % 16 == 0)
       copy_row<u128>(to, from, a.row_bytes, lane);
@@ -322,9 +376,6 @@ DEVICE void copy_repeats(const GatherArgs& a) {
       for (i64 b = lane; b < a.row_bytes; b += 32) to[b] = from[b];
   }
 }
-
-KERNEL void copy_repeats_i32(GatherArgs a) { copy_repeats<int>(a); }
-KERNEL void copy_repeats_i64(GatherArgs a) { copy_repeats<i64>(a); }
 
 // How an index looks: [0] places where a run of consecutive rows breaks, [1] distinct
 // values, counted as bits that were clear in a hashed bitmap of num_bits (a power of 2).
@@ -339,12 +390,11 @@ struct SurveyArgs {
 template <typename Index>
 DEVICE void survey(const SurveyArgs& a) {
   const Index* index = (const Index*)a.index;
-  const i64 step = (i64)gridDim.x * blockDim.x;
   int breaks = 0, fresh = 0;
-  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < a.num_indices; i += step) {
+  EACH(i, a.num_indices) {
     const u64 value = (u64)(i64)index[i];
     breaks += i > 0 && (i64)index[i - 1] + 1 != (i64)value;
-    const u64 bit = (value * 0x9E3779B97F4A7C15ULL >> 20) & (u64)(a.num_bits - 1);
+    const u64 bit = hash_of(value) & (u64)(a.num_bits - 1);
     const u32 mask = 1u << (bit & 31);
     fresh += !(atomicOr(a.bitmap + (bit >> 5), mask) & mask);
   }
@@ -352,5 +402,5 @@ DEVICE void survey(const SurveyArgs& a) {
   if (fresh) atomicAdd(a.counts + 1, fresh);
 }
 
-KERNEL void survey_i32(SurveyArgs a) { survey<int>(a); }
-KERNEL void survey_i64(SurveyArgs a) { survey<i64>(a); }
+KERNEL void BLOCK_OF(512) survey_i32(SurveyArgs a) { survey<int>(a); }
+KERNEL void BLOCK_OF(512) survey_i64(SurveyArgs a) { survey<i64>(a); }

@@ -13,6 +13,9 @@ from pydirect.kernels.nvrtc import load
 
 _LINE_BYTES = 128
 _WARP = 32
+_FLAT_THREADS = 512
+_RUN = 32
+"""Buckets of one thread of `bucket_base`; RUN in gather.cu."""
 
 
 class GatherArgs(ctypes.Structure):
@@ -23,6 +26,7 @@ class GatherArgs(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("index", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
+        ("total", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
         ("fault", ctypes.c_void_p),
         ("num_indices", ctypes.c_int64),
@@ -31,9 +35,8 @@ class GatherArgs(ctypes.Structure):
         ("lanes", ctypes.c_int),
         ("align_bytes", ctypes.c_int),
         ("contiguous", ctypes.c_int),
-        ("position_stride", ctypes.c_int),
         ("check", ctypes.c_int),
-        ("skip_repeats", ctypes.c_int),
+        ("wraps", ctypes.c_int),
     )
 
 
@@ -46,13 +49,28 @@ class BucketArgs(ctypes.Structure):
         ("rank", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
         ("fault", ctypes.c_void_p),
         ("num_indices", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         ("num_buckets", ctypes.c_int64),
+        ("num_slots", ctypes.c_int64),
         ("shift", ctypes.c_int),
+        ("wraps", ctypes.c_int),
+    )
+
+
+class RepeatArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in gather.cu."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("num_indices", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
     )
 
 
@@ -130,39 +148,67 @@ def launch_gather(
 
 
 def launch_repeats(
-    module: Module, arguments: GatherArgs, index: torch.dtype, shape: Shape, stream: int
+    module: Module, arguments: RepeatArgs, *, num_blocks: int, stream: int
 ) -> None:
-    """Copy rows that ``skip_repeats`` left out; the index must be sorted."""
-    kernel = module.kernel(f"copy_repeats_{_letters(index)}")
-    kernel.launch(
-        grid=shape.num_blocks, block=shape.threads, arguments=arguments, stream=stream
-    )
+    """Copy the rows that have another owner from the owner's place in the output."""
+    kernel = module.kernel("copy_repeats")
+    kernel.launch(grid=num_blocks, block=512, arguments=arguments, stream=stream)
 
 
-def launch_bucket_count(
-    module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
+def launch_order(
+    module: Module,
+    arguments: BucketArgs,
+    index: torch.dtype,
+    *,
+    num_blocks: int,
+    stream: int,
 ) -> None:
-    """Count indices a bucket."""
-    _flat(module.kernel(f"bucket_count_{_letters(index)}"), arguments, stream)
+    """Write the order by page; see [Note: Order without a sort] in gather.cu.
 
-
-def launch_bucket_place(
-    module: Module, arguments: BucketArgs, index: torch.dtype, stream: int
-) -> None:
-    """Write the bucketed order; counts must be inclusive sums by now."""
-    _flat(module.kernel(f"bucket_place_{_letters(index)}"), arguments, stream)
+    Args:
+        module: where the kernels are.
+        arguments: pointers and sizes; ``owner`` and ``slots`` null to read repeats.
+        index: dtype of the index.
+        num_blocks: blocks a launch takes at most; each runs on one multiprocessor.
+        stream: raw handle.
+    """
+    letters, num = _letters(index), arguments.num_indices
+    steps = [
+        ("bucket_clear", max(arguments.num_buckets + 2, arguments.num_slots)),
+        (f"bucket_elect_{letters}", num),
+        (f"bucket_count_{letters}", num),
+        ("bucket_base", -(-(arguments.num_buckets + 1) // _RUN)),
+        (f"bucket_place_{letters}", num),
+    ]
+    if not arguments.owner:
+        del steps[1]
+    for name, items in steps:
+        _flat(module.kernel(name), arguments, items, num_blocks, stream)
 
 
 def launch_survey(
-    module: Module, arguments: SurveyArgs, index: torch.dtype, stream: int
+    module: Module,
+    arguments: SurveyArgs,
+    index: torch.dtype,
+    *,
+    num_blocks: int,
+    stream: int,
 ) -> None:
     """Count breaks of runs and distinct values; bitmap and counts start at zero."""
-    _flat(module.kernel(f"survey_{_letters(index)}"), arguments, stream)
+    kernel = module.kernel(f"survey_{_letters(index)}")
+    _flat(kernel, arguments, arguments.num_indices, num_blocks, stream)
 
 
-def _flat(kernel: Kernel, arguments: BucketArgs | SurveyArgs, stream: int) -> None:
-    blocks = min(1024, -(-arguments.num_indices // 256))
-    kernel.launch(grid=blocks, block=256, arguments=arguments, stream=stream)
+def _flat(
+    kernel: Kernel,
+    arguments: BucketArgs | SurveyArgs,
+    items: int,
+    num_blocks: int,
+    stream: int,
+) -> None:
+    """One thread an item, in strides where ``num_blocks`` are too few."""
+    blocks = max(1, min(num_blocks, -(-items // _FLAT_THREADS)))
+    kernel.launch(grid=blocks, block=_FLAT_THREADS, arguments=arguments, stream=stream)
 
 
 def _letters(index: torch.dtype) -> str:

@@ -4,28 +4,22 @@ The machine needs no toolkit. The result is cached on disk under the hash of sou
 options and compiler version: compiling takes about a second, loading a millisecond.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib.util
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from pydirect.kernels.cache import cache_directory, read_private, write_atomically
 from pydirect.kernels.driver import Handle, Module
 
 
 class KernelCompileError(RuntimeError):
     """NVRTC rejected a kernel; the text is its log."""
-
-
-def cache_directory() -> Path:
-    """Where compiled kernels and calibrations rest: the user's cache directory."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "pydirect"
 
 
 def load(source: Path, device: torch.device, options: Sequence[str] = ()) -> Module:
@@ -40,24 +34,17 @@ def compile_cubin(source: Path, architecture: str, options: tuple[str, ...]) -> 
 
     Raises:
         KernelCompileError: the compiler's log.
+        CacheDirectoryError: the cache is open to other users.
     """
     text = source.read_bytes()
     flags = (f"--gpu-architecture={architecture}", "--std=c++17", *options)
     key = hashlib.sha256(repr((text, flags, _version())).encode()).hexdigest()[:24]
     cached = cache_directory() / f"{source.stem}-{architecture}-{key}.cubin"
-    if cached.exists():
-        return cached.read_bytes()
+    with contextlib.suppress(FileNotFoundError):
+        return read_private(cached)
     cubin = _compile(text, source.name, flags)
     write_atomically(cached, cubin)
     return cubin
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write so that a reader, or a second process, never sees half a file."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
 
 
 def _compile(text: bytes, name: str, flags: Sequence[str]) -> bytes:

@@ -25,7 +25,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).parent / "mutants"
-COPIED = ("ssdtrain", "tests/pitfalls", "tests/ssdtrain", "pyproject.toml")
+COPIED = (
+    "ssdtrain",
+    "pydirect",
+    "tests/pitfalls",
+    "tests/ssdtrain",
+    "tests/pydirect",
+    "pyproject.toml",
+)
 TIME_LIMIT_S = 120
 COMPILER = "test_compile.py"
 

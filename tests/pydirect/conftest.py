@@ -11,7 +11,10 @@ from types import ModuleType
 
 import pytest
 
+import pydirect
 from pydirect.kernels import gather as kernels
+
+pydirect.enable()
 
 HERE = Path(__file__).parent / "kernels"
 PRODUCT = Path(kernels.__file__).parent

@@ -192,7 +192,9 @@ def test_lifetime_torture() -> None:
             assert tensor[0].item() == value and tensor[-1].item() == value
 
 
-def test_register_is_idempotent_and_found_in_torch() -> None:
-    assert pydirect.device.register() is torch.unified
+def test_enabling_again_does_nothing() -> None:
+    before = torch.unified
+    pydirect.enable()
+    assert torch.unified is before
     assert torch.unified.device_count() == 1
     assert torch.device("unified").type == "unified"

@@ -71,7 +71,11 @@ def test_the_unified_page(names: dict[str, Any]) -> None:
             assert torch.equal(scope["rows"].cpu(), features[[7, 0, 7]])
 
 
-def test_the_gather_page(names: dict[str, Any]) -> None:
-    (block,) = blocks("pydirect-gather.md")
-    exec(block, names)
+def test_the_gather_page(
+    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = blocks("pydirect-gather.md")
+    exec(first, names)
     assert torch.equal(names["rows"].cpu(), names["features"][[3, 299, 3]])
+    exec(second, names)
+    assert "requests a row" in capsys.readouterr().out

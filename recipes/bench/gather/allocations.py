@@ -34,7 +34,6 @@ class Bench:
         out: torch.Tensor,
         position: torch.Tensor | None = None,
     ) -> kernels.GatherArgs:
-        wide = 1 if position is None or position.dtype == torch.int32 else 2
         return kernels.GatherArgs(
             table=table.data_ptr(),
             out=out.data_ptr(),
@@ -44,7 +43,6 @@ class Bench:
             num_indices=index.numel(),
             num_rows=table.shape[0],
             row_bytes=table.shape[1],
-            position_stride=wide,
         )
 
     def gather(
@@ -56,7 +54,8 @@ class Bench:
         options: tuple[str, ...] = (),
     ) -> None:
         module = kernels.gather_module(self.device, options)
-        arguments = self.arguments(table, order[0], out, order[1])
+        position = None if order[1] is None else order[1].to(torch.int32)
+        arguments = self.arguments(table, order[0], out, position)
         stream = torch.cuda.current_stream().cuda_stream
         kernels.launch_gather(module, arguments, order[0].dtype, shape, stream)
 
@@ -65,7 +64,7 @@ class Bench:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num = index.numel()
         buckets = (table.numel() >> shift) + 1
-        counts = torch.zeros(buckets + 1, dtype=torch.int32, device="cuda")
+        counts = torch.empty(buckets + 2, dtype=torch.int32, device="cuda")
         rank = torch.empty(num, dtype=torch.int32, device="cuda")
         order = torch.empty(num, dtype=torch.int64, device="cuda")
         position = torch.empty(num, dtype=torch.int32, device="cuda")
@@ -82,12 +81,13 @@ class Bench:
             num_buckets=buckets,
             shift=shift,
         )
-        module = kernels.gather_module(self.device)
-        stream = torch.cuda.current_stream().cuda_stream
-        kernels.launch_bucket_count(module, arguments, index.dtype, stream)
-        sums = torch.cumsum(counts, 0, dtype=torch.int32)
-        arguments.counts = sums.data_ptr()
-        kernels.launch_bucket_place(module, arguments, index.dtype, stream)
+        kernels.launch_order(
+            kernels.gather_module(self.device),
+            arguments,
+            index.dtype,
+            num_blocks=4 * SMS,
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
         return order, position
 
     def cell(

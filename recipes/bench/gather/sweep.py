@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from pydirect import gather, memory
-from pydirect.gather.front import front_of
+from pydirect.gather import explain
 from recipes.bench.common.cells import RESULTS, Cells
 from recipes.bench.gather.methods import (
     Method,
@@ -52,6 +52,8 @@ BATCHES = (1_000_000, 200_000, 50_000, 10_000, 4_000_000)
 TABLES_GIB = (16, 48, 4, 1)
 # Of one result. A million rows of 16 KiB are more: 200,000 tell the same.
 LARGEST_OUT = 5 * GIB
+# Of one cell: four paths, three times each, and a survey.
+MOST_TRIALS = 16
 # Smaller tables are not measured with 4 cores.
 FEW_CORES_GIB = 16
 
@@ -113,17 +115,18 @@ def distinct_share(batch: int, num_rows: int) -> float:
 
 
 def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> str:
-    """The chooser's path with the last of ``threads``; calibrates the size class for
-    each number if it is new, and lets a survey of the table arrive."""
-    if DEVICE == "cuda":
-        chooser = front_of(torch.device("cuda", 0)).chooser
-        for number in threads:
+    """The chooser's path with the last of ``threads``, once the trials of each number
+    are over and a survey of the table has arrived."""
+    for number in threads:
+        if DEVICE == "cuda":
             torch.set_num_threads(number)
-            chooser.rates(table, memory.reach(table))
-    for index in indices(batch, table.shape[0], 2):
-        before = gather.stats().calls
-        gather.index_select(table, index)
-        synchronize()
+        for turn in range(MOST_TRIALS if DEVICE == "cuda" else 1):
+            (index,) = indices(batch, table.shape[0], 1)
+            before = gather.stats().calls
+            gather.index_select(table, index)
+            synchronize()
+            if turn >= 2 and DEVICE == "cuda" and explain(table, index).settled:
+                break
     after = gather.stats().calls
     return next((p.value for p, n in after.items() if n > before.get(p, 0)), "none")
 
@@ -216,14 +219,7 @@ class Run:
             traceback.print_exc()
 
     def finish(self) -> None:
-        """The rates behind the chooser's choices."""
-        if DEVICE == "cuda":
-            known = front_of(torch.device("cuda", 0)).chooser.known()
-            rates = {
-                f"{reach.value}, size class {size}, {threads} threads": vars(value)
-                for (reach, size, threads), value in known.items()
-            }
-            self.cells.data["rates"] = rates
+        """What is left of the budget."""
         self.cells.data["left_s"] = round(self.deadline - time.monotonic(), 1)
         self.cells.save()
 

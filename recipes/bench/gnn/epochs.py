@@ -194,6 +194,7 @@ def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     case = replace(CASES[0], hidden=64)
     device = torch.device("cuda" if has_gpu() else "cpu")
     out: dict[str, Any] = {"feature_gib": round(data.features.nbytes / 2**30, 3)}
+    pydirect.enable()
     before = pydirect.counters().gathers
     for name in ("listing_4_1", "listing_4_1_again", "listing_4_2"):
         trainer = trainer_of(case, data, FetchMode.STAGED, args)

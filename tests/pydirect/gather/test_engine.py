@@ -78,3 +78,46 @@ def test_bad_index_is_raised_once(
     engine.gather(good, path)
     engine.check()
     assert torch.equal(good.out, good.table[good.index])
+
+
+class Recording:
+    """The kernels, and how many blocks each launch took."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.blocks: list[tuple[str, int]] = []
+
+    def kernel(self, name: str) -> Any:
+        kernel = self._module.kernel(name)
+
+        def launch(*, grid: int, **rest: Any) -> None:
+            self.blocks.append((name, grid))
+            kernel.launch(grid=grid, **rest)
+
+        return type("Kernel", (), {"launch": staticmethod(launch)})
+
+
+@pytest.mark.parametrize("path", [Path.DIRECT, Path.SORTED])
+@pytest.mark.parametrize("distinct_share", [1.0, 0.5])
+def test_no_launch_takes_more_than_the_budget(
+    host_module: Any, path: Path, distinct_share: float
+) -> None:
+    """Ordering and copying repeats included."""
+    module = Recording(host_module)
+    engine = Engine(CPU, module, Staging(Marker, 256), Tuning(num_sms=16))
+    rows = torch.randint(0, 4000, (4000,)).tolist()
+    request = request_of(rows, 4000, 128)
+    engine.gather(request, path, max_sms=3, distinct_share=distinct_share)
+    assert torch.equal(request.out, request.table[request.index])
+    names = {name for name, _ in module.blocks}
+    steps = {"bucket_clear", "bucket_count_i64", "bucket_base", "bucket_place_i64"}
+    once = {"bucket_elect_i64", "copy_repeats"} if distinct_share < 0.8 else set()
+    expected = (steps | once) if path is Path.SORTED else set()
+    assert names == expected | {"gather_i64_w16_short"}
+    assert max(blocks for _, blocks in module.blocks) == 3
+    module.blocks.clear()
+    engine.gather(request, path, distinct_share=distinct_share)
+    free = {name: blocks for name, blocks in module.blocks}
+    assert free["gather_i64_w16_short"] == 16, "without a budget there is no limit"
+    if path is Path.SORTED:
+        assert free["bucket_count_i64"] > 3

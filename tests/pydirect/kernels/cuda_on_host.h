@@ -26,6 +26,11 @@ static inline unsigned long long atomicCAS(unsigned long long* p, unsigned long 
   if (seen == old) *p = value;
   return seen;
 }
+static inline int atomicCAS(int* p, int old, int value) {
+  int seen = *p;
+  if (seen == old) *p = value;
+  return seen;
+}
 static inline int atomicAdd(int* p, int value) { int seen = *p; *p += value; return seen; }
 static inline unsigned atomicOr(unsigned* p, unsigned value) { unsigned seen = *p; *p |= value; return seen; }
 static inline void __threadfence_system() {}

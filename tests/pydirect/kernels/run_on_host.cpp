@@ -14,3 +14,6 @@ extern "C" void run_bucket(void (*kernel)(BucketArgs), int grid, int block, cons
 extern "C" void run_survey(void (*kernel)(SurveyArgs), int grid, int block, const SurveyArgs* args) {
   run(kernel, grid, block, *args);
 }
+extern "C" void run_repeat(void (*kernel)(RepeatArgs), int grid, int block, const RepeatArgs* args) {
+  run(kernel, grid, block, *args);
+}

@@ -33,7 +33,7 @@ def arguments(
         num_indices=index.numel(),
         num_rows=table.shape[0],
         row_bytes=table.shape[1],
-        **{"position_stride": 1, "check": 1, **more},
+        **{"check": 1, **more},
     )
 
 
@@ -70,18 +70,36 @@ def test_gather(
 
 
 @RELAXED
-@given(case=cases(), shift=st.integers(4, 14), bad=st.booleans())
-def test_buckets_then_gather(
-    host_module: Any, case: Any, shift: int, bad: bool
+@given(
+    case=cases(),
+    shift=st.integers(4, 14),
+    bad=st.booleans(),
+    once=st.booleans(),
+    wraps=st.booleans(),
+    blocks=st.integers(1, 5),
+)
+def test_order_then_gather(
+    host_module: Any,
+    case: Any,
+    shift: int,
+    bad: bool,
+    once: bool,
+    wraps: bool,
+    blocks: int,
 ) -> None:
     table, index = case
+    rows = table.shape[0]
     if bad:
-        index = torch.cat((index, index.new_tensor([table.shape[0], 0])))
+        index = torch.cat((index, index.new_tensor([rows, 0])))
+    means = index.to(torch.int64, copy=True)
+    if wraps:
+        index[::2] -= rows * (index[::2] < rows).to(index.dtype)
     num = index.numel()
     error, fault = torch.zeros(2, 3, dtype=torch.int64)
     buckets = (table.numel() >> shift) + 1
-    counts = torch.zeros(buckets + 1, dtype=torch.int32)
-    rank, position = torch.zeros(2, num, dtype=torch.int32)
+    counts = torch.full((buckets + 2,), 77, dtype=torch.int32)
+    rank, position, owner = torch.full((3, num), -9, dtype=torch.int32)
+    slots = torch.full((1 << (2 * num - 1).bit_length(),), 77, dtype=torch.int32)
     order = torch.full((num,), -9)
     args = kernels.BucketArgs(
         index=index.data_ptr(),
@@ -89,55 +107,48 @@ def test_buckets_then_gather(
         rank=rank.data_ptr(),
         order=order.data_ptr(),
         position=position.data_ptr(),
+        owner=owner.data_ptr() if once else None,
+        slots=slots.data_ptr() if once else None,
         error=error.data_ptr(),
         fault=fault.data_ptr(),
         num_indices=num,
-        num_rows=table.shape[0],
+        num_rows=rows,
         row_bytes=table.shape[1],
         num_buckets=buckets,
+        num_slots=slots.numel() if once else 0,
         shift=shift,
+        wraps=wraps,
     )
-    kernels.launch_bucket_count(host_module, args, index.dtype, 0)
-    sums = counts.cumsum(0, dtype=torch.int32)
-    args.counts = sums.data_ptr()
-    kernels.launch_bucket_place(host_module, args, index.dtype, 0)
-    good = order[order >= 0]
-    assert (good * table.shape[1] >> shift).diff().ge(0).all(), "in bucket order"
-    assert position.sort().values.tolist() == list(range(num)), "a permutation"
+    kernels.launch_order(host_module, args, index.dtype, num_blocks=blocks, stream=0)
+    placed_rows = int(counts[-1])
+    good = means < rows
+    distinct = means[good].unique().numel() + int((~good).sum())
+    assert placed_rows == (distinct if once else num)
+    order, position = order[:placed_rows], position[:placed_rows].long()
+    assert position.unique().numel() == placed_rows, "no place twice"
+    assert torch.equal(order, torch.where(good, means, -1)[position])
+    pages = order * table.shape[1] >> shift
+    changes = int(pages.diff().ne(0).sum()) + 1
+    assert changes == pages.unique().numel(), "rows of one page stand together"
 
     out = torch.full((num, table.shape[1]), 255, dtype=torch.uint8)
-    ordered = arguments(
-        table, order, out, error=0, check=0, position=position.data_ptr()
-    )
+    ordered = arguments(table, order, out, error=0, check=0, position=args.position)
+    ordered.num_indices = num
+    ordered.total = counts[-1:].data_ptr()
     shape = kernels.Shape(num_blocks=2, threads=64, share=kernels.Share.CONTIGUOUS)
     kernels.launch_gather(host_module, ordered, order.dtype, shape, 0)
-    right = index < table.shape[0]
-    assert torch.equal(out[right], table[index[right].long()])
-    assert out[~right].eq(255).all(), "a bad index writes nothing"
-    rows = table.shape[0]
+    if once:
+        assert out.ne(255).any(1).sum() == means[good].unique().numel(), "read once"
+        repeats = kernels.RepeatArgs(
+            out=out.data_ptr(),
+            owner=owner.data_ptr(),
+            num_indices=num,
+            row_bytes=table.shape[1],
+        )
+        kernels.launch_repeats(host_module, repeats, num_blocks=blocks, stream=0)
+    assert torch.equal(out[good], table[means[good]])
+    assert out[~good].eq(255).all(), "a bad index writes nothing"
     assert fault.tolist() == ([num - 1, rows, rows] if bad else [0, 0, 0])
-
-
-@RELAXED
-@given(case=cases())
-def test_repeats_are_read_once(host_module: Any, case: Any) -> None:
-    table, index = case
-    ordered, position = index.sort()
-    out = torch.full((index.numel(), table.shape[1]), 255, dtype=torch.uint8)
-    args = arguments(
-        table,
-        ordered,
-        out,
-        position=position.data_ptr(),
-        position_stride=2,
-        skip_repeats=1,
-    )
-    shape = kernels.Shape(num_blocks=2, threads=64)
-    kernels.launch_gather(host_module, args, ordered.dtype, shape, 0)
-    firsts = out.ne(255).any(1).sum()
-    assert firsts == index.unique().numel(), "each row is read once"
-    kernels.launch_repeats(host_module, args, ordered.dtype, shape, 0)
-    assert torch.equal(out, table[index.long()])
 
 
 @pytest.mark.parametrize("bad", [-3, 10, 1 << 40])
@@ -154,6 +165,21 @@ def test_first_bad_index_is_reported(host_module: Any, bad: int) -> None:
     assert torch.equal(out[[0, 2]], table[[1, 2]])
 
 
+def test_negative_indices_count_from_the_end_where_they_may(host_module: Any) -> None:
+    table = torch.arange(40, dtype=torch.uint8).view(10, 4)
+    index = torch.tensor([-1, 3, -10])
+    out = torch.zeros(3, 4, dtype=torch.uint8)
+    error, fault = torch.zeros(2, 3, dtype=torch.int64)
+    flags = {"error": error.data_ptr(), "fault": fault.data_ptr(), "wraps": 1}
+    shape = kernels.Shape(num_blocks=1, threads=32)
+    args = arguments(table, index, out, **flags)
+    kernels.launch_gather(host_module, args, index.dtype, shape, 0)
+    assert torch.equal(out, table[index]) and fault.tolist() == [0, 0, 0]
+    index[1] = -11
+    kernels.launch_gather(host_module, args, index.dtype, shape, 0)
+    assert fault.tolist() == [2, -11, 10]
+
+
 @RELAXED
 @given(rows=st.lists(st.integers(0, 500), min_size=1, max_size=300))
 def test_survey_counts_breaks_and_distinct_values(host_module: Any, rows: Any) -> None:
@@ -166,7 +192,7 @@ def test_survey_counts_breaks_and_distinct_values(host_module: Any, rows: Any) -
         num_indices=index.numel(),
         num_bits=32 * bitmap.numel(),
     )
-    kernels.launch_survey(host_module, args, index.dtype, 0)
+    kernels.launch_survey(host_module, args, index.dtype, num_blocks=3, stream=0)
     assert counts[0] == index.diff().ne(1).sum()
     distinct = index.unique().numel()
     assert distinct * 0.97 - 1 <= counts[1] <= distinct
