@@ -2,11 +2,13 @@
 
 Three stages overlap, as in chapter 3 of S. W. Min's dissertation but inside one
 process: threads sample, one thread fetches (features, edges, labels) on a side stream
-into buffers that take turns, and the caller trains on its own stream. The features are
+into buffers that take turns, and the caller trains on its own stream. The device may
+draw the neighbours itself (`Sampling`), on that side stream. The features are
 fetched by a `Fetch`: `DirectFetch` lets the GPU gather from host memory, `StagedFetch`
 is what PyG does (CPU gather, pin, copy).
 """
 
+import enum
 import queue
 import threading
 from collections import deque
@@ -20,7 +22,22 @@ import torch
 
 from pydirect.gather import index_select
 from pydirect.memory import pin
-from pydirect.sampling import Graph, NeighborSampler, SampledBatch
+from pydirect.sampling import (
+    DeviceSampler,
+    Graph,
+    NeighborSampler,
+    ResidentGraph,
+    SampledBatch,
+    settle,
+)
+
+
+class Sampling(enum.Enum):
+    """Who draws neighbours."""
+
+    THREADS = "threads"  # CPU threads
+    DEVICE = "device"  # the training device, from a copy of the graph in its memory
+    HOST = "host"  # the training device, from the graph in host memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +49,10 @@ class LoaderConfig:
 
     fanouts: tuple[int, ...] = (15, 10, 5)
     """Neighbours a node, hop by hop."""
+
+    sampling: Sampling | str = Sampling.THREADS
+    """Who draws neighbours: "threads", "device" or "host"; see `Sampling`. The samples
+    of the last two are the same; threads draw others."""
 
     num_samplers: int = 4
     """Sampling threads."""
@@ -47,6 +68,7 @@ class LoaderConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sampling", Sampling(self.sampling))
         for name in ("batch_size", "num_samplers", "num_buffers"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -88,7 +110,7 @@ class Fetch(Protocol):
         """``table[node_ids]`` on the device, on the current stream.
 
         Args:
-            node_ids: int64, shape (num_nodes,), CPU.
+            node_ids: int64, shape (num_nodes,), on the CPU or the device.
             slot: which of the buffers that take turns may be used.
         """
         ...
@@ -106,7 +128,7 @@ class StagedFetch:
 
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """See `Fetch.rows`. Every batch is a new tensor, as in PyG."""
-        return _send(self._table.index_select(0, node_ids), self._device)
+        return _send(self._table.index_select(0, node_ids.cpu()), self._device)
 
 
 class DirectFetch:
@@ -151,7 +173,7 @@ class MiniBatchLoader:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | ResidentGraph,
         labels: torch.Tensor,
         seeds: torch.Tensor,
         fetch: Fetch,
@@ -160,7 +182,8 @@ class MiniBatchLoader:
     ) -> None:
         """
         Args:
-            graph: whose neighbourhoods are sampled.
+            graph: whose neighbourhoods are sampled; one that is settled already where
+                several loaders draw on the device.
             labels: shape (num_nodes,), CPU.
             seeds: int64, shape (num_seeds,): the nodes to make batches of.
             fetch: how features reach ``device``.
@@ -168,8 +191,11 @@ class MiniBatchLoader:
             device: where training runs.
         """
         self._graph = graph
-        self._labels = labels
-        self._seeds = seeds
+        self._drawer = _drawer_of(graph, config, device)
+        # Where the batches' node numbers come into being.
+        where = torch.device("cpu") if self._drawer is None else device
+        self._labels = labels.to(where)
+        self._seeds = seeds.to(where)
         self._fetch = fetch
         self._config = config
         self._device = device
@@ -191,8 +217,12 @@ class MiniBatchLoader:
         self._epoch = value
 
     def sampled(self) -> Generator[SampledBatch, None, None]:
-        """The sampled batches of one epoch, in order, on the CPU."""
+        """The sampled batches of one epoch, in order, on the CPU; on the device where
+        that draws."""
         plan = self._plan()
+        if self._drawer is not None:
+            yield from self._drawn(self._drawer, plan)
+            return
         waiting: deque[Future[SampledBatch]] = deque()
         with ThreadPoolExecutor(self._config.num_samplers) as pool:
             try:
@@ -207,6 +237,17 @@ class MiniBatchLoader:
                     future.cancel()
                 self._epoch += 1
                 torch.set_num_threads(self._num_threads)
+
+    def _drawn(
+        self, drawer: DeviceSampler, plan: tuple[torch.Tensor, ...]
+    ) -> Generator[SampledBatch, None, None]:
+        """Batches drawn on the device, on the stream of whoever asks for them."""
+        epoch = self._config.seed * 1_000_003 + self._epoch
+        try:
+            for number, seeds in enumerate(plan):
+                yield drawer.sample(seeds, epoch, number)
+        finally:
+            self._epoch += 1
 
     def use_threads(self) -> None:
         """Let operators of the fetching thread use the threads there were before
@@ -248,13 +289,16 @@ class MiniBatchLoader:
         if self._config.shuffle:
             generator = torch.Generator()
             generator.manual_seed(self._config.seed * 1_000_003 + self._epoch)
-            seeds = seeds[torch.randperm(len(seeds), generator=generator)]
+            order = torch.randperm(len(seeds), generator=generator)
+            seeds = seeds[order.to(seeds.device)]
         return tuple(torch.split(seeds, self._config.batch_size))
 
     def _sample(self, seeds: torch.Tensor, number: int) -> SampledBatch:
         if not hasattr(self._scratch, "sampler"):
             # Threads are the parallelism here: one core each.
             torch.set_num_threads(1)
+            if not isinstance(self._graph, Graph):
+                raise ValueError("graph: threads expect a Graph, got a settled one")
             self._scratch.sampler = NeighborSampler(self._graph, self._config.fanouts)
         sampler: NeighborSampler = self._scratch.sampler
         epoch = self._config.seed * 1_000_003 + self._epoch
@@ -350,6 +394,21 @@ class _Pipeline:
         return _Ready(batch=batch, slot=slot.number, fetched=fetched)
 
 
+def _drawer_of(
+    graph: Graph | ResidentGraph, config: LoaderConfig, device: torch.device
+) -> DeviceSampler | None:
+    """None where threads sample."""
+    if config.sampling is Sampling.THREADS:
+        if isinstance(graph, ResidentGraph):
+            raise ValueError(
+                "sampling: expects device or host for a settled graph, got threads"
+            )
+        return None
+    if isinstance(graph, Graph):
+        graph = settle(graph, device, Sampling(config.sampling).value)
+    return DeviceSampler(graph, config.fanouts)
+
+
 def _new_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
@@ -364,6 +423,6 @@ def _hand_over(batch: MiniBatch, fetched: Any) -> None:
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """To the device through pinned memory, without waiting."""
-    if device.type != "cuda":
+    if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -5,10 +5,11 @@ in host memory; `FetchMode` says how they reach the GPU.
 """
 
 import enum
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +22,10 @@ from pydirect.loader import (
     LoaderConfig,
     MiniBatch,
     MiniBatchLoader,
+    Sampling,
     StagedFetch,
 )
+from pydirect.sampling import Graph, ResidentGraph, settle
 
 _CHECKPOINT = "checkpoint.pt"
 _METRICS = "metrics.jsonl"
@@ -177,6 +180,14 @@ class NodeClassificationTrainer:
             right += (self.scores(batch).argmax(1) == batch.y).sum()
         return int(right) / max(1, len(nodes))
 
+    @functools.cached_property
+    def sampled_graph(self) -> Graph | ResidentGraph:
+        """What loaders sample from: settled once where the device draws."""
+        where = Sampling(self.loader.sampling)
+        if where is Sampling.THREADS:
+            return self.dataset.graph
+        return settle(self.dataset.graph, self.target, where.value)
+
     def new_fetch(self) -> Fetch:
         """The features' way to the device, with buffers of its own."""
         if self.fetch is FetchMode.STAGED:
@@ -190,17 +201,13 @@ class NodeClassificationTrainer:
 
     def _loader(self, nodes: torch.Tensor, *, shuffle: bool) -> MiniBatchLoader:
         given = self.loader
-        config = LoaderConfig(
-            batch_size=given.batch_size,
+        config = replace(
+            given,
             fanouts=tuple(given.fanouts),
-            num_samplers=given.num_samplers,
-            num_buffers=given.num_buffers,
-            max_sms=given.max_sms,
             shuffle=shuffle and given.shuffle,
-            seed=given.seed,
         )
         return MiniBatchLoader(
-            self.dataset.graph,
+            self.sampled_graph,
             self.dataset.labels,
             nodes,
             self.new_fetch(),

@@ -29,6 +29,10 @@ class Graph:
     """Whether every edge is stored in both directions. Taken on trust: traversal then
     reads lists backwards too."""
 
+    num_sources: int | None = None
+    """Nodes among which neighbours are numbered, where they are of another type;
+    None: the graph's own."""
+
     def __post_init__(self) -> None:
         self._check_offsets()
         self._check_neighbors()
@@ -79,10 +83,10 @@ class Graph:
         _check_memory("neighbors", neighbors)
         if len(neighbors):
             low, high = (int(v) for v in torch.aminmax(neighbors))
-            if low < 0 or high >= self.num_nodes:
+            num = self.num_nodes if self.num_sources is None else self.num_sources
+            if low < 0 or high >= num:
                 raise ValueError(
-                    f"neighbors: expects nodes 0 to {self.num_nodes - 1}, got {low} to "
-                    f"{high}"
+                    f"neighbors: expects nodes 0 to {num - 1}, got {low} to {high}"
                 )
 
     @property
@@ -106,6 +110,7 @@ class Graph:
         symmetric: bool = False,
         weights: torch.Tensor | None = None,
         outgoing: bool = False,
+        num_sources: int | None = None,
     ) -> "Graph":
         """Compress a list of edges. Lists come out sorted.
 
@@ -117,6 +122,7 @@ class Graph:
                 duplicates stay.
             weights: one an edge, see `Graph.weights`.
             outgoing: list each node's targets, for traversal; its sources otherwise.
+            num_sources: of sources, where they are of another type than targets.
 
         Raises:
             ValueError: wrong shape or a node out of range.
@@ -133,14 +139,16 @@ class Graph:
             )
         source, target = edge_index.long()
         if edge_index.numel():
-            low, high = (int(v) for v in torch.aminmax(edge_index))
-            if low < 0 or high >= num_nodes:
-                raise ValueError(
-                    f"edge_index: expects nodes 0 to {num_nodes - 1}, got {low} to "
-                    f"{high}"
-                )
+            _check_ends(source, num_nodes if num_sources is None else num_sources)
+            _check_ends(target, num_nodes)
+        if num_sources is not None and (symmetric or outgoing):
+            raise ValueError(
+                "num_sources: expects a graph of two types to list sources only, got "
+                f"symmetric={symmetric}, outgoing={outgoing}"
+            )
+        num_others = num_nodes if num_sources is None else num_sources
         owner, other = (source, target) if outgoing else (target, source)
-        key = owner * num_nodes + other
+        key = owner * num_others + other
         if symmetric:
             key = torch.cat([key, other * num_nodes + owner])
         if weights is not None:
@@ -148,17 +156,18 @@ class Graph:
             weights = (weights.repeat(2) if symmetric else weights)[order].cpu()
         else:
             key = torch.unique(key) if symmetric else key.sort().values
-        counts = torch.bincount(key // max(1, num_nodes), minlength=num_nodes)
+        counts = torch.bincount(key // max(1, num_others), minlength=num_nodes)
         offsets = torch.zeros(num_nodes + 1, dtype=torch.int64, device=key.device)
         torch.cumsum(counts[:num_nodes], 0, out=offsets[1:])
-        neighbors = key % max(1, num_nodes)
-        if num_nodes < 2**31:
+        neighbors = key % max(1, num_others)
+        if num_others < 2**31:
             neighbors = neighbors.int()
         return cls(
             offsets=offsets.cpu(),
             neighbors=neighbors.cpu(),
             weights=weights,
             symmetric=symmetric,
+            num_sources=num_sources,
         )
 
     def to_edge_index(self) -> torch.Tensor:
@@ -173,8 +182,20 @@ class Graph:
         """The same edges, listed at their other end; weights go along."""
         if self.symmetric:
             return self
+        if self.num_sources is not None:
+            raise ValueError(
+                "reverse expects a graph of one type of nodes, got one with num_sources"
+            )
         return Graph.from_edges(
             self.to_edge_index(), self.num_nodes, weights=self.weights, outgoing=True
+        )
+
+
+def _check_ends(nodes: torch.Tensor, num: int) -> None:
+    low, high = (int(v) for v in torch.aminmax(nodes))
+    if low < 0 or high >= num:
+        raise ValueError(
+            f"edge_index: expects nodes 0 to {num - 1}, got {low} to {high}"
         )
 
 

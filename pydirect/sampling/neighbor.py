@@ -29,6 +29,9 @@ class SampledBatch:
     """Nodes added: seeds, first hop, second hop, ... (PyG's num_sampled_nodes)."""
 
     num_edges_per_hop: tuple[int, ...]
+    edge_ids: torch.Tensor | None = None
+    """int64, shape (num_edges,): the edges, as numbered in the graph; None from
+    `NeighborSampler`, which does not keep them."""
 
 
 class NeighborSampler:

@@ -83,6 +83,15 @@ class GpuVisitor:
         self._threads = threads
         self._contiguous = contiguous
 
+    def reshaped(self, *, num_blocks: int, contiguous: bool) -> "GpuVisitor":
+        """The same kernels, laid over the GPU in another way."""
+        return GpuVisitor(
+            self._module,
+            num_blocks=num_blocks,
+            threads=self._threads,
+            contiguous=contiguous,
+        )
+
     def visit(
         self, placed: PlacedGraph, frontier: Frontier, operation: Operation
     ) -> None:

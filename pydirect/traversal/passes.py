@@ -24,7 +24,7 @@ class Passes:
         """``visitor``: None takes the kernels on a GPU and CPU code elsewhere."""
         self.placed = graph if isinstance(graph, PlacedGraph) else place(graph)
         self._trace = trace
-        self._visitor = visitor or _visitor_of(self.placed.device)
+        self._visitor = visitor or visitor_of(self.placed.device)
 
     def visit(
         self,
@@ -90,7 +90,8 @@ class Passes:
         )
 
 
-def _visitor_of(device: torch.device) -> Visitor:
+def visitor_of(device: torch.device) -> Visitor:
+    """Kernels on a GPU, whole-tensor operations elsewhere."""
     return visitor_on(device) if device.type == "cuda" else CpuVisitor()
 
 

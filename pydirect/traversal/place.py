@@ -199,6 +199,11 @@ def place(
         ValueError: an unknown walk, or ``hot_bytes`` below 0.
         HostMemoryError: the edges cannot be pinned.
     """
+    if graph.num_sources is not None:
+        raise ValueError(
+            "place expects neighbours that are the graph's own nodes, got a graph of "
+            "two types (num_sources)"
+        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)

@@ -32,39 +32,48 @@ from pydirect.traversal import (
     place,
     sssp,
 )
-from pydirect.traversal.on_gpu import visitor_on
+from pydirect.traversal.on_gpu import GpuVisitor
+from pydirect.traversal.passes import visitor_of
 from recipes.bench.traversal.graphs import KINDS, make, weights_of
 from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
 _LARGE_SHARE = 0.1
 
 
-def peak_gb_s(num_bytes: int = 1 << 30) -> float:
+def peak_gb_s(device: torch.device) -> float:
     """10^9 bytes a second of a copy from pinned memory."""
+    num_bytes = 1 << 30 if device.type == "cuda" else 1 << 20
     host = empty_pinned((num_bytes,), torch.uint8)
-    device = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
-    times = [timed(lambda: device.copy_(host, non_blocking=True)) for _ in range(5)]
+    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    times = [timed(lambda: there.copy_(host, non_blocking=True)) for _ in range(5)]
     return num_bytes / min(times) / 1e9
 
 
 def timed(call: Callable[[], Any]) -> float:
     """Wall seconds of a call and the device's work."""
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    wait()
     begun = time.perf_counter()
     call()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - begun
+
+
+def _nothing() -> None:
+    """A CPU has done its work when it returns."""
 
 
 class Campaign:
     """Measurements of one run, written after each so that none is lost."""
 
-    def __init__(self, out: Path, sources: int) -> None:
+    def __init__(self, out: Path, sources: int, device: torch.device) -> None:
         self._out = out
         self._num_sources = sources
-        self.peak = peak_gb_s()
+        self.device = device
+        self.peak = peak_gb_s(device)
+        gpu = device.type == "cuda"
         self.found: dict[str, Any] = {
-            "device": torch.cuda.get_device_name(),
+            "device": torch.cuda.get_device_name() if gpu else "cpu",
             "torch": torch.__version__,
             "cores": len(os.sched_getaffinity(0)),
             "copy_peak_gb_s": round(self.peak, 2),
@@ -115,7 +124,10 @@ class Campaign:
             )
         large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
         visited = [s for s in trace.steps if s.operation != "search"]
-        useful = sum(s.num_edges for s in visited) * placed.edges.element_size()
+        size = placed.edges.element_size()
+        if placed.weights is not None:
+            size += placed.weights.element_size()
+        useful = sum(s.num_edges for s in visited) * size
         self.note(
             system=name,
             seconds=round(statistics.median(times), 5),
@@ -153,7 +165,7 @@ def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
 
 def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -> None:
     """All systems on one graph."""
-    placed = place(graph, "cuda")
+    placed = place(graph, campaign.device)
     sources = campaign.sources(graph)
     want = [bfs(placed, s, direction=Direction.FORWARD) for s in sources]
     check(placed, want[0], sources[0])
@@ -203,7 +215,7 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
         )
         placed.keep_hot(0)
     if args.sssp:
-        weighted = place(weights_of(graph), "cuda")
+        weighted = place(weights_of(graph), campaign.device)
         campaign.traverse(
             weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), **head
         )
@@ -221,10 +233,11 @@ def rivals(
         cache = PageCache(placed)
         _rival(campaign, cache, want, sources, head)
         del cache
-    torch.cuda.empty_cache()
+    if placed.device.type == "cuda":
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as directory:
         try:
-            copies = Subgraphs(placed.graph, Path(directory))
+            copies = Subgraphs(placed.graph, Path(directory), placed.device)
         except RuntimeError as error:
             campaign.note(system="subgraph copy", missing=str(error), **head)
             return
@@ -255,13 +268,13 @@ def _rival(
 
 def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None:
     """How many blocks, and whether each walks its own share."""
-    usual = visitor_on(placed.device)
+    usual = visitor_of(placed.device)
+    if not isinstance(usual, GpuVisitor):
+        return
     source = campaign.sources(placed.graph)[0]
     for num_blocks in (132, 264):
         for contiguous in (False, True):
-            visitor = type(usual)(
-                usual._module, num_blocks=num_blocks, contiguous=contiguous
-            )
+            visitor = usual.reshaped(num_blocks=num_blocks, contiguous=contiguous)
             trace = Trace(timed=True)
             for _ in range(2):
                 bfs(placed, source, direction="forward", trace=trace, visitor=visitor)
@@ -287,9 +300,10 @@ def main() -> None:
     parser.add_argument("--sources", type=int, default=5)
     for flag in ("trio", "hot", "rivals", "sssp", "sweep"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--device", default="cuda", help="cpu: to try the script")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    campaign = Campaign(args.out, args.sources)
+    campaign = Campaign(args.out, args.sources, torch.device(args.device))
     for kind in KINDS:
         if kind.name not in args.kinds:
             continue
@@ -297,7 +311,11 @@ def main() -> None:
             for memory in args.memory:
                 begun = time.perf_counter()
                 graph = make(
-                    kind, args.divisor, id_bytes=id_bytes, memory=memory, device="cuda"
+                    kind,
+                    args.divisor,
+                    id_bytes=id_bytes,
+                    memory=memory,
+                    device=args.device,
                 )
                 head = {
                     "graph": kind.name,
@@ -308,10 +326,11 @@ def main() -> None:
                 }
                 campaign.note(made_s=round(time.perf_counter() - begun, 1), **head)
                 if args.sweep:
-                    sweep(campaign, place(graph, "cuda"), head)
+                    sweep(campaign, place(graph, campaign.device), head)
                 compare(campaign, graph, head, args)
                 del graph
-                torch.cuda.empty_cache()
+                if args.device == "cuda":
+                    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

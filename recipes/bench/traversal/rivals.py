@@ -16,7 +16,7 @@ import torch
 from pydirect.memory import empty_pinned
 from pydirect.sampling import Graph
 from pydirect.traversal import PlacedGraph, Walk
-from pydirect.traversal.on_gpu import visitor_on
+from pydirect.traversal.passes import visitor_of
 from pydirect.traversal.place import Frontier, HotBlocks
 from pydirect.traversal.visits import Mark
 
@@ -55,7 +55,7 @@ class PageCache:
 
     def bfs(self, source: int) -> torch.Tensor:
         """Levels; see `pydirect.traversal.bfs`."""
-        placed, visitor = self._placed, visitor_on(self._placed.device)
+        placed, visitor = self._placed, visitor_of(self._placed.device)
         level = torch.full(
             (placed.num_nodes,), -1, dtype=torch.int32, device=placed.device
         )
@@ -124,9 +124,15 @@ class Subgraphs:
     name = "subgraph copy"
 
     def __init__(
-        self, graph: Graph, directory: Path, *, buffer_bytes: int = 256 << 20
+        self,
+        graph: Graph,
+        directory: Path,
+        device: torch.device,
+        *,
+        buffer_bytes: int = 256 << 20,
     ) -> None:
-        """``directory``: where to compile the gathering code."""
+        """``directory``: where to compile the gathering code. On a CPU ``device`` the
+        copies are plain ones: for tests."""
         compiler = shutil.which("g++")
         if compiler is None:
             raise RuntimeError(
@@ -138,7 +144,7 @@ class Subgraphs:
         subprocess.run([compiler, *flags, str(source), "-o", str(built)], check=True)
         self._library = ctypes.CDLL(str(built))
         self._graph = graph
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._device = device
         self._offsets = graph.offsets.to(self._device)
         self._has_edges = self._offsets.diff() > 0
         num = buffer_bytes // graph.neighbors.element_size()
@@ -194,9 +200,10 @@ class Subgraphs:
             )
             num = int(sums[last - 1]) - before
             self._gpu[turn][:num].copy_(self._host[turn][:num], non_blocking=True)
-            self._copied[turn] = torch.cuda.current_stream().record_event()
+            if self._device.type == "cuda":
+                self._copied[turn] = torch.cuda.current_stream().record_event()
             copied = _Copied(self._gpu[turn][:num])
-            visitor_on(self._device).visit(copied, copied.all_edges(), mark)
+            visitor_of(self._device).visit(copied, copied.all_edges(), mark)
             self.bytes_moved += num * size
             first, turn = last, 1 - turn
 
@@ -218,7 +225,7 @@ class _Copied(PlacedGraph):
         unit = self.unit_shift(weighted=False)
         units = (len(self.edges) + (1 << unit) - 1) >> unit
         return Frontier(
-            nodes=None,
+            nodes=torch.zeros(1, dtype=torch.int64, device=self.device),
             sums=torch.tensor([units], device=self.device),
             num_nodes=1,
             num_edges=len(self.edges),

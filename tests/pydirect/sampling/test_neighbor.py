@@ -73,7 +73,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="a node twice"):
         sampler.sample(torch.tensor([1, 1]), 0)
     assert sampler.sample(torch.tensor([1]), 0).num_seeds == 1  # scratch is clean
-    with pytest.raises(ValueError, match=r"nodes 0 to 4, got 0 to 7"):
+    with pytest.raises(ValueError, match=r"nodes 0 to 4, got 7 to 7"):
         Graph.from_edges(torch.tensor([[0], [7]]), 5)
     with pytest.raises(ValueError, match="num_classes"):
         GraphStatistics(num_nodes=3)

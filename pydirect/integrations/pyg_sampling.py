@@ -1,0 +1,205 @@
+"""PyTorch Geometric: neighbours drawn on the GPU, behind PyG's own loaders.
+
+``NodeLoader(data, node_sampler=KeyedNeighborSampler(data, [15, 10]))`` and
+``LinkLoader`` work as with PyG's sampler. Importing this imports torch_geometric.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
+
+from pydirect.sampling import (
+    Graph,
+    HeteroDeviceSampler,
+    Residence,
+    ResidentGraph,
+    settle,
+)
+from pydirect.sampling.device import EdgeType
+
+_NODE = ""
+_ONLY: EdgeType = (_NODE, _NODE, _NODE)
+Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+
+
+class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
+    """Draws with numbers that depend on seed, batch and node: see `pydirect.sampling`.
+
+    Batches are counted: those of the n-th epoch differ from the first's, and a run
+    with the same seed and the same order of batches repeats, on GPU and CPU alike.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Fanouts,
+        *,
+        device: torch.device | str = "auto",
+        residence: Residence | str = Residence.DEVICE,
+        replace: bool = False,
+        weight_attr: str | None = None,
+        seed: int = 0,
+        output_device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            data: its edges are copied into lists; the features stay with the loader.
+            num_neighbors: neighbours a node, hop by hop; for each edge type, or one
+                for all; -1 for all neighbours.
+            device: that samples; "auto" takes the GPU if there is one. Loaders then
+                need ``num_workers=0``.
+            residence: where the edges lie.
+            replace: draw with replacement.
+            weight_attr: edge attribute to draw in proportion to.
+            seed: of all draws.
+            output_device: where the loader indexes features: "cpu" as long as ``data``
+                lies there.
+
+        Raises:
+            ValueError: no such attribute, or see `HeteroDeviceSampler`.
+        """
+        super().__init__()
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._hetero = isinstance(data, HeteroData)
+        self._output = torch.device(output_device)
+        self._seed, self._batches = seed, 0
+        self._original: dict[EdgeType, torch.Tensor] = {}
+        graphs: dict[EdgeType, ResidentGraph] = {}
+        for kind in _kinds(data):
+            graph, order = _graph_of(data, kind, weight_attr)
+            weighted = weight_attr is not None
+            graphs[kind] = settle(graph, device, residence, weighted=weighted)
+            self._original[kind] = order.to(graphs[kind].device)
+        self._num_nodes = _num_nodes(data)
+        if isinstance(num_neighbors, Mapping):
+            fanouts = {kind: num_neighbors[kind] for kind in graphs}
+        else:
+            fanouts = dict.fromkeys(graphs, num_neighbors)
+        self._sampler = HeteroDeviceSampler(
+            graphs,
+            self._num_nodes,
+            fanouts,
+            replace=replace,
+            weighted=weight_attr is not None,
+        )
+
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, **_: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """See PyG's ``BaseSampler``.
+
+        Raises:
+            ValueError: times, which this sampler does not know; a node twice.
+        """
+        if index.time is not None:
+            raise ValueError(
+                "time: KeyedNeighborSampler does not sample by time: use PyG's "
+                "NeighborSampler for temporal graphs"
+            )
+        return node_sample(index, self._sample)
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """See PyG's ``BaseSampler``."""
+        num_nodes = self._num_nodes if self._hetero else self._num_nodes[_NODE]
+        return edge_sample(
+            index, self._sample, num_nodes, False, neg_sampling=neg_sampling
+        )
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: edges come out as the data numbers them."""
+        return None
+
+    def _sample(
+        self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        seeds = seed if isinstance(seed, dict) else {_NODE: seed}
+        number, worker = self._batches, get_worker_info()
+        self._batches += 1
+        if worker is not None:
+            number = number * worker.num_workers + worker.id
+        found = self._sampler.sample(seeds, self._seed, number)
+        edges = {k: self._original[k][ids] for k, ids in found.edge_ids.items()}
+        out = self._output
+        if self._hetero:
+            return HeteroSamplerOutput(
+                node={t: ids.to(out) for t, ids in found.node_ids.items()},
+                row={k: pair[0].to(out) for k, pair in found.edge_index.items()},
+                col={k: pair[1].to(out) for k, pair in found.edge_index.items()},
+                edge={k: ids.to(out) for k, ids in edges.items()},
+                num_sampled_nodes={
+                    t: list(hops) for t, hops in found.num_nodes_per_hop.items()
+                },
+                num_sampled_edges={
+                    k: list(hops) for k, hops in found.num_edges_per_hop.items()
+                },
+            )
+        source, target = found.edge_index[_ONLY].to(out)
+        return SamplerOutput(
+            node=found.node_ids[_NODE].to(out),
+            row=source,
+            col=target,
+            edge=edges[_ONLY].to(out),
+            num_sampled_nodes=list(found.num_nodes_per_hop[_NODE]),
+            num_sampled_edges=list(found.num_edges_per_hop[_ONLY]),
+        )
+
+
+def _kinds(data: Data | HeteroData) -> list[EdgeType]:
+    return list(data.edge_types) if isinstance(data, HeteroData) else [_ONLY]
+
+
+def _num_nodes(data: Data | HeteroData) -> dict[str, int]:
+    if isinstance(data, HeteroData):
+        return {t: int(data[t].num_nodes) for t in data.node_types}
+    return {_NODE: int(data.num_nodes)}
+
+
+def _graph_of(
+    data: Data | HeteroData, kind: EdgeType, weight_attr: str | None
+) -> tuple[Graph, torch.Tensor]:
+    """The lists of one edge type, and the data's number of each of their edges."""
+    store = data[kind] if isinstance(data, HeteroData) else data
+    if store.edge_index is None:
+        raise ValueError(f"data: expects edge_index of {kind}, got none")
+    sizes = _num_nodes(data)
+    source, target = store.edge_index.cpu()
+    order = torch.argsort(target, stable=True)
+    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64)
+    if len(target) and int(target.max()) >= sizes[kind[2]]:
+        raise ValueError(
+            f"data: expects targets of {kind} below {sizes[kind[2]]}, got "
+            f"{int(target.max())}"
+        )
+    counts = torch.bincount(target, minlength=sizes[kind[2]])
+    torch.cumsum(counts, 0, out=offsets[1:])
+    neighbors = source[order]
+    weights = None
+    if weight_attr is not None:
+        if weight_attr not in store:
+            raise ValueError(
+                f"weight_attr: expects an attribute of {kind}, got {weight_attr!r}"
+            )
+        weights = store[weight_attr].cpu()[order].contiguous()
+    graph = Graph(
+        offsets=offsets,
+        neighbors=neighbors.int() if sizes[kind[0]] < 2**31 else neighbors,
+        weights=weights,
+        num_sources=sizes[kind[0]],
+    )
+    return graph, order

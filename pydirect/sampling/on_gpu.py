@@ -1,0 +1,142 @@
+"""Launch the kernels of sample.cu."""
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pydirect.kernels.nvrtc import load
+from pydirect.sampling.hop import Draw, Hop, Numbering, counts_of, nothing
+from pydirect.sampling.resident import MAX_PARTS, ResidentGraph
+
+_THREADS = 256
+_MAX_BLOCKS = 4096
+
+
+class SampleArgs(ctypes.Structure):
+    """Mirrors the struct of the same name in sample.cu."""
+
+    _fields_ = (
+        ("parts", ctypes.c_void_p * MAX_PARTS),
+        ("running", ctypes.c_void_p),
+        ("positive", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+        ("nodes", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("edge", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("neighbor", ctypes.c_void_p),
+        ("slot", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("added", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("num_nodes", ctypes.c_int64),
+        ("room", ctypes.c_int64),
+        ("base", ctypes.c_int64),
+        ("key", ctypes.c_uint64),
+        ("relation", ctypes.c_uint32),
+        ("part_shift", ctypes.c_int),
+        ("num_parts", ctypes.c_int),
+        ("patience", ctypes.c_int),
+    )
+
+
+class LaunchableKernel(Protocol):
+    """One function of a module."""
+
+    def launch(
+        self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
+    ) -> None: ...
+
+
+class KernelModule(Protocol):
+    """Looks kernels up by name: `pydirect.kernels.driver.Module`, or a test's."""
+
+    def kernel(self, name: str) -> LaunchableKernel: ...
+
+
+class GpuHopper:
+    """Takes hops with kernels; one wait for the device a hop."""
+
+    def __init__(self, module: KernelModule) -> None:
+        """``module``: sample.cu, compiled."""
+        self._module = module
+
+    def hop(
+        self, graph: ResidentGraph, nodes: torch.Tensor, draw: Draw, known: Numbering
+    ) -> Hop:
+        """See `Hopper.hop`."""
+        num, device = len(nodes), graph.device
+        if num == 0 or draw.fanout == 0:
+            return nothing(device)
+        starts = torch.zeros(num + 1, dtype=torch.int64, device=device)
+        torch.cumsum(counts_of(graph, nodes, draw), 0, out=starts[1:])
+        room = int(starts[-1]) if draw.fanout < 0 else num * draw.fanout
+        if room >= 1 << 31:
+            raise ValueError(
+                f"fanouts: expects fewer than 2**31 edges a hop, got {room}: use a "
+                "smaller batch"
+            )
+        edge, target, neighbor, source, added = torch.empty(
+            (5, room), dtype=torch.int64, device=device
+        )
+        rank = torch.empty(room, dtype=torch.int32, device=device)
+        arguments = self._arguments(graph, draw)
+        arguments.nodes, arguments.starts = nodes.data_ptr(), starts.data_ptr()
+        arguments.edge, arguments.target = edge.data_ptr(), target.data_ptr()
+        arguments.neighbor, arguments.source = neighbor.data_ptr(), source.data_ptr()
+        arguments.added, arguments.rank = added.data_ptr(), rank.data_ptr()
+        arguments.slot, arguments.base = known.slot.data_ptr(), known.count
+        arguments.num_nodes, arguments.room = num, room
+        if room == 0:
+            return nothing(device)
+        how = ("weighted" if draw.weighted else "uniform") + (
+            "_replace" if draw.replace else "_distinct"
+        )
+        ids = "i32" if graph.parts[0].dtype == torch.int32 else "i64"
+        self._launch(f"pick_{'all' if draw.fanout < 0 else how}", arguments, num, graph)
+        self._launch(f"read_{ids}", arguments, room, graph)
+        self._launch("mark_new", arguments, room, graph)
+        torch.cumsum(rank, 0, dtype=torch.int32, out=rank)
+        self._launch("number_new", arguments, room, graph)
+        self._launch("find_sources", arguments, room, graph)
+        num_drawn, num_added = torch.stack([starts[-1], rank[-1].long()]).tolist()
+        return Hop(
+            edge=edge[:num_drawn],
+            source=source[:num_drawn],
+            target=target[:num_drawn],
+            added=added[:num_added],
+        )
+
+    def _arguments(self, graph: ResidentGraph, draw: Draw) -> SampleArgs:
+        arguments = SampleArgs(
+            offsets=graph.offsets.data_ptr(),
+            key=draw.key,
+            relation=draw.relation,
+            part_shift=graph.part_shift,
+            num_parts=len(graph.parts),
+            patience=draw.patience,
+        )
+        for i, part in enumerate(graph.parts):
+            arguments.parts[i] = part.data_ptr()
+        if graph.running is not None and graph.positive is not None:
+            arguments.running = graph.running.data_ptr()
+            arguments.positive = graph.positive.data_ptr()
+        return arguments
+
+    def _launch(
+        self, name: str, arguments: SampleArgs, items: int, graph: ResidentGraph
+    ) -> None:
+        blocks = max(1, min(_MAX_BLOCKS, -(-items // _THREADS)))
+        kernel, stream = self._module.kernel(name), 0
+        if graph.device.type == "cuda":
+            stream = torch.cuda.current_stream(graph.device).cuda_stream
+        kernel.launch(grid=blocks, block=_THREADS, arguments=arguments, stream=stream)
+
+
+@functools.cache
+def hopper_on(device: torch.device) -> GpuHopper:
+    """The hopper of a GPU, with kernels compiled for it."""
+    return GpuHopper(load(Path(__file__).with_name("sample.cu"), device))
