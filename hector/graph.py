@@ -10,7 +10,7 @@ the caller gave them.
 Node ids are global: the nodes of type 0 come first, then those of type 1, and so on.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,23 @@ __all__ = [
 EdgeTypeName = tuple[str, str, str]
 
 
+class GraphState:
+    """What running on a graph leaves with it: it lives as long as the graph."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; what is still in use elsewhere goes on to work."""
+        self.arrays: Any = None
+        """`hector.arrays.GraphArrays`."""
+        self.executables: dict[Any, Any] = {}
+        self.prepared: dict[Any, Any] = {}
+        """Calls that layers prepared for the graph."""
+        self.watch: Any = None
+        """`hector.runtime.watch.Watch` over the tensors that it was made of."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeteroGraph:
     """A graph with typed nodes and typed edges. Build it with a `from_` method.
@@ -71,6 +88,7 @@ class HeteroGraph:
     node_type_names: tuple[str, ...]
     edge_type_names: tuple[EdgeTypeName, ...] | None = None
     """(source type, relation, destination type) a relation, when known."""
+    state: GraphState = field(default_factory=GraphState, init=False, repr=False)
 
     @classmethod
     def from_arrays(
@@ -280,7 +298,7 @@ class HeteroGraph:
 
     def replace(self, **changes: Any) -> "HeteroGraph":
         """A copy with some fields changed and no cached maps."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         return HeteroGraph(**{**values, **changes})
 
     def to(self, device: torch.device | str) -> "HeteroGraph":

@@ -45,6 +45,8 @@ class Reader(Protocol):
 
     def module_tensor(self, node: ast.AST, owner: Any, attr: str) -> Param: ...
 
+    def size(self, owner: Param, axis: int) -> int: ...
+
     def spawn(self, function: Callable[..., Any]) -> "Reader": ...
 
     def call(self, args: dict[str, Any]) -> Any: ...
@@ -153,7 +155,7 @@ def _method(
         end = Index.DST if name == "incoming_edges" else Index.SRC
         return RowLoop(Domain.EDGE, end)
     if isinstance(owner, Param) and name in ("size", "dim"):
-        return owner.shape[args[0]] if args else len(owner.shape)
+        return reader.size(owner, args[0]) if args else len(owner.shape)
     if isinstance(owner, Sym | Param) and name in METHODS:
         return METHODS[name](reader.state, owner, *args, **named)
     raise reader.error(node, f"method {name} is not supported")

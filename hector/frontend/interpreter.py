@@ -8,6 +8,7 @@ body says what one row does. Whatever is not understood is an error with its lin
 import ast
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -200,11 +201,21 @@ class Interpreter:
     def _name(self, node: ast.Name) -> Any:
         if node.id in self.names:
             return self.names[node.id]
-        if node.id in self.function.__globals__:
-            return self.function.__globals__[node.id]
-        free = inspect.getclosurevars(self.function).nonlocals
-        if node.id in free:
-            return free[node.id]
+        guards = self.state.guards
+        cells = dict(
+            zip(
+                self.function.__code__.co_freevars,
+                self.function.__closure__ or (),
+                strict=True,
+            )
+        )
+        if node.id in cells:
+            guards.cell(cells[node.id], cells[node.id].cell_contents)
+            return cells[node.id].cell_contents
+        names = self.function.__globals__
+        if node.id in names:
+            guards.scope(names, node.id, names[node.id])
+            return names[node.id]
         if node.id in _BUILTINS:
             return _BUILTINS[node.id]
         raise self.error(node, f"{node.id} is not defined")
@@ -262,6 +273,7 @@ class Interpreter:
         if isinstance(key, IndexVar):
             return select(self.state, owner, key)
         if isinstance(owner, tuple | list | dict):
+            # All of it is compared where it was read: see [Note: guards].
             return owner[key]
         raise self.error(node, "expected data['name'], x[src] or W[e.etype]")
 
@@ -294,13 +306,27 @@ class Interpreter:
             return self.module_tensor(node, owner, node.attr)
         if not hasattr(owner, node.attr):
             raise self.error(node, f"{type(owner).__name__} has no {node.attr}")
+        if not self._is_argument(owner):
+            self.state.guards.attribute(owner, node.attr, value)
         return value
+
+    def _is_argument(self, owner: Any) -> bool:
+        """What a namespace holds that is passed is part of the program's key."""
+        passed = any(owner is value for value in self.state.order.values())
+        return passed and isinstance(owner, SimpleNamespace)
+
+    def size(self, owner: Param, axis: int) -> int:
+        """The size of an argument's tensor, which then is part of the program."""
+        self.state.guards.size(owner.name, axis, owner.shape[axis])
+        return owner.shape[axis]
 
     def module_tensor(self, node: ast.AST, owner: Any, attr: str) -> Param:
         """A module's parameter as an argument named by its path."""
         tensor = getattr(owner, attr)
         for name, value in self.state.order.items():
             if isinstance(value, Param) and self.state.tensors.get(name) is tensor:
+                if not self._is_argument(owner):
+                    self.state.guards.tensor(owner, attr, name)
                 return value
         raise self.error(node, f"{attr} is no parameter or buffer of the layer")
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from hector.frontend.guards import Guards, snapshot
 from hector.frontend.interpreter import Interpreter
 from hector.frontend.source import parse
 from hector.frontend.values import (
@@ -23,12 +25,14 @@ from hector.frontend.values import (
     Sym,
 )
 from hector.graph import HeteroGraph
+from hector.graph_cache import GraphCache
 from hector.ir.builder import Builder
 from hector.ir.node import Program
 from hector.ir.types import Domain, Index
 from hector.runtime import Compiled, Executable, Options
 
-_GRAPH_NAMES = ("g", "graph")
+MAX_PROGRAMS = 8
+"""Programs of one signature that differ in what their guards saw."""
 
 
 @dataclass
@@ -40,6 +44,7 @@ class _Specialized:
     """Argument of each program input."""
     results: tuple[Sym, ...]
     single: bool
+    guards: Guards
 
 
 class CompiledLayer:
@@ -55,8 +60,8 @@ class CompiledLayer:
         functools.update_wrapper(self, function)
         self.function, self.options = function, options
         self.signature = inspect.signature(function)
-        self._programs: dict[object, _Specialized] = {}
-        self._graphs: dict[object, tuple[Tensor, Tensor | None, HeteroGraph]] = {}
+        self._programs: dict[object, list[_Specialized]] = {}
+        self._graphs = GraphCache()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -124,26 +129,55 @@ class CompiledLayer:
         edge_type = values.get("edge_type")
         x = values.get("x")
         rows = x.shape[0] if isinstance(x, Tensor) else None
-        key = (id(edge_index), edge_index._version, id(edge_type), rows)
-        if key not in self._graphs:
+        relations = values.get("num_relations")
+
+        def make() -> HeteroGraph:
             kinds = edge_type
             if kinds is None:
                 kinds = torch.zeros_like(edge_index[0])
-            graph = HeteroGraph.from_pyg(
-                edge_index,
-                kinds,
-                num_nodes=rows,
-                num_relations=values.get("num_relations"),
+            return HeteroGraph.from_pyg(
+                edge_index, kinds, num_nodes=rows, num_relations=relations
             )
-            # The tensors are kept, so that their ids stay theirs.
-            self._graphs[key] = (edge_index, edge_type, graph)
-        return self._graphs[key][2]
+
+        tensors = [t for t in (edge_index, edge_type) if isinstance(t, Tensor)]
+        return self._graphs.get(tensors, (rows, relations), make)
 
     def _specialize(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
-        key = tuple(_signature(name, v, graph) for name, v in values.items())
-        if key not in self._programs:
-            self._programs[key] = self._read(graph, values)
-        return self._programs[key]
+        key = tuple(self._signature(name, v, graph) for name, v in values.items())
+        known = self._programs.setdefault(key, [])
+        for made in known:
+            if made.guards.hold(values):
+                return made
+        # A value that changes in every call would otherwise be kept for ever.
+        del known[:-MAX_PROGRAMS]
+        known.append(self._read(graph, values))
+        return known[-1]
+
+    def _signature(self, name: str, value: Any, graph: HeteroGraph) -> object:
+        if isinstance(value, Tensor):
+            # Rows of nodes and edges may change without a new program.
+            rows = value.shape[:1] == (graph.num_nodes,)
+            return (name, len(value.shape), tuple(value.shape[1:]), rows)
+        if isinstance(value, HeteroGraph):
+            return name
+        if isinstance(value, SimpleNamespace):
+            rest = {k: v for k, v in vars(value).items() if not isinstance(v, Tensor)}
+            return name, snapshot(rest)
+        if isinstance(value, nn.Module):
+            # Held weakly; what is read of it is guarded.
+            return name, weakref.ref(value, self._forget), value.training
+        return name, _argument(value)
+
+    def _forget(self, module: "weakref.ref[nn.Module]") -> None:
+        """The programs of a module that is gone."""
+        gone = [
+            key
+            for key in self._programs
+            if isinstance(key, tuple)
+            and any(isinstance(part, tuple) and module in part for part in key)
+        ]
+        for key in gone:
+            del self._programs[key]
 
     def _read(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
         state = State(Builder(), graph.num_nodes)
@@ -170,7 +204,7 @@ class CompiledLayer:
         shapes = [_row_shape(r) for r in results]
         compiled = Compiled(state.builder, program, self.options, shapes)
         sources = tuple(state.bound[n] for n in compiled.inputs)
-        return _Specialized(compiled, sources, tuple(results), single)
+        return _Specialized(compiled, sources, tuple(results), single, state.guards)
 
 
 class Prepared:
@@ -231,20 +265,16 @@ def _flatten(name: str, value: Mapping[Any, Any], graph: HeteroGraph) -> Tensor:
     )
 
 
-def _signature(name: str, value: Any, graph: HeteroGraph) -> object:
-    if isinstance(value, Tensor):
-        # Rows of nodes and edges may change without a new program.
-        return (
-            name,
-            len(value.shape),
-            tuple(value.shape[1:]),
-            value.shape[0] == (graph.num_nodes),
-        )
-    if isinstance(value, HeteroGraph | SimpleNamespace):
-        return name
-    if isinstance(value, nn.Module):
-        return name, id(value), value.training
-    return name, value
+def _argument(value: Any) -> object:
+    """An argument that is no tensor: by its value if its class compares values."""
+    kind = type(value)
+    plain = kind.__module__ == "builtins" or "__eq__" not in _defined(kind)
+    return snapshot(value) if plain else (kind, value)
+
+
+def _defined(kind: type) -> set[str]:
+    """Names that a class or its bases define, beside what every object has."""
+    return {name for base in kind.__mro__[:-1] for name in vars(base)}
 
 
 def _symbol(name: str, value: Any, graph: HeteroGraph) -> Any:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hector.frontend.guards import Guards
 from hector.ir.builder import Builder
 from hector.ir.node import Node, Op
 from hector.ir.types import TYPE_DOMAINS, Domain, Index
@@ -110,6 +111,7 @@ class State:
     tensors: dict[str, Any] = field(default_factory=dict)
     """Tensors of modules and namespaces by path, to find them by identity."""
     inner_group: Index | None = None
+    guards: Guards = field(default_factory=Guards)
 
     def input(self, name: str, domain: Domain, shape: tuple[int, ...]) -> Node:
         node = self.builder.input(name, domain, shape)
@@ -129,7 +131,7 @@ class State:
 
     def matrix(self, t: Typed, heads: int) -> Node:
         """A typed parameter as (heads, in, out)."""
-        s = t.slice_shape
+        s = self._slice_shape(t)
         if len(s) == 2:
             return self.input(t.param.name, t.domain, (1, *s))
         if len(s) == 3 and s[0] == heads:
@@ -139,9 +141,14 @@ class State:
             f"{list(s)}"
         )
 
+    def _slice_shape(self, t: Typed) -> tuple[int, ...]:
+        if t.domain is Domain.GLOBAL and t.param.shape:
+            self.guards.size(t.param.name, 0, t.param.shape[0])
+        return t.slice_shape
+
     def vector(self, t: Typed, rows: Domain) -> Sym:
         """A typed parameter as rows that arithmetic can use."""
-        s = t.slice_shape
+        s = self._slice_shape(t)
         if len(s) > 2:
             raise FrontendError(f"{t.param.name} with slices {list(s)} is no row")
         shape = {0: (1, 1), 1: (1, *s), 2: s}[len(s)]

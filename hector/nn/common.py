@@ -1,7 +1,7 @@
 """What the layers share: graphs from PyG's arguments, initialization, settings."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from hector.frontend import CompiledLayer, Prepared
 from hector.graph import HeteroGraph
+from hector.graph_cache import GraphCache
 from hector.passes.pipeline import Optimizations
 
+MAX_PREPARED = 64
+"""Prepared calls of one graph."""
 SETTINGS: dict[str, Optimizations | None] = {
     "auto": None,
     "none": Optimizations(),
@@ -25,10 +28,13 @@ class CompiledConv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._graphs: dict[object, tuple[Tensor, Tensor, HeteroGraph]] = {}
+        self._graphs = GraphCache()
         self._layers: dict[CompiledLayer, CompiledLayer] = {}
         self._options: dict[str, Any] = {}
-        self._prepared: dict[object, tuple[HeteroGraph, Prepared]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was compiled: a copy or a loaded layer compiles anew."""
+        return {**self.__dict__, "_graphs": GraphCache(), "_layers": {}}
 
     def set_optimization(self, name: str) -> "CompiledConv":
         """Fix {none, compaction, reordering, both}; "auto" lets the cost model
@@ -41,7 +47,6 @@ class CompiledConv(nn.Module):
         """Change fields of `hector.Options` for this layer."""
         self._options.update(options)
         self._layers.clear()
-        self._prepared.clear()
         return self
 
     def compiled(self, layer: CompiledLayer) -> CompiledLayer:
@@ -53,26 +58,26 @@ class CompiledConv(nn.Module):
         return self._layers[layer]
 
     def run(
-        self, layer: CompiledLayer, graph: HeteroGraph, values: Mapping[str, Tensor]
-    ) -> Callable[..., Any] | None:
-        """The prepared call for these tensors, or None on the first one."""
-        key = (layer, id(graph), torch.is_grad_enabled(), _kinds(values))
-        found = self._prepared.get(key)
-        return None if found is None else found[1]
-
-    def keep(
         self,
         layer: CompiledLayer,
         graph: HeteroGraph,
         values: Mapping[str, Tensor],
-        prepared: Prepared,
-    ) -> Prepared:
-        """Remember a prepared call; see `run`."""
-        key = (layer, id(graph), torch.is_grad_enabled(), _kinds(values))
-        if len(self._prepared) >= 16:
-            self._prepared.clear()
-        self._prepared[key] = (graph, prepared)
-        return prepared
+        numbers: Hashable,
+        prepare: Callable[[], Prepared],
+    ) -> Any:
+        """The result for these tensors, prepared on the first call with such ones.
+
+        `numbers` is everything else that the program depends on.
+        """
+        kinds = tuple((t.dtype, t.shape, t.requires_grad) for t in values.values())
+        key = (layer, torch.is_grad_enabled(), numbers, tuple(values), kinds)
+        known = graph.state.prepared
+        call: Prepared | None = known.get(key)
+        if call is None:
+            if len(known) >= MAX_PREPARED:
+                known.clear()
+            call = known[key] = prepare()
+        return call(values)
 
     def graph_of(
         self,
@@ -80,29 +85,26 @@ class CompiledConv(nn.Module):
         edge_type: Tensor | None,
         num_nodes: int,
         num_relations: int,
+        first_target: int = 0,
     ) -> HeteroGraph:
-        """PyG's arguments as a graph, made once for each pair of tensors."""
+        """PyG's arguments as a graph, made once for each pair of tensors; see
+        [Note: unchanged tensors]. Destinations are numbered from `first_target`."""
         if isinstance(edge_index, HeteroGraph):
             return edge_index
         if edge_type is None:
             raise ValueError("expected edge_type [edges] beside edge_index")
-        key = (id(edge_index), edge_index._version, id(edge_type), num_nodes)
-        if key not in self._graphs:
-            if len(self._graphs) >= 8:
-                self._graphs.clear()
-            graph = HeteroGraph.from_pyg(
-                edge_index,
-                edge_type,
-                num_nodes=num_nodes,
-                num_relations=num_relations,
+        ends, kinds = edge_index, edge_type
+
+        def make() -> HeteroGraph:
+            moved = ends
+            if first_target:
+                moved = torch.stack((ends[0], ends[1] + first_target))
+            return HeteroGraph.from_pyg(
+                moved, kinds, num_nodes=num_nodes, num_relations=num_relations
             )
-            # The tensors are kept, so that their ids stay theirs.
-            self._graphs[key] = (edge_index, edge_type, graph)
-        return self._graphs[key][2]
 
-
-def _kinds(values: Mapping[str, Tensor]) -> tuple[object, ...]:
-    return tuple((t.dtype, t.shape[1:], t.requires_grad) for t in values.values())
+        facts = (num_nodes, num_relations, first_target)
+        return self._graphs.get((ends, kinds), facts, make)
 
 
 def glorot(t: Tensor | None) -> None:

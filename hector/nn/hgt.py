@@ -32,8 +32,7 @@ class _TypedLinears(nn.Module):
         [types, out] of each of `parts` equal parts of the outputs.
 
         Rows are joined, not stacked: what each parameter's gradient gets back then is
-        a run of rows that needs no copy. Transposing is one copy for all parts, and
-        without gradients it is made once.
+        a run of rows that needs no copy. Transposing is one copy for all parts.
         """
         weights = [self._of(name, "weight") for name in names]
         biases = [self._of(name, "bias") for name in names]
@@ -111,8 +110,6 @@ class HGTConv(CompiledConv):
         self.p_rel = nn.ParameterDict(
             {key: empty(1, heads) for key in self._relation_keys}
         )
-        self._flat: list[nn.Parameter] = []
-        self._cached: tuple[object, SimpleNamespace] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -158,27 +155,18 @@ class HGTConv(CompiledConv):
         width = x.shape[1]
         scale = 1.0 / math.sqrt(self.out_channels // self.heads)
         layer = self.compiled(hgt)
-        p = self._parameters_read(width)
+        p = self._stacked(width)
         values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
-        call = self.run(layer, graph, values)
-        if call is None:
-            first = layer.prepare(graph, x, p, self.heads, scale, self._uniform)
-            call = self.keep(layer, graph, values, first)
-        out: Tensor = call(values)
+        numbers = (self.heads, scale, self._uniform)
+        out: Tensor = self.run(
+            layer, graph, values, numbers, lambda: layer.prepare(graph, x, p, *numbers)
+        )
         return out
 
-    def _parameters_read(self, width: int) -> SimpleNamespace:
-        """Parameters stacked by type; without gradients, only after they changed."""
-        if torch.is_grad_enabled():
-            return self._stacked(width)
-        if not self._flat:
-            self._flat.extend(self.parameters())
-        state = (width, tuple((p.data_ptr(), p._version) for p in self._flat))
-        if self._cached is None or self._cached[0] != state:
-            self._cached = (state, self._stacked(width))
-        return self._cached[1]
-
     def _stacked(self, width: int) -> SimpleNamespace:
+        """Parameters joined by type, in every call: not all writes to a parameter leave
+        a trace by which a kept copy could be known to be old (fused optimizers do
+        not)."""
         names = self.node_types
         (k, q, v), (bk, bq, bv) = self.kqv_lin.stacked(names, width, parts=3)
         (out,), (b_out,) = self.out_lin.stacked(names, self.out_channels, parts=1)
@@ -208,14 +196,12 @@ class HGTConv(CompiledConv):
         self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]
     ) -> HeteroGraph:
         sizes = tuple(x[n].shape[0] for n in self.node_types)
-        tensors = tuple(edges[t] for t in self.edge_types if t in edges)
-        key = (sizes, *((id(t), t._version) for t in tensors))
-        if key not in self._graphs:
-            graph = _joined_graph(self.node_types, self.edge_types, sizes, edges)
-            kept = torch.cat(tensors, dim=1)
-            self._held = tensors
-            self._graphs[key] = (kept, kept, graph)
-        return self._graphs[key][2]
+        present = tuple(t for t in self.edge_types if t in edges)
+        return self._graphs.get(
+            [edges[t] for t in present],
+            (sizes, present),
+            lambda: _joined_graph(self.node_types, self.edge_types, sizes, edges),
+        )
 
     def extra_repr(self) -> str:
         return f"-1, {self.out_channels}, heads={self.heads}"

@@ -74,21 +74,27 @@ class RGATConv(CompiledConv):
         self.attention_mechanism = attention_mechanism
         self.attention_mode = attention_mode
         self.negative_slope = negative_slope
-        self._options_read = RGATOptions(
-            heads=heads,
-            dim=dim,
-            width=out_channels,
-            groups=heads if dim > 1 else 1,
-            additive=attention_mode == "additive-self-attention",
-            within=attention_mechanism == "within-relation",
-            mod=mod,
-            num_blocks=num_blocks or 0,
-            edge_dim=0,
-            negative_slope=negative_slope,
-            bias=bias and dim == 1 and (concat or heads == 1),
-        )
         self._make_parameters(bias)
         self.reset_parameters()
+
+    @property
+    def _options_read(self) -> RGATOptions:
+        """From the attributes as they are: they may be changed between calls."""
+        return RGATOptions(
+            heads=self.heads,
+            dim=self.dim,
+            width=self.out_channels,
+            groups=self.heads if self.dim > 1 else 1,
+            additive=self.attention_mode == "additive-self-attention",
+            within=self.attention_mechanism == "within-relation",
+            mod=self.mod,
+            num_blocks=self.num_blocks or 0,
+            edge_dim=0,
+            negative_slope=self.negative_slope,
+            bias=self.bias is not None
+            and self.dim == 1
+            and (self.concat or self.heads == 1),
+        )
 
     def _check(self, mechanism: str, mode: str) -> None:
         if mechanism not in ("within-relation", "across-relation"):
@@ -183,7 +189,7 @@ class RGATConv(CompiledConv):
             parts = list(self._fused(graph, x, options))
         else:
             *parts, att = self.compiled(rgat)(
-                graph, x, edge_attr, keep, self._parameters_read(), options
+                graph, x, edge_attr, keep, self._parameters_read(options), options
             )
         out = self._joined(parts)
         if self.bias is not None and not options.bias:
@@ -197,13 +203,15 @@ class RGATConv(CompiledConv):
     ) -> tuple[Tensor, ...]:
         """The common call: no edge features, dropout or returned attention."""
         layer = self.compiled(rgat_outputs)
-        p = self._parameters_read()
+        p = self._parameters_read(options)
         values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
-        call = self.run(layer, graph, values)
-        if call is None:
-            first = layer.prepare(graph, x, p, options)
-            call = self.keep(layer, graph, values, first)
-        outs: tuple[Tensor, ...] = call(values)
+        outs: tuple[Tensor, ...] = self.run(
+            layer,
+            graph,
+            values,
+            options,
+            lambda: layer.prepare(graph, x, p, options),
+        )
         return outs
 
     def _edge_options(
@@ -225,14 +233,14 @@ class RGATConv(CompiledConv):
         ones = x.new_ones(graph.num_edges, self.heads * self.dim)
         return functional.dropout(ones, self.dropout)
 
-    def _parameters_read(self) -> SimpleNamespace:
+    def _parameters_read(self, options: RGATOptions) -> SimpleNamespace:
         p = SimpleNamespace(q=self.q, k=self.k)
         p.weight = (
             combine_bases(self.att, self.basis)
             if self.num_bases is not None
             else self.weight
         )
-        if self.bias is not None and self._options_read.bias:
+        if self.bias is not None and options.bias:
             p.bias = self.bias
         if self.lin_edge is not None:
             p.lin_edge, p.e = self.lin_edge.weight.t(), self.e

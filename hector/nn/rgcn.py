@@ -102,9 +102,9 @@ class RGCNConv(CompiledConv):
         """
         sides = self._sides(x)
         num_nodes = sides.first_target + sides.target.shape[0]
-        if sides.first_target and isinstance(edge_index, Tensor):
-            edge_index = self._shifted(edge_index, sides.first_target)
-        graph = self.graph_of(edge_index, edge_type, num_nodes, self.num_relations)
+        graph = self.graph_of(
+            edge_index, edge_type, num_nodes, self.num_relations, sides.first_target
+        )
         weight: Tensor = self.weight
         if self.comp is not None:
             weight = combine_bases(self.comp, weight)
@@ -122,12 +122,14 @@ class RGCNConv(CompiledConv):
             values["root"] = self.root
         if self.bias is not None:
             values["bias"] = self.bias
-        call = self.run(layer, graph, values)
-        if call is None:
-            aggr = _AGGREGATIONS[self.aggr]
-            first = layer.prepare(graph, x, weight, self.root, self.bias, aggr)
-            call = self.keep(layer, graph, values, first)
-        out: Tensor = call(values)
+        aggr = _AGGREGATIONS[self.aggr]
+        out: Tensor = self.run(
+            layer,
+            graph,
+            values,
+            aggr,
+            lambda: layer.prepare(graph, x, weight, self.root, self.bias, aggr),
+        )
         return out
 
     def _sides(self, x: Tensor | tuple[Tensor | None, Tensor] | None) -> _Sides:
@@ -137,15 +139,6 @@ class RGCNConv(CompiledConv):
         if isinstance(x, tuple) and x[1] is not source:
             return _Sides(source, x[1], source.shape[0])
         return _Sides(source, source, 0)
-
-    def _shifted(self, edge_index: Tensor, first: int) -> Tensor:
-        """Destinations numbered after the sources; kept, so that its graph is."""
-        key = ("shifted", id(edge_index), edge_index._version, first)
-        if key not in self._graphs:
-            moved = torch.stack((edge_index[0], edge_index[1] + first))
-            empty_graph = HeteroGraph.from_arrays([], [], [], num_nodes=1)
-            self._graphs[key] = (edge_index, moved, empty_graph)
-        return self._graphs[key][1]
 
     def _neighbours(
         self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str

@@ -8,6 +8,7 @@ data, so a call can be captured in a CUDA graph.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
 from typing import Any
 
 import torch
@@ -75,16 +76,15 @@ class Report:
 
 def graph_arrays(graph: HeteroGraph) -> GraphArrays:
     """The graph's index arrays, kept with the graph."""
-    found = graph.__dict__.get("_hector_arrays")
-    if found is None:
-        found = GraphArrays(graph)
-        graph.__dict__["_hector_arrays"] = found
+    if graph.state.arrays is None:
+        graph.state.arrays = GraphArrays(graph)
+    found: GraphArrays = graph.state.arrays
     return found
 
 
 def executables(graph: HeteroGraph) -> list["Executable"]:
     """What was compiled for a graph so far, oldest first."""
-    return list(graph.__dict__.get("_hector_executables", {}).values())
+    return list(graph.state.executables.values())
 
 
 @dataclass
@@ -162,6 +162,7 @@ class Executable:
         self.arrays = arrays
         self.trains = bool(key.wanted)
         options = compiled.options
+        self._check(key.shapes)
         dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
         floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
         feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
@@ -197,6 +198,17 @@ class Executable:
         self._forward = _Runner(forward, arrays, feature, asked, options)
         self.report = self._describe(settings, forward, backward, options)
 
+    def _check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """ValueError where a tensor has not one row for each node, edge or type:
+        kernels would read beyond its memory."""
+        for node, shape in zip(self.inputs, shapes, strict=True):
+            rows = self.arrays.rows(node.domain)
+            if prod(shape) != rows * node.type.width:
+                raise ValueError(
+                    f"expected {node.name} with {rows} rows of {list(node.shape)} for "
+                    f"this graph ({node.domain.value}), got shape {list(shape)}"
+                )
+
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs in their rows' shapes, in the autograd graph if gradients are
         wanted."""
@@ -229,8 +241,12 @@ class Executable:
         results = self._forward.run(bindings, (*self.outputs, *made))
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
-        outputs = zip(results, self.shapes, strict=False)
-        return [_seen_as(t, shape) for t, shape in outputs], saved
+        outputs = results[: len(self.outputs)]
+        watch = self.arrays.graph.state.watch
+        if watch is not None:
+            watch.check(outputs)
+        shaped = zip(outputs, self.shapes, strict=True)
+        return [_seen_as(t, shape) for t, shape in shaped], saved
 
     def backward(
         self, grads: Sequence[Tensor], saved: Sequence[Tensor]
@@ -322,12 +338,10 @@ class Compiled:
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
         dtypes, shapes = (t.dtype for t in tensors), (tuple(t.shape) for t in tensors)
         key = _Key(tuple(dtypes), tuple(shapes), wanted)
-        cache = graph.__dict__.setdefault("_hector_executables", {})
-        exe = cache.get((self, key))
-        if exe is None:
-            exe = Executable(self, key, graph_arrays(graph))
-            cache[self, key] = exe
-        found: Executable = exe
+        cache = graph.state.executables
+        if (self, key) not in cache:
+            cache[self, key] = Executable(self, key, graph_arrays(graph))
+        found: Executable = cache[self, key]
         return found
 
     def optimized(self, settings: Optimizations) -> Program:

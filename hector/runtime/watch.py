@@ -1,0 +1,131 @@
+"""Notices changes of a graph's tensors that leave no trace in their versions.
+
+[Note: changes behind PyTorch] On a CPU a call compares the tensors with a copy of them
+and a changed graph is made anew. On a GPU that comparison would wait for the device in
+every call; instead each call launches one kernel behind the layer's own that compares
+digests, and where they differ fills the results with NaN and sets a flag in pinned
+memory, which the next call reads and raises. So a stale graph never gives a number, and
+an unchanged one costs a launch. Captured steps are covered as well.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 4096
+"""Elements of one digest."""
+
+
+class StaleGraphError(RuntimeError):
+    """Tensors were changed behind PyTorch while their graph was in use."""
+
+
+class Watch:
+    """Compares tensors with a copy of them, by value."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [t.detach().clone() for t in tensors]
+
+    def unchanged(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether they hold what they held."""
+        pairs = zip(tensors, self._copies, strict=True)
+        return all(torch.equal(t, copy) for t, copy in pairs)
+
+    def check(self, results: Sequence[Tensor]) -> None:
+        """Called with what a layer computed of the graph; nothing is left to do."""
+
+
+class DeviceWatch(Watch):
+    """Compares digests on a GPU; see [Note: changes behind PyTorch]."""
+
+    def __init__(self, tensors: Sequence[Tensor], kernels: Any) -> None:
+        device = tensors[0].device
+        self._device = device
+        self._compare = kernels.compare
+        self._compiled: Any = None
+        self._raised = False
+        # Pinned memory has one address for the host and the devices.
+        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._seen = self._flag.numpy()
+        # The memory and not the tensors, whose end is the graph's.
+        self._memory = [t.detach() for t in tensors]
+        starts, sizes = [], []
+        for t in self._memory:
+            for first in range(0, t.numel(), BLOCK):
+                starts.append(t.data_ptr() + first * t.element_size())
+                sizes.append(min(BLOCK, t.numel() - first))
+        self._starts = torch.tensor(starts, dtype=torch.int64).to(device)
+        self._sizes = torch.tensor(sizes, dtype=torch.int64).to(device)
+        self._digests = torch.empty_like(self._starts)
+        self._grid = (len(starts), 1, 1)
+        if starts:
+            parts = (self._starts, self._sizes, self._digests)
+            kernels.digest[self._grid](*parts, block=BLOCK)
+
+    def unchanged(self, tensors: Sequence[Tensor]) -> bool:
+        """As far as is known: see `check`.
+
+        Raises:
+            StaleGraphError: results since the last call are NaN.
+        """
+        if self._seen[0] and not self._raised:
+            self._raised = True
+            raise StaleGraphError(
+                "expected the tensors of a graph as they were when it was made, but "
+                "they were changed through .data or by another library; results since "
+                "are NaN. Change them in place through PyTorch, or pass new tensors"
+            )
+        return not self._raised
+
+    def check(self, results: Sequence[Tensor]) -> None:
+        """Fill `results` with NaN where a digest differs; nothing waits."""
+        if not self._grid[0]:
+            return
+        for out in results:
+            self._launch(out)
+
+    def _launch(self, out: Tensor) -> None:
+        fixed = (self._starts, self._sizes, self._digests)
+        if self._compiled is None or out.dtype is not self._compiled.dtype:
+            args = (*fixed, out, out.numel(), self._flag)
+            made = self._compare[self._grid](*args, block=BLOCK)
+            if made is not None and hasattr(made, "packed_metadata"):
+                self._compiled = _Compiled(made, out.dtype, self._grid, fixed)
+            return
+        self._compiled(out, self._flag)
+
+
+class _Compiled:
+    """The launch with its questions answered; see [Note: bound plans]."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        dtype: torch.dtype,
+        grid: tuple[int, ...],
+        fixed: Sequence[Tensor],
+    ) -> None:
+        self.dtype = dtype
+        self._run = partial(kernel.run, *grid)
+        self._head = (kernel.function, kernel.packed_metadata, None, None, None)
+        self._fixed = tuple(t.data_ptr() for t in fixed)
+
+    def __call__(self, out: Tensor, flag: Tensor) -> None:
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        known = (*self._head, *self._fixed)
+        self._run(stream, *known, out.data_ptr(), out.numel(), flag.data_ptr(), BLOCK)
+
+
+def watch(tensors: Sequence[Tensor]) -> Watch:
+    """A watch over tensors of one device."""
+    on_device = tensors[0].is_cuda and all(t.is_contiguous() for t in tensors)
+    if on_device and all(t.dtype == torch.int64 for t in tensors):
+        try:
+            from hector.runtime import watch_kernels
+        except ImportError:
+            return Watch(tensors)
+        return DeviceWatch(tensors, watch_kernels)
+    return Watch(tensors)
