@@ -5,11 +5,9 @@ cache knows a kernel by its text and its place in the file.
 """
 
 import hashlib
-import importlib.util
-import os
+import linecache
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +38,12 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node
 from hector.ir.types import TARGET, TYPE_DOMAINS
+from hector.private_files import (
+    cache_directory,
+    private_directory,
+    read_private,
+    write_private,
+)
 
 _UNNAMED = "hector_kernel"
 _KINDS = {
@@ -146,32 +150,25 @@ def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emi
     ]
 
 
-def cache_directory() -> Path:
-    """Where generated modules live: `$HECTOR_CACHE`, else the user's cache."""
-    chosen = os.environ.get("HECTOR_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "hector"
-
-
 def load_module(text: str, directory: Path | None = None) -> ModuleType:
-    """The generated module, written under its content's hash and imported."""
-    directory = directory or cache_directory()
+    """The generated module, written under its content's hash and executed.
+
+    What is executed is `text` itself; the file is for readers and for Triton, which
+    looks a kernel's source up. See [Note: private files].
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     name = f"hector_generated_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.py"
-    if not path.exists():
-        # Renamed into place, so that a reader never sees half a file.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=directory, suffix=".tmp", delete=False
-        ) as out:
-            out.write(text)
-        os.replace(out.name, path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import the generated module {path}")
-    module = importlib.util.module_from_spec(spec)
+    place = private_directory(directory) if directory else cache_directory()
+    path = place / f"{name}.py"
+    if read_private(path) != text:
+        write_private(path, text)
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    # Read from here and not from the file, whatever becomes of it.
+    lines = text.splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(text), None, lines, str(path))
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return module

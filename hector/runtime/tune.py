@@ -2,15 +2,14 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hector.arrays import GraphArrays
-from hector.emit.module import cache_directory
 from hector.emit.schedules import candidates, default_schedule
 from hector.ir.kernels import (
     GemmSchedule,
@@ -22,8 +21,15 @@ from hector.ir.kernels import (
     TraversalSchedule,
 )
 from hector.ir.node import Op
+from hector.private_files import (
+    cache_directory,
+    private_directory,
+    read_private,
+    write_private,
+)
 from hector.runtime.device import DevicePlan, ValueTypes
 
+_log = logging.getLogger(__name__)
 _KINDS = {c.__name__: c for c in (GemmSchedule, OuterSchedule, TraversalSchedule)}
 
 
@@ -45,10 +51,10 @@ def schedules_for(
             chosen.append(None)
             continue
         path = _path(kernel, arrays, types)
-        known = _read(path)
+        known = read_schedule(path)
         if known is None and tune:
             known = _fastest(kernel, first, arrays, types)
-            _write(path, known)
+            write_schedule(path, known)
         chosen.append(known or first)
     return chosen
 
@@ -68,25 +74,43 @@ def _path(kernel: Kernel, arrays: GraphArrays, types: ValueTypes) -> Path:
     return cache_directory() / "schedules" / f"{digest}.json"
 
 
-def _read(path: Path) -> Schedule | None:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
+def read_schedule(path: Path) -> Schedule | None:
+    """A kept schedule; None, and a warning, for a file that holds none."""
+    text = read_private(path)
+    if text is None:
         return None
-    fields = dict(record["fields"])
-    if "mapping" in fields:
-        fields["mapping"] = SegmentMapping(fields["mapping"])
-    made: Schedule = _KINDS[record["kind"]](**fields)
+    try:
+        record = json.loads(text)
+        fields = dict(record["fields"])
+        if "mapping" in fields:
+            fields["mapping"] = SegmentMapping(fields["mapping"])
+        kind = _KINDS[record["kind"]]
+        if any(not _sensible(k, v) for k, v in fields.items()):
+            raise ValueError(f"expected sizes that a kernel can have, got {fields}")
+        made: Schedule = kind(**fields)
+    except (ValueError, KeyError, TypeError, RecursionError) as wrong:
+        _log.warning("no schedule in %s, the default is used: %s", path, wrong)
+        return None
     return made
 
 
-def _write(path: Path, schedule: Schedule) -> None:
+def _sensible(name: str, value: object) -> bool:
+    """A flag, a mapping, or a size that a kernel can be made for."""
+    if name == "mapping" or isinstance(value, bool):
+        return True
+    if not isinstance(value, int) or not 1 <= value <= 1 << 20:
+        return False
+    tile = name.endswith("_warps") or "block" in name
+    return not tile or value & (value - 1) == 0
+
+
+def write_schedule(path: Path, schedule: Schedule) -> None:
     fields = asdict(schedule)
     if "mapping" in fields:
         fields["mapping"] = fields["mapping"].value
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_directory(path.parent)
     record = {"kind": type(schedule).__name__, "fields": fields}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_private(path, json.dumps(record, indent=1) + "\n")
 
 
 def _fastest(
