@@ -3,9 +3,9 @@
 Read down: `base` (the protocol), `slots` (which bytes are free), `directory` (is the
 user's directory safe), `blockio` (move all bytes or raise), `memory` and `posix` (the
 storages), `forwarding` (what wrappers share), `throttle`, `faulty` and `wear` (slowed
-down, broken, counted), `gds` (straight from GPU memory, over `kvikio_shim` and
-`cuda_driver`; `malloc_hook` registers that memory), `measure` (how fast a storage and
-the ways to it are), `stripe` (one storage over several), `open` (the door).
+down, broken, counted), `gds` (straight from GPU memory, over `kvikio_shim`;
+`malloc_hook` registers that memory), `measure` (how fast a storage and the ways to it
+are), `stripe` (one storage over several), `open` (the door).
 """
 
 from ssdtrain.storage.base import Slot, Storage, StorageStats

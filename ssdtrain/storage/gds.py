@@ -17,14 +17,11 @@ import torch
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot, StorageStats
 from ssdtrain.storage.blockio import FULL_ERRNOS
-from ssdtrain.storage.cuda_driver import allocation_of
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.kvikio_shim import (
     DeviceBytes,
     GdsMode,
     KvikioFile,
-    deregister_memory,
-    register_memory,
 )
 from ssdtrain.storage.posix import PosixStorage
 
@@ -83,7 +80,6 @@ class GdsStorage(ForwardingStorage):
         self._lock = threading.Lock()
         self._written_bytes = 0
         self._read_bytes = 0
-        self._registered: dict[int, DeviceBytes] = {}  # base address -> allocation
         self._files: list[KvikioFile] = []
         try:
             for file, directory in enumerate(posix.directories):
@@ -147,35 +143,6 @@ class GdsStorage(ForwardingStorage):
         self._count(read=size)
         return StreamTransfer(future, size, what)
 
-    def register(self, buffer: torch.Tensor) -> bool:
-        """Register the device allocation behind a buffer, once.
-
-        cuFile then moves bytes of any tensor inside it without a bounce buffer. Only
-        for allocations that outlive this storage or are deregistered before they are
-        freed (the malloc hook does both for all of the process's memory).
-
-        Returns:
-            Whether it was new. Repeats, and modes without cuFile, cost nothing.
-        """
-        if self.mode is GdsMode.KVIKIO_POSIX:
-            return False
-        base, size = allocation_of(buffer.data_ptr())
-        with self._lock:
-            if base in self._registered:
-                return False
-            data = DeviceBytes(base, size)
-            _call(f"registering {size} bytes", lambda: register_memory(data))
-            self._registered[base] = data
-        return True
-
-    def deregister(self, buffer: torch.Tensor) -> None:
-        """Undo `register`, before the allocation is freed."""
-        base, _ = allocation_of(buffer.data_ptr())
-        with self._lock:
-            data = self._registered.pop(base, None)
-        if data is not None:
-            deregister_memory(data)
-
     def stats(self) -> StorageStats:
         """Bytes held and moved so far, on both paths."""
         held = self._posix.stats()
@@ -193,11 +160,7 @@ class GdsStorage(ForwardingStorage):
         self._posix.close()
 
     def release(self) -> None:
-        """Deregister memory and files with kvikio; the files themselves stay open."""
-        with self._lock:
-            registered, self._registered = self._registered, {}
-        for data in registered.values():
-            deregister_memory(data)
+        """Deregister the files with kvikio; the files themselves stay open."""
         self._close_files()
 
     def _close_files(self) -> None:

@@ -224,17 +224,3 @@ def set_threads(num_threads: int) -> None:
     kvikio.defaults.set("num_threads", num_threads)
     kvikio.defaults.set("auto_direct_io_read", True)
     kvikio.defaults.set("auto_direct_io_write", True)
-
-
-def register_memory(data: DeviceBytes) -> None:
-    """Register the whole device allocation with cuFile; see `GdsStorage.register`."""
-    import kvikio
-
-    kvikio.memory_register(data)
-
-
-def deregister_memory(data: DeviceBytes) -> None:
-    """Undo `register_memory`."""
-    import kvikio
-
-    kvikio.memory_deregister(data)

@@ -23,6 +23,7 @@ from recipes.bench.common.cells import RESULTS, child_environment, module_comman
 from recipes.bench.common.record import Record
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
+from recipes.bench.storage.registration import registered
 from ssdtrain.storage import PosixStorage, malloc_hook
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
@@ -189,13 +190,12 @@ def stream_cell(place: Path) -> dict[str, Any]:
         slot = storage.allocate(64 * MIB)
         back = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         try:
-            cell[f"{mode.value} registered"] = storage.register(back)
-            with torch.cuda.stream(stream):
+            with registered(back), torch.cuda.stream(stream):
                 sent = torch.randint_like(back, 0, 256)
                 out = storage.write_async(slot, sent, stream.cuda_stream)
                 into = storage.read_async(slot, back, stream.cuda_stream)
-            out.check()
-            into.check()
+                out.check()
+                into.check()
             cell[mode.value] = bool(torch.equal(sent, back))
         except OSError as error:
             cell[mode.value] = str(error)

@@ -200,36 +200,6 @@ def test_a_file_gets_a_name_only_while_it_is_opened(
     store.close()
 
 
-def test_allocations_are_registered_once(
-    posix: PosixStorage,
-    fake: type[FakeFile],
-    aligned: Aligned,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[tuple[str, int]] = []
-    base = 1 << 40
-    monkeypatch.setattr(gds, "allocation_of", lambda _: (base, 8 * MIB))
-    monkeypatch.setattr(
-        gds, "register_memory", lambda d: calls.append(("add", _address(d)))
-    )
-    monkeypatch.setattr(
-        gds, "deregister_memory", lambda d: calls.append(("drop", _address(d)))
-    )
-    buffer = aligned(PAGE)
-    assert not GdsStorage(posix, GdsMode.KVIKIO_POSIX).register(buffer)
-    store = GdsStorage(posix, GdsMode.GDS)
-    assert [store.register(buffer) for _ in range(3)] == [True, False, False]
-    store.deregister(buffer)
-    store.deregister(buffer)
-    assert store.register(buffer)
-    store.close()
-    assert calls == [("add", base), ("drop", base)] * 2
-
-
-def _address(data: DeviceBytes) -> int:
-    return int(data.__cuda_array_interface__["data"][0])
-
-
 # -- what is to be had here -------------------------------------------------------
 
 
