@@ -1,5 +1,9 @@
 """Node classification data sets: from files, and generated."""
 
+import struct
+import tokenize
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +65,7 @@ def planetoid(directory: str | Path, name: str = "cora") -> NodeDataset:
             f"planetoid expects {path}: set trainer.dataset.directory to where "
             f"{name}.npz lies"
         )
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    if "x_indptr" not in arrays:
-        raise ValueError(f"planetoid expects features in {path}, got {list(arrays)}")
+    arrays = _arrays(path)
     labels = torch.from_numpy(arrays["y"].astype(np.int64))
     features = empty_table((len(labels), int(arrays["x_dim"])), torch.float32).zero_()
     counts = torch.from_numpy(np.diff(arrays["x_indptr"]).astype(np.int64))
@@ -88,6 +89,67 @@ def planetoid(directory: str | Path, name: str = "cora") -> NodeDataset:
 
 
 _PARTS = ("train", "val", "test")
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a ``planetoid`` file, all there and within one another's sizes.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+        whole = {name: arrays[name].astype(np.int64) for name in _ARRAYS}
+    except (OSError, *_UNREADABLE) as error:
+        raise ValueError(
+            f"planetoid expects arrays {', '.join(_ARRAYS)} in {path}, got "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    num_nodes, width = whole["y"].size, whole["x_dim"].max(initial=0)
+    starts, columns = whole["x_indptr"], whole["x_indices"]
+    below = {
+        "edge_index": num_nodes,
+        "x_indices": width,
+        **dict.fromkeys(_PARTS, num_nodes),
+    }
+    right = [
+        whole["edge_index"].ndim == 2 and len(whole["edge_index"]) == 2,
+        whole["x_dim"].ndim == 0 and 0 < width <= _MOST_FEATURES,
+        all(whole[name].ndim == 1 for name in _ARRAYS[1:] if name != "x_dim"),
+        starts.size == num_nodes + 1 and bool((np.diff(starts) >= 0).all()),
+        starts.size > 0 and starts[0] == 0 and starts[-1] == columns.size,
+        all(
+            not whole[name].size or 0 <= whole[name].min() <= whole[name].max() < limit
+            for name, limit in below.items()
+        ),
+        num_nodes > 0 and 0 <= whole["y"].min() <= whole["y"].max() < _MOST_CLASSES,
+    ]
+    if not all(right):
+        shapes = {name: list(array.shape) for name, array in whole.items()}
+        raise ValueError(
+            f"planetoid expects indices within the sizes of {path}, got {shapes}"
+        )
+    return arrays
+
+
+_ARRAYS = ("edge_index", "y", "x_indptr", "x_indices", "x_dim", *_PARTS)
+_UNREADABLE = (
+    AttributeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    EOFError,
+    MemoryError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+    struct.error,
+)
+_MOST_FEATURES, _MOST_CLASSES = 1 << 20, 1 << 20
 
 
 def generated(

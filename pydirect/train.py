@@ -233,10 +233,32 @@ class NodeClassificationTrainer:
         path = Path(str(self.run_directory)) / _CHECKPOINT
         if not path.is_file():
             return 0
-        state = torch.load(path, map_location=self.target, weights_only=True)
-        self.network.load_state_dict(state["model"])
-        self.solver.load_state_dict(state["optimizer"])
-        return int(state["epoch"]) + 1
+        return read_checkpoint(path, self.target, self.network, self.solver) + 1
+
+
+def read_checkpoint(
+    path: Path,
+    device: torch.device,
+    network: torch.nn.Module,
+    solver: torch.optim.Optimizer,
+) -> int:
+    """Restore a checkpoint's weights and optimizer; returns its epoch.
+
+    Raises:
+        ValueError: the file is damaged, or of another model.
+    """
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        network.load_state_dict(state["model"])
+        solver.load_state_dict(state["optimizer"])
+        return int(state["epoch"])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the parsers of torch.load raise
+        raise ValueError(
+            f"{path}: expected a checkpoint of this model, got {type(error).__name__}: "
+            f"{error}; remove it to start anew"
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:

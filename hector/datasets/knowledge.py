@@ -2,6 +2,7 @@
 
 import io
 import lzma
+import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,15 @@ _MAG_RELATIONS = {
     "writing": ("author", "paper"),
     "is-about": ("paper", "field"),
 }
+_UNREADABLE = (
+    lzma.LZMAError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+)
+"""What lzma and numpy raise for a damaged file."""
 _MAG_NODES = {"paper": 73_638, "author": 73_638, "field": 6_001}
 
 
@@ -35,7 +45,8 @@ def load_ogbn_mag_small(directory: str | Path, *, inverses: bool = True) -> Hete
     first = dict(zip(_MAG_NODES, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
     src, dst, kind, names = [], [], [], []
     for index, (relation, (a, b)) in enumerate(_MAG_RELATIONS.items()):
-        rows = _array(Path(directory), f"{relation}_coo_2.npy") + torch.tensor(
+        ends = _MAG_NODES[a], _MAG_NODES[b]
+        rows = _array(Path(directory), f"{relation}_coo_2.npy", ends) + torch.tensor(
             [[first[a]], [first[b]]]
         )
         src.append(rows[0])
@@ -62,14 +73,30 @@ def _one(directory: Path, part: str) -> Path:
     raise FileNotFoundError(f"expected {part}.txt (or .gz, .xz) in {directory}")
 
 
-def _array(directory: Path, name: str) -> Tensor:
-    """An integer .npy array, plain or .xz, as int64."""
+def _array(directory: Path, name: str, num_nodes: tuple[int, int]) -> Tensor:
+    """Edges from an integer .npy array, plain or .xz, as int64 [2, num_edges].
+
+    Raises:
+        ValueError: the file is damaged, or names a node that there is not.
+    """
     plain, packed = directory / name, directory / f"{name}.xz"
-    if plain.is_file():
-        data = plain.read_bytes()
-    elif packed.is_file():
-        data = lzma.decompress(packed.read_bytes())
-    else:
+    path = plain if plain.is_file() else packed
+    if not path.is_file():
         raise FileNotFoundError(f"expected {name} (or {name}.xz) in {directory}")
-    array = np.load(io.BytesIO(data), allow_pickle=False)
-    return torch.from_numpy(array.astype(np.int64))
+    try:
+        data = path.read_bytes()
+        data = data if path == plain else lzma.decompress(data)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+    except _UNREADABLE as error:
+        raise ValueError(f"expected an .npy array in {path}, got {error}") from error
+    edges = np.asarray(array)
+    right = edges.ndim == 2 and len(edges) == 2 and edges.dtype.kind in "iu"
+    if not right or any(
+        rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < count
+        for rows, count in zip(edges, num_nodes, strict=True)
+    ):
+        raise ValueError(
+            f"expected integers [2, num_edges] below {num_nodes} in {path}, got "
+            f"{edges.dtype} {list(edges.shape)}"
+        )
+    return torch.from_numpy(edges.astype(np.int64))

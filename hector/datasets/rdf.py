@@ -68,7 +68,8 @@ def load_rdf(name: str, directory: str | Path) -> NodeClassification:
         missing = [entity for entity, _ in rows if entity not in ids]
         if missing:
             raise ValueError(
-                f"expected every entity of {part}.tsv in the graph, got "
+                f"expected every entity of {part}.tsv in the graph of "
+                f"{_triple_file(directory).name}, got "
                 f"{missing[0]!r} ({len(missing)} of {len(rows)} missing)"
             )
         nodes[part] = torch.tensor([ids[entity] for entity, _ in rows])
@@ -97,10 +98,20 @@ def _triple_file(directory: Path) -> Path:
 def _labels(path: Path, task: RdfTask) -> list[tuple[str, str]]:
     """(entity, label) rows, the columns found by name."""
     with open_text(path) as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    for column in (task.entity_column, task.label_column):
-        if rows and column not in rows[0]:
+        try:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+        except csv.Error as error:
             raise ValueError(
-                f"expected a column {column!r} in {path}, got {sorted(rows[0])}"
-            )
-    return [(r[task.entity_column], r[task.label_column]) for r in rows]
+                f"expected a tab-separated table in {path}: {error}"
+            ) from error
+    columns = (task.entity_column, task.label_column)
+    for line, row in enumerate(rows, 2):
+        for column in columns:
+            if not row.get(column):
+                found = sorted(map(str, row))
+                raise ValueError(
+                    f"expected a value of {column!r} at {path}:{line}, got {found}"
+                )
+    if not rows:
+        raise ValueError(f"expected rows with {' and '.join(columns)} in {path}")
+    return [(row[columns[0]], row[columns[1]]) for row in rows]

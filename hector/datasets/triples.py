@@ -6,7 +6,9 @@ Plain, `.gz` and `.xz` files are read alike.
 import gzip
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,8 +29,17 @@ _LINE = re.compile(
 Triple = tuple[str, str, str]
 
 
-class TripleFormatError(OSError):
-    """A line of a triple file is not a triple."""
+_UNREADABLE = (
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    UnicodeError,
+)
+
+
+class TripleFormatError(ValueError):
+    """A line of a triple file is not a triple, or the file is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,14 +75,31 @@ class Triples:
         )
 
 
-def open_text(path: str | Path) -> IO[str]:
-    """A UTF-8 text file, decompressed by its suffix."""
+@contextmanager
+def open_text(path: str | Path) -> Iterator[IO[str]]:
+    """A UTF-8 text file, decompressed by its suffix.
+
+    Raises:
+        TripleFormatError: it is not what its suffix says, or not UTF-8.
+    """
     path = Path(path)
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="\n")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="\n")
-    return path.open(encoding="utf-8", newline="\n")
+    kinds = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with kinds.get(path.suffix, open)(
+            path, "rt", encoding="utf-8", newline="\n"
+        ) as file:
+            yield file
+    except (
+        gzip.BadGzipFile,
+        lzma.LZMAError,
+        zlib.error,
+        EOFError,
+        UnicodeError,
+    ) as error:
+        raise TripleFormatError(
+            f"expected UTF-8 text in {path}, plain or compressed as its suffix says, "
+            f"got {type(error).__name__}: {error}"
+        ) from error
 
 
 def parse_ntriples(path: str | Path) -> Iterator[Triple]:

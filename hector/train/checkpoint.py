@@ -1,6 +1,8 @@
 """A training run's state on disk, written so that a crash leaves a whole file."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,22 @@ class Checkpoint:
 
 
 class CheckpointMismatchError(ValueError):
-    """A checkpoint belongs to another configuration."""
+    """A checkpoint belongs to another configuration, or is damaged."""
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Around what uses the content of `path`: an error there is a
+    CheckpointMismatchError that names the file."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, CheckpointMismatchError):
+        raise
+    except Exception as error:  # whatever the parsers of torch.load raise
+        raise CheckpointMismatchError(
+            f"expected a checkpoint of this configuration in {path}, got "
+            f"{type(error).__name__}: {error}; set resume=never to start anew"
+        ) from error
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -45,7 +62,11 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 
 def load(path: Path, settings: dict[str, Any], device: torch.device) -> Checkpoint:
     """Read `path`; CheckpointMismatchError names the settings that differ."""
-    found = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
+    with fitting(path):
+        found = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
+        if not isinstance(found.settings, dict):
+            raise TypeError(f"settings are a {type(found.settings).__name__}")
+        _ = found.repetition + 0, found.epoch + 0, [a + 0.0 for a in found.accuracies]
     differ = sorted(
         k
         for k in settings.keys() | found.settings.keys()

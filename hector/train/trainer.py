@@ -1,6 +1,7 @@
 """Full-batch node classification on a relational graph."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
 from hector.train.checkpoint import (
     Checkpoint,
+    fitting,
     load,
     random_state,
     save,
@@ -32,6 +34,8 @@ from hector.train.config import (
     RunConfig,
 )
 from hector.train.model import LayerFactory, NodeClassifier, compiled_layer
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -196,8 +200,7 @@ class NodeClassificationTrainer:
         kept = []
         if found is not None and path.exists():
             end = (self.run_config.seed + found.repetition, found.epoch)
-            rows = path.read_text().splitlines(keepends=True)
-            kept = [r for r in rows if _position(r) < end]
+            kept = kept_rows(path, end)
         file = stack.enter_context(path.open("w"))
         file.writelines(kept)
         return file
@@ -239,9 +242,10 @@ class _Repetition:
         trainer, first = self.trainer, 0
         trainer.losses.clear()
         if start is not None:
-            self.model.load_state_dict(start.model)
-            self.optimizer.load_state_dict(start.optimizer)
-            set_random_state(start, trainer.device)
+            with fitting(trainer.checkpoint_path or Path()):
+                self.model.load_state_dict(start.model)
+                self.optimizer.load_state_dict(start.optimizer)
+                set_random_state(start, trainer.device)
             first = start.epoch
         every = trainer.run_config.checkpoint_epochs
         for epoch in range(first, trainer.optimizer_config.num_epochs):
@@ -301,9 +305,20 @@ def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels).double().mean()
 
 
-def _position(row: str) -> tuple[int, int]:
-    values = json.loads(row)
-    return values["seed"], values["epoch"]
+def kept_rows(path: Path, end: tuple[int, int]) -> list[str]:
+    """Rows of a metrics file before `end`, a (seed, epoch); damaged ones are left out,
+    with a warning: they are no reason not to go on."""
+    kept, num_damaged = [], 0
+    for row in path.read_text(errors="replace").splitlines(keepends=True):
+        try:
+            values = json.loads(row)
+            if (values["seed"], values["epoch"]) < end:
+                kept.append(row)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            num_damaged += 1
+    if num_damaged:
+        logger.warning("%s: %d damaged rows are left out", path, num_damaged)
+    return kept
 
 
 def _describe(row: dict[str, Any]) -> str:

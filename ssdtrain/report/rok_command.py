@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
@@ -92,25 +93,25 @@ def read_points(path: str) -> list[Point]:
     Raises:
         ConfigError: another file.
     """
+    what, remedy = "a file of recipes/bench/planner/rok.py", "measure again"
     try:
-        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        values = load_json(path, what, remedy)
+        cells = decode(dict[str, Any], decode(dict[str, Any], values).get("cells"))
         return [
-            Point(
-                name.split("/")[0],
-                cell["strategy"],
-                cell["batch"],
-                cell["peak_gb"],
-                cell["step_ms"],
-                cell["tflops"],
-            )
+            _point(name.split("/")[0], decode(dict[str, Any], cell, f"cells.{name}"))
             for name, cell in cells.items()
-            if "error" not in cell
+            if not isinstance(cell, dict) or "error" not in cell
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--results expects a file of recipes/bench/planner/rok.py, got {path}: "
-            f"{error!r}"
-        ) from error
+    except Unfit as error:
+        raise error.of_file(path, what, remedy) from None
+    except OSError as error:
+        raise ConfigError(f"--results expects {what}, got {path} ({error})") from error
+
+
+def _point(size: str, cell: dict[str, Any]) -> Point:
+    kinds = get_type_hints(Point)
+    rest = Point._fields[1:]
+    return Point(size, *(decode(kinds[name], cell.get(name), name) for name in rest))
 
 
 def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point]:

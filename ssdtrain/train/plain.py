@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.checkpoint import fitting, read_checkpoint
 from ssdtrain.train.runner import (
     Workload,
     build_optimizer,
@@ -96,16 +97,17 @@ class PlainRunner:
 
         Raises:
             ConfigError: there is no checkpoint.
+            DamagedFileError: it is not one of this model and optimizer.
         """
         path = Path(directory) / _CHECKPOINT
-        if not path.is_file():
-            raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
-        state = torch.load(path, map_location=self._device, weights_only=True)
-        self.attachable.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        self._scaler.load_state_dict(state["scaler"])
-        return int(state["step"])
+        keys = ("step", "model", "optimizer", "schedule", "scaler")
+        state = read_checkpoint(path, self._device, keys)
+        with fitting(path):
+            self.attachable.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._schedule.load_state_dict(state["schedule"])
+            self._scaler.load_state_dict(state["scaler"])
+            return int(state["step"])
 
     def close(self) -> None:
         """Nothing outlives the runner."""

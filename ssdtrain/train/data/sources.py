@@ -58,14 +58,17 @@ def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
+    # As for plain text, bytes that are not UTF-8 are replaced.
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                yield str(json.loads(line)[field])
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                text = str(json.loads(line)[field])
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise ConfigError(
                     f"{path}:{number} expects a JSON object with the key {field!r} "
                     f"({type(error).__name__}: {error}); set data.field."
                 ) from None
+            # Half a surrogate pair is a character to JSON, and none to UTF-8.
+            yield text.encode("utf-8", errors="replace").decode("utf-8")

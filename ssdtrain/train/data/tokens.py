@@ -19,6 +19,8 @@ from ssdtrain.train.settings import DataSettings
 TOKEN_DTYPE = np.dtype("<u4")
 """Four bytes an id: any tokenizer fits, and no second format exists."""
 _FORMAT = 1
+SCANNED_TOKENS = 1 << 24
+"""At once, when a token file is checked."""
 
 
 def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uint32]:
@@ -36,9 +38,11 @@ def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uin
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"tokens-{_digest(files, settings, vocabulary)}.u32"
     with _lock(path.with_suffix(".lock")):
-        if not path.exists():
+        if not _is_whole(path, vocabulary):
             texts = documents(files, settings)
             _write(path, _limited(texts, settings.max_bytes), vocabulary)
+    if path.stat().st_size == 0:
+        raise ConfigError(f"data.files: no text in {', '.join(map(str, files[:3]))}")
     return np.memmap(path, dtype=TOKEN_DTYPE, mode="r")
 
 
@@ -65,6 +69,18 @@ def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def _is_whole(path: Path, vocabulary: Vocabulary) -> bool:
+    """Whether the file is there and holds ids of the vocabulary: one that does not
+    would fail in the middle of training. A damaged one is made again."""
+    num_bytes = path.stat().st_size if path.exists() else 0
+    if num_bytes == 0 or num_bytes % TOKEN_DTYPE.itemsize:
+        return False
+    tokens = np.memmap(path, dtype=TOKEN_DTYPE, mode="r")
+    parts = range(0, len(tokens), SCANNED_TOKENS)
+    most = max(int(tokens[at : at + SCANNED_TOKENS].max()) for at in parts)
+    return most <= vocabulary.end_id
 
 
 def _limited(texts: Iterable[str], max_bytes: int | None) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """Text to ids: raw bytes, or a tokenizer file, with the special ids that the
 objectives need placed behind the ordinary ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ssdtrain.errors import ConfigError
+from ssdtrain.errors import ConfigError, DamagedFileError
 
 NUM_SENTINELS = 100
 """Span corruption marks at most this many spans (as T5 does)."""
@@ -46,15 +48,31 @@ class FileEncoder:
 
         if not Path(path).is_file():
             raise ConfigError(f"data.tokenizer expects a tokenizer.json, got {path!r}")
-        self._tokenizer = Tokenizer.from_file(path)
+        self._path = path
+        with self._refusals():
+            self._tokenizer = Tokenizer.from_file(path)
         self.num_ids = int(self._tokenizer.get_vocab_size())
         stat = Path(path).stat()
         self.name = f"{Path(path).resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Ids in [0, num_ids)."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.asarray(ids, dtype=np.int64)
+        with self._refusals():
+            found = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids = np.asarray(found, dtype=np.int64)
+            if int(ids.max(initial=0)) >= self.num_ids:
+                raise ValueError(f"id {ids.max()} of {self.num_ids}")
+            return ids
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # what `tokenizers` raises is `Exception` itself
+            raise DamagedFileError(
+                f"{self._path}: data.tokenizer expects a tokenizer.json of the "
+                f"tokenizers library, got one that it refuses ({error}); save it again."
+            ) from error
 
 
 class Vocabulary:
@@ -77,6 +95,6 @@ class Vocabulary:
         """The vocabulary of a tokenizer file, or of bytes when `path` is None.
 
         Raises:
-            ConfigError: there is no such file.
+            ConfigError: there is no such file, or it is damaged.
         """
         return cls(ByteEncoder() if path is None else FileEncoder(path))

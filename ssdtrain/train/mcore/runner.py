@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.checkpoint import fitting, read_checkpoint
 from ssdtrain.train.mcore import models, parallel
 from ssdtrain.train.mcore.steps import step_of
 from ssdtrain.train.runner import Workload, schedule_ratio
@@ -130,15 +131,16 @@ class MegatronRunner:
 
         Raises:
             ConfigError: there is no checkpoint of this rank.
+            DamagedFileError: it is not one of this model and optimizer.
         """
         path = self._path(directory)
-        if not path.is_file():
-            raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
-        state = torch.load(path, map_location=self._device, weights_only=True)
-        for chunk, values in zip(self.attachable, state["chunks"], strict=True):
-            chunk.load_state_dict(values)
-        self._load_shards(state["optimizer"])
-        return int(state["step"])
+        keys = ("step", "chunks", "optimizer")
+        state = read_checkpoint(path, self._device, keys)
+        with fitting(path):
+            for chunk, values in zip(self.attachable, state["chunks"], strict=True):
+                chunk.load_state_dict(values)
+            self._load_shards(state["optimizer"])
+            return int(state["step"])
 
     def _shards(self) -> Any:
         """The optimizer's state on this rank.

@@ -1,0 +1,138 @@
+"""Every file that is read, damaged in ten thousand ways: one clear error, or it loads.
+
+A clear error is a ValueError of ours that names the file (`ConfigError` and the like;
+never json's, yaml's or Unicode's own), raised while the file is read. What loads is
+used: a plan trains a step whose gradients are compared byte for byte, a profile is
+planned from, a dataset becomes a graph. A block of files runs in a process of its own
+with a time limit, and is written down when it ends, so a rerun goes on.
+
+    OMP_NUM_THREADS=1 python -m recipes.bench.safety.damaged_files --files 10000
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.safety.damage import damaged
+from recipes.bench.safety.readers import READERS, Reader
+
+PACKAGES = ("ssdtrain", "hector", "pydirect")
+BLOCK = 50
+LIMIT_S = 120
+"""Of a block: a file that hangs its reader is bad."""
+MOST_MEMORY_BYTES = 16 << 30
+"""Of a block's address space: a damaged length must not become an allocation."""
+
+
+def verdict(reader: Reader, seed: int, directory: Path) -> str | None:
+    """Damage a file and read it; what was wrong, or None.
+
+    Args:
+        directory: empty; what is made in it stays.
+    """
+    draw = random.Random(f"{reader.name} {seed}")
+    path = reader.make(directory)
+    kind, content = damaged(path, draw)
+    path.write_bytes(content)
+    try:
+        reader.read(path)
+    except ValueError as error:
+        clear = type(error).__module__.split(".")[0] in (
+            "ssdtrain",
+            "hector",
+            "pydirect",
+        )
+        if (clear or type(error) is ValueError) and path.name in str(error):
+            return None
+        return f"{kind}: {type(error).__name__}: {error}"[:300]
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return f"{kind}: {type(error).__name__} at {where}: {error}"[:300]
+    return None
+
+
+def run_block(reader: Reader, first: int, number: int) -> list[dict[str, Any]]:
+    """Seeds and verdicts of the bad files among `number`."""
+    warnings.simplefilter("ignore")
+    bad = []
+    for seed in range(first, first + number):
+        with tempfile.TemporaryDirectory() as directory:
+            what = verdict(reader, seed, Path(directory))
+        if what is not None:
+            bad.append({"reader": reader.name, "seed": seed, "what": what})
+    return bad
+
+
+def _child(reader: Reader, first: int, number: int, out: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+    logging.disable(logging.WARNING)
+    out.send(run_block(reader, first, number))
+
+
+def run_guarded(reader: Reader, first: int, number: int) -> list[dict[str, Any]]:
+    """`run_block` in a process of its own; its death or delay is a bad file too."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(reader, first, number, theirs))
+    child.start()
+    theirs.close()
+    try:
+        if ours.poll(LIMIT_S):
+            return list(ours.recv())
+        what = f"no end within {LIMIT_S} s"
+    except EOFError:
+        child.join()
+        what = f"the process ended with {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
+    if number > 1:  # which of them?
+        return [
+            bad
+            for seed in range(first, first + number)
+            for bad in run_guarded(reader, seed, 1)
+        ]
+    return [{"reader": reader.name, "seed": first, "what": what}]
+
+
+def main() -> None:
+    """Blocks of all readers in turns, until the files are done or the time is over."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--budget-s", type=float, default=3_600)
+    parser.add_argument("--reader", help="this one alone")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    out = options.out or RESULTS / "safety" / "damaged_files.json"
+    readers = [r for r in READERS if options.reader in (None, r.name)]
+    cells = Cells(out, options.budget_s, {"block": BLOCK})
+    sums = cells.data["cells"].setdefault("campaign", {"files": {}, "bad": []})
+    deadline = time.monotonic() + options.budget_s
+    done: Counter[str] = Counter(sums["files"])
+    while done.total() < options.files and time.monotonic() < deadline:
+        reader = min(readers, key=lambda r: done[r.name])
+        sums["bad"] += run_guarded(reader, done[reader.name], BLOCK)
+        done[reader.name] += BLOCK
+        sums["files"] = dict(sorted(done.items()))
+        sums["total"] = done.total()
+        cells.save()
+    print(json.dumps({"total": done.total(), "bad": len(sums["bad"])}))
+    if sums["bad"]:
+        sys.exit(f"{len(sums['bad'])} files had no clear error: see {out}")
+
+
+if __name__ == "__main__":
+    main()

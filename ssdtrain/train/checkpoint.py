@@ -1,0 +1,79 @@
+"""Reading checkpoints that may be damaged, cut off, or another model's."""
+
+import pickle
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssdtrain.errors import ConfigError, DamagedFileError
+
+REMEDY = "resume from another one, or start anew without train.resume"
+UNREADABLE = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    OSError,
+    RuntimeError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    MemoryError,
+    ImportError,
+)
+"""What torch raises for a file that is no checkpoint: its parsers' own errors."""
+
+
+def read_checkpoint(
+    path: Path, device: torch.device, keys: Sequence[str]
+) -> dict[str, Any]:
+    """What `torch.save` wrote: a mapping with these keys. Nothing is unpickled but
+    tensors and plain values.
+
+    Raises:
+        ConfigError: there is no such file.
+        DamagedFileError: it holds something else.
+    """
+    if not path.is_file():
+        raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except torch.OutOfMemoryError:
+        raise
+    except UNREADABLE as error:
+        raise _damaged(path, error) from error
+    if not isinstance(state, dict) or not set(keys) <= set(state):
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state)
+        raise DamagedFileError(
+            f"{path}: a checkpoint has {', '.join(keys)}, got {found}; {REMEDY}."
+        )
+    return state
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Around `load_state_dict` calls with what `path` held.
+
+    Raises:
+        DamagedFileError: the values are not of this model and optimizer.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, DamagedFileError):
+        raise
+    except UNREADABLE as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: BaseException) -> DamagedFileError:
+    text = (str(error).splitlines() or [""])[0][:200]
+    return DamagedFileError(
+        f"{path}: expected a checkpoint of this model and optimizer, got "
+        f"{type(error).__name__}: {text}; {REMEDY}."
+    )
