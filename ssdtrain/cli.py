@@ -116,11 +116,20 @@ def build_trainer(config: Any) -> Any:
     instantiated by Hydra from the keys beside `_target_`. It offers `run()`.
     """
     from hydra.utils import get_class, instantiate
-    from omegaconf import OmegaConf
 
-    kind = get_class(config.trainer._target_)
+    from ssdtrain.train.compose import values_of
+
+    values = values_of(config)
+    trainer = values.get("trainer")
+    target = trainer.get("_target_") if isinstance(trainer, Mapping) else None
+    try:
+        kind = get_class(str(target))
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"trainer._target_ expects the path of a class, got {target!r} ({error})"
+        ) from error
     if hasattr(kind, "from_config"):
-        return kind.from_config(OmegaConf.to_container(config, resolve=True))
+        return kind.from_config(values)
     return instantiate(config.trainer)
 
 

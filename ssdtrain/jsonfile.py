@@ -240,7 +240,9 @@ def decode(kind: Any, value: object, where: str = "") -> Any:
             raise Unfit(where, "a mapping", value)
         of_key, of_value = arguments
         return {
-            decode(of_key, key, where): decode(of_value, one, f"{where}.{key}")
+            decode(of_key, key, where): decode(
+                of_value, one, f"{where}.{key}".strip(".")
+            )
             for key, one in value.items()
         }
     return _plain(kind, value, where)
@@ -272,6 +274,8 @@ def _bounded(value: Any, bounds: Bounds, where: str) -> Any:
 
 
 def _member(kind: type[Enum], value: object, where: str) -> Enum:
+    if isinstance(value, kind):
+        return value
     known = {str(encode(member)): member for member in kind}
     if not isinstance(value, str) or value not in known:
         raise Unfit(where, " or ".join(map(repr, known)), value)

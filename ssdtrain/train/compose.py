@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ DEFAULT_CONFIG = "ssdtrain.yaml"
 _INTERNAL = re.compile(r"\s*(full_key|object_type|See https)|To append to your config")
 # Hydra's grammar has no `~` in a value, and no shell expands one behind `=`.
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
+
+_UNREADABLE = (
+    YAMLError,
+    OmegaConfBaseException,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    AssertionError,
+)
 
 
 def packaged_directory() -> Path:
@@ -61,8 +74,50 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
         hydra.errors.HydraException: unknown group, choice or key.
     """
     path = find_config(name)
-    register()
-    return _compose(path, _root_of(path), [_expanded(word) for word in overrides])
+    with _readable(path):
+        register()
+        return _compose(path, _root_of(path), [_expanded(word) for word in overrides])
+
+
+def values_of(config: DictConfig) -> dict[str, Any]:
+    """The plain values of what `compose_config` gave.
+
+    Raises:
+        ConfigError: a reference leads nowhere, or round in a circle.
+    """
+    with _readable("the composed config"):
+        return dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _readable(source: object) -> Iterator[None]:
+    """Whatever YAML, OmegaConf or Hydra raise for a damaged file becomes a ConfigError;
+    Hydra's own errors are for users already."""
+    try:
+        yield
+    except (HydraException, ConfigError):
+        raise
+    except _UNREADABLE as error:
+        text = (str(error).splitlines() or [""])[0][:200]
+        raise ConfigError(
+            f"--config: {_culprit(source)} cannot be read "
+            f"({type(error).__name__}: {text}); see configs/ for files that can"
+        ) from error
+
+
+def _culprit(source: object) -> str:
+    """The file that Hydra cannot read, among a root config and the groups beside it."""
+    if not isinstance(source, Path):
+        return str(source)
+    for path in (source, *sorted(source.parent.glob("*/*.yaml"))):
+        try:
+            values = OmegaConf.to_container(OmegaConf.load(path))
+            if isinstance(values, dict) and _is_defaults(values.get("defaults", [])):
+                continue
+        except _UNREADABLE:
+            pass
+        return str(path)
+    return f"{source}, or a file that it names,"
 
 
 def _compose(path: Path, root: str, overrides: Sequence[str]) -> DictConfig:
@@ -77,6 +132,27 @@ def _expanded(override: str) -> str:
     if found is None:
         return override
     return f"{found[1]}'{Path.home()}{found[2] or ''}'"
+
+
+def _is_defaults(entries: object) -> bool:
+    """Whether these are names of configs, and mappings of one group to its choices."""
+    if not isinstance(entries, list):
+        return False
+    names: list[object] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            names.append(entry)
+        elif len(entry) == 1:
+            ((group, choice),) = entry.items()
+            names += [group, *(choice if isinstance(choice, list) else [choice or "-"])]
+        else:
+            return False
+    return all(isinstance(name, str) and _is_file_name(name) for name in names)
+
+
+def _is_file_name(text: str) -> bool:
+    legible = text.encode("utf-8", errors="ignore").decode("utf-8") == text
+    return legible and 0 < len(text) < 256
 
 
 def _root_of(path: Path) -> str:
@@ -138,6 +214,7 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
         for option in options.partition("Config search path")[0].split()[1:]
         if option != "schema" and not option.startswith("_")
     ]
+    told = told or [type(error).__name__]
     told[0] = told[0].rstrip(".") + _nearest(str(error), known, name, overrides)
     return "\n".join([*told, *([f"choices: {', '.join(known)}"] if known else [])])
 

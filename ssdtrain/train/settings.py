@@ -4,12 +4,13 @@ The Hydra groups in `configs/` fill these; `schema` registers them, so that a ke
 is not a field here fails with Hydra's own message.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Unfit, decode
 from ssdtrain.quantities import (
     did_you_mean,
     fraction,
@@ -18,6 +19,8 @@ from ssdtrain.quantities import (
     size,
 )
 from ssdtrain.train.mcore.parallel import Parallel
+
+Group = TypeVar("Group")
 
 
 class Family(str, Enum):
@@ -273,11 +276,36 @@ class RunSettings:
             # Here, and not when it is attached: that is after the run without it.
             OffloadConfig.from_mapping(offload)
         return cls(
-            run_directory=str(values["run_directory"]),
-            model=ModelSettings(**values["model"]),
-            host=HostSettings(**values["host"]),
-            data=DataSettings(**values["data"]),
-            train=TrainSettings(**values["train"]),
-            parallel=Parallel(**(values.get("parallel") or {})),
+            run_directory=str(values.get("run_directory", "runs/latest")),
+            model=_group(ModelSettings, "model", values),
+            host=_group(HostSettings, "host", values),
+            data=_group(DataSettings, "data", values),
+            train=_group(TrainSettings, "train", values),
+            parallel=_group(Parallel, "parallel", {"parallel": {}, **values}),
             offload=offload,
         )
+
+
+def _group(kind: type[Group], name: str, values: dict[str, Any]) -> Group:
+    """A group's settings, each of its declared type.
+
+    Raises:
+        ConfigError: the group is missing, or a value is unknown or of another type.
+    """
+    given = values.get(name)
+    if not isinstance(given, dict):
+        raise ConfigError(f"{name} expects a group of settings, got {given!r}")
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown setting {name}.{key}; known: {sorted(known)}")
+    try:
+        made = kind(**given)
+        decode(kind, vars(made), name)
+    except Unfit as error:
+        raise ConfigError(
+            f"{error.where} expects {error.expected}, got {error.got!r}"
+        ) from None
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{name} has a value of another type ({error})") from error
+    return made

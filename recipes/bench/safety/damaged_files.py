@@ -49,12 +49,9 @@ def verdict(reader: Reader, seed: int, directory: Path) -> str | None:
     try:
         reader.read(path)
     except ValueError as error:
-        clear = type(error).__module__.split(".")[0] in (
-            "ssdtrain",
-            "hector",
-            "pydirect",
-        )
-        if (clear or type(error) is ValueError) and path.name in str(error):
+        own = type(error).__module__.split(".")[0] in PACKAGES
+        said = any(name in str(error) for name in (path.name, *reader.parts))
+        if (own or type(error) is ValueError) and said:
             return None
         return f"{kind}: {type(error).__name__}: {error}"[:300]
     except BaseException as error:

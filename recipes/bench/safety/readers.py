@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hydra.errors import HydraException
 from torch import nn
 
 import ssdtrain
@@ -31,6 +32,7 @@ from pydirect.datasets import planetoid
 from pydirect.gather.request import Path as GatherPath
 from pydirect.gather.trials import Trials
 from pydirect.train import read_checkpoint as pydirect_checkpoint
+from ssdtrain.errors import ConfigError
 from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
@@ -40,7 +42,12 @@ from ssdtrain.report.plan_command import read_link_curves
 from ssdtrain.report.rok_command import read_points
 from ssdtrain.storage.wear import WearLog
 from ssdtrain.train.checkpoint import fitting, read_checkpoint
-from ssdtrain.train.compose import compose_config, packaged_directory
+from ssdtrain.train.compose import (
+    compose_config,
+    explained,
+    packaged_directory,
+    values_of,
+)
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.settings import DataSettings, RunSettings
@@ -59,6 +66,8 @@ class Reader:
     """Write a valid file into an empty directory."""
     read: Read
     """Read it, and use what was read as the product would."""
+    parts: tuple[str, ...] = ()
+    """What an error may name instead of the file."""
 
 
 class Net(nn.Module):
@@ -87,9 +96,7 @@ def _observed() -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
     """A profile, its plan, and the gradients of a step without ssdtrain."""
     net = Net()
     plain = tuple(_step(net))
-    with ssdtrain.offload(
-        net, target="host", min_bytes=0, max_overhead=10.0
-    ) as session:
+    with ssdtrain.offload(net, target="host", min_bytes=0, max_overhead=1.0) as session:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         for _ in range(8):
             _step(net)
@@ -184,11 +191,15 @@ def _make_group(directory: Path) -> Path:
 
 
 def _compose(name: str, *overrides: str) -> None:
-    from omegaconf import OmegaConf
-
-    config = compose_config(name, [*overrides, "host=plain"])
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    RunSettings.from_mapping(values)
+    words = [*overrides, "host=plain"]
+    try:
+        config = compose_config(name, words)
+    except HydraException as error:  # as the command line does
+        raise ConfigError(f"{name}: {explained(error, name, words)}") from error
+    try:
+        RunSettings.from_mapping(values_of(config))
+    except ConfigError as error:  # names the setting; the file, where it can
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _make_text(directory: Path) -> Path:
@@ -414,6 +425,7 @@ READERS = (
         "config group",
         _make_group,
         lambda path: _compose(str(path.parents[1] / "own.yaml"), "train=mine"),
+        ("train/mine", "train.", "train expects"),
     ),
     Reader("json lines", _make_text, _tokens),
     Reader("token file", _make_token_file, _read_token_file),

@@ -55,7 +55,7 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"testSet\.tsv in the graph.*nobody.*1 of 1"):
         load_rdf("aifb", tmp_path)
     (tmp_path / "testSet.tsv").write_text("id\tperson\n1\thttp://p1\n")
-    with pytest.raises(ValueError, match="expected a column 'label_affiliation'"):
+    with pytest.raises(ValueError, match="expected a value of 'label_affiliation'"):
         load_rdf("aifb", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"train\.txt"):
         load_fb15k_237(tmp_path)
