@@ -83,19 +83,12 @@ def open_text(path: str | Path) -> Iterator[IO[str]]:
         TripleFormatError: it is not what its suffix says, or not UTF-8.
     """
     path = Path(path)
-    kinds = {".gz": gzip.open, ".xz": lzma.open}
+    openers: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open}
+    opens = openers.get(path.suffix, open)
     try:
-        with kinds.get(path.suffix, open)(
-            path, "rt", encoding="utf-8", newline="\n"
-        ) as file:
+        with opens(path, "rt", encoding="utf-8", newline="\n") as file:
             yield file
-    except (
-        gzip.BadGzipFile,
-        lzma.LZMAError,
-        zlib.error,
-        EOFError,
-        UnicodeError,
-    ) as error:
+    except _UNREADABLE as error:
         raise TripleFormatError(
             f"expected UTF-8 text in {path}, plain or compressed as its suffix says, "
             f"got {type(error).__name__}: {error}"
