@@ -1,0 +1,1 @@
+"""Neighbour sampling: rates, distributions, epochs."""

@@ -1,0 +1,286 @@
+"""Sampled edges a second, by who samples and where the graph lies; GraphSAGE epochs.
+
+    python -m recipes.bench.sampling.rates --out OUT.json
+
+One JSON object with a record a measurement, rewritten after each. The graph has the
+statistics of ogbn-products; every system samples the same seeds. The baseline is PyG's
+NeighborSampler in one worker where one of its compiled backends is installed, and said
+to be missing where none is; our own CPU threads are measured beside it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pydirect.datasets import NodeDataset, fill_features
+from pydirect.loader import LoaderConfig, Sampling
+from pydirect.memory import empty_table, reach, to_table
+from pydirect.sampling import (
+    DeviceSampler,
+    Graph,
+    GraphStatistics,
+    NeighborSampler,
+    generate_graph,
+    settle,
+)
+from pydirect.sampling.hop import CpuHopper
+from pydirect.train import NodeClassificationTrainer
+
+
+class Rates:
+    """Measurements of one run."""
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self._out = out
+        self.device = device
+        gpu = device.type == "cuda"
+        self.found: dict[str, Any] = {
+            "device": torch.cuda.get_device_name() if gpu else "cpu",
+            "torch": torch.__version__,
+            "cores": len(os.sched_getaffinity(0)),
+            "records": [],
+        }
+
+    def note(self, **record: Any) -> None:
+        """Keep one record."""
+        self.found["records"].append(record)
+        self._out.write_text(json.dumps(self.found, indent=1))
+        print(record, flush=True)
+
+    def wait(self) -> float:
+        """Wall seconds, after the device's work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def rate(
+        self, name: str, sample: Callable[[int], int], num_batches: int, **more: Any
+    ) -> None:
+        """Edges a second of ``sample(batch)``, which returns the edges it drew."""
+        sample(0)
+        seconds, edges = [], 0
+        for batch in range(num_batches):
+            begun = self.wait()
+            edges += sample(batch)
+            seconds.append(self.wait() - begun)
+        self.note(
+            system=name,
+            edges_per_s=round(edges / sum(seconds)),
+            ms_a_batch=round(statistics.median(seconds) * 1e3, 3),
+            edges_a_batch=edges // num_batches,
+            **more,
+        )
+
+
+def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
+    """All systems on one graph."""
+    generator = torch.Generator().manual_seed(0)
+    seeds = [
+        torch.randperm(graph.num_nodes, generator=generator)[: args.batch_size]
+        for _ in range(args.batches)
+    ]
+    fanouts = tuple(args.fanouts)
+    own = NeighborSampler(graph, fanouts)
+    few = max(1, min(3, args.batches))
+    torch.set_num_threads(1)
+    run.rate(
+        "one CPU thread",
+        lambda b: int(own.sample(seeds[b], b).edge_index.shape[1]),
+        few,
+    )
+    cores = len(os.sched_getaffinity(0))
+    samplers = [NeighborSampler(graph, fanouts) for _ in range(cores)]
+    with ThreadPoolExecutor(cores) as pool:
+
+        def together(_: int) -> int:
+            parts = [
+                pool.submit(s.sample, seeds[i % len(seeds)], i)
+                for i, s in enumerate(samplers)
+            ]
+            return sum(int(p.result().edge_index.shape[1]) for p in parts)
+
+        run.rate("all CPU threads", together, few)
+    torch.set_num_threads(cores)
+    pyg_worker(run, graph, seeds, fanouts, few)
+    weights = torch.rand(graph.num_edges, generator=generator)
+    heavy = Graph(offsets=graph.offsets, neighbors=graph.neighbors, weights=weights)
+    table = Graph(offsets=graph.offsets, neighbors=to_table(graph.neighbors))
+    for name, which, residence in (
+        ("device", graph, "device"),
+        ("host, pinned", graph, "host"),
+        ("host, large pages", table, "host"),
+    ):
+        there = settle(which, run.device, residence)
+        sampler = DeviceSampler(there, fanouts)
+        run.rate(
+            name,
+            lambda b, s=sampler: int(s.sample(seeds[b], 0, b).edge_index.shape[1]),
+            args.batches,
+            memory=reach(which.neighbors).value,
+        )
+        same(run, graph, sampler, seeds[0], fanouts, name)
+    for name, replace, weighted in (
+        ("device, replace", True, False),
+        ("device, weighted", False, True),
+        ("device, weighted, replace", True, True),
+    ):
+        there = settle(heavy, run.device, "device", weighted=weighted)
+        sampler = DeviceSampler(there, fanouts, replace=replace, weighted=weighted)
+        run.rate(
+            name,
+            lambda b, s=sampler: int(s.sample(seeds[b], 0, b).edge_index.shape[1]),
+            args.batches,
+        )
+
+
+def same(
+    run: Rates,
+    graph: Graph,
+    sampler: DeviceSampler,
+    seeds: torch.Tensor,
+    fanouts: tuple[int, ...],
+    name: str,
+) -> None:
+    """The device's sample is the CPU's."""
+    here = DeviceSampler(settle(graph, "cpu"), fanouts, hopper=CpuHopper())
+    want = here.sample(seeds[:128], 3, 1)
+    got = sampler.sample(seeds[:128], 3, 1)
+    equal = torch.equal(got.node_ids.cpu(), want.node_ids) and torch.equal(
+        got.edge_index.cpu(), want.edge_index
+    )
+    run.note(check=f"{name} equals the CPU's sample", equal=equal)
+
+
+def pyg_worker(
+    run: Rates,
+    graph: Graph,
+    seeds: list[torch.Tensor],
+    fanouts: tuple[int, ...],
+    num_batches: int,
+) -> None:
+    """PyG's own sampler in this process: one worker."""
+    try:
+        from torch_geometric.data import Data
+        from torch_geometric.sampler import NeighborSampler as PygSampler
+        from torch_geometric.sampler import NodeSamplerInput
+
+        data = Data(edge_index=graph.to_edge_index(), num_nodes=graph.num_nodes)
+        sampler = PygSampler(data, list(fanouts), is_sorted=True)
+        sampler.sample_from_nodes(NodeSamplerInput(None, seeds[0][:8]))
+    except ImportError as error:
+        run.note(system="one PyG worker", missing=str(error))
+        return
+
+    def one(batch: int) -> int:
+        out = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[batch]))
+        return int(out.row.numel())
+
+    run.rate("one PyG worker", one, num_batches)
+
+
+def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
+    """GraphSAGE epochs with each sampler, and the stages alone."""
+    import torch_geometric
+
+    statistic = GraphStatistics()
+    num_nodes = graph.num_nodes
+    features = empty_table((num_nodes, args.features), torch.float32)
+    fill_features(features, labels, seed=0, device=str(run.device), noise=3.0)
+    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(1))
+    num_train = round(statistic.train_share * num_nodes)
+    dataset = NodeDataset(
+        name="products",
+        graph=graph,
+        features=features,
+        labels=labels,
+        num_classes=statistic.num_classes,
+        train_nodes=order[:num_train],
+        valid_nodes=order[num_train : num_train + 1024],
+        test_nodes=order[num_train : num_train + 1024],
+    )
+
+    def model(in_channels: int, out_channels: int) -> torch.nn.Module:
+        return torch_geometric.nn.GraphSAGE(
+            in_channels,
+            hidden_channels=256,
+            num_layers=len(args.train_fanouts),
+            out_channels=out_channels,
+        )
+
+    for sampling in Sampling:
+        trainer = NodeClassificationTrainer(
+            dataset=dataset,
+            model=model,
+            loader=LoaderConfig(
+                batch_size=args.batch_size,
+                fanouts=tuple(args.train_fanouts),
+                num_samplers=max(1, min(6, (os.cpu_count() or 1) - 3)),
+                sampling=sampling,
+            ),
+            progress=False,
+            device=str(run.device),
+        )
+        trainer.train_epoch(0)
+        seconds = []
+        for epoch in range(1, 1 + args.epochs):
+            begun = run.wait()
+            trainer.train_epoch(epoch)
+            seconds.append(run.wait() - begun)
+        begun = run.wait()
+        batches = [
+            b for _, b in zip(range(40), trainer.batches.sampled(), strict=False)
+        ]
+        sampled = run.wait()
+        fetched = [trainer.batches.fetch(b, 0) for b in batches]
+        moved = run.wait()
+        for batch in fetched[:1]:
+            trainer.step(batch)
+        warm = run.wait()
+        for _ in batches:
+            trainer.step(fetched[-1])
+        trained = run.wait()
+        scale = len(trainer.batches) / len(batches)
+        run.note(
+            epoch=sampling.value,
+            seconds=round(statistics.median(seconds), 4),
+            sampling_alone_s=round((sampled - begun) * scale, 4),
+            fetching_alone_s=round((moved - sampled) * scale, 4),
+            training_alone_s=round((trained - warm) * scale, 4),
+            batches=len(trainer.batches),
+        )
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fanouts", type=int, nargs="+", default=[12, 12, 12])
+    parser.add_argument("--train-fanouts", type=int, nargs="+", default=[15, 10])
+    parser.add_argument("--features", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+    sizes = {"num_nodes": 3000, "num_edges": 30_000} if args.small else {}
+    graph, labels = generate_graph(GraphStatistics(**sizes), seed=0, device=device)
+    if gpu:
+        torch.cuda.empty_cache()
+    run = Rates(args.out, device)
+    run.note(num_nodes=graph.num_nodes, num_edges=graph.num_edges)
+    rates(run, graph, args)
+    epochs(run, graph, labels, args)
+
+
+if __name__ == "__main__":
+    main()
