@@ -2,8 +2,16 @@
 
 from pydirect.traversal.bfs import bfs
 from pydirect.traversal.components import connected_components
+from pydirect.traversal.convert import (
+    from_networkx,
+    from_pyg,
+    from_scipy,
+    to_networkx,
+    to_pyg,
+)
 from pydirect.traversal.pagerank import pagerank
-from pydirect.traversal.place import PlacedGraph, place
+from pydirect.traversal.placed import PlacedGraph, place
+from pydirect.traversal.requests import count_requests
 from pydirect.traversal.sssp import sssp
 from pydirect.traversal.walk import Direction, Step, Trace, Walk
 
@@ -15,7 +23,13 @@ __all__ = [
     "Walk",
     "bfs",
     "connected_components",
+    "count_requests",
+    "from_networkx",
+    "from_pyg",
+    "from_scipy",
     "pagerank",
     "place",
     "sssp",
+    "to_networkx",
+    "to_pyg",
 ]

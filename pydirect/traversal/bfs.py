@@ -2,11 +2,12 @@
 
 import torch
 
+from pydirect.coalesce import LINE_BYTES
 from pydirect.sampling import Graph
 from pydirect.traversal.passes import Passes, check_source
-from pydirect.traversal.place import Frontier, PlacedGraph
+from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Mark, Visitor
-from pydirect.traversal.walk import LINE_BYTES, Direction, Trace
+from pydirect.traversal.walk import Direction, Trace
 
 
 def bfs(

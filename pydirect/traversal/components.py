@@ -3,25 +3,29 @@
 [Note: One anchor] In a graph whose edges are stored in both directions most lists need
 not be read: once a large component has formed, its nodes have nothing to tell about
 edges inside it, and every edge that leaves it is also in a list of the other end. So
-nodes are taken in rounds, and each round leaves out those that hang together with an
-anchor, the node of the largest component after the first round. The anchor must stay
-the same: of an edge between two nodes left out in favour of different components
+nodes are taken in rounds, and later rounds leave out those that hang together with an
+anchor, a node of the first component that holds a share of the graph. The anchor must
+stay the same: of an edge between two nodes left out in favour of different components
 neither list would be read. (The sampling of Afforest, Sutton et al., IPDPS 2018, for
 lists that cost by the line.) Test: test_the_anchor_stays.
+
+Rounds grow, in directed graphs too: trees are flat before many edges climb them.
 """
 
 import torch
 
 from pydirect.sampling import Graph
 from pydirect.traversal.passes import Passes
-from pydirect.traversal.place import PlacedGraph
+from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.trees import flatten
 from pydirect.traversal.visits import Link, Visitor
 from pydirect.traversal.walk import Trace
 
-_ROUNDS = 16
-# Nodes next to one another in a round, so that their lists share lines.
+# Nodes of each round, of 128; some next to one another, so that lists share lines.
+_ROUNDS = (1, 3, 12, 48, 64)
 _CHUNK_NODES = 64
+# Of all nodes: less may never meet the giant component.
+_ANCHOR_SHARE = 0.05
 
 
 def connected_components(
@@ -44,31 +48,29 @@ def connected_components(
     """
     passes = Passes(graph, trace, visitor)
     placed = passes.placed
-    parent = torch.arange(placed.num_nodes, device=placed.device)
-    link = Link(parent=parent)
-    if not placed.graph.symmetric:
-        passes.visit(link, placed.whole)
-        flatten(parent)
-        return parent
+    nodes = torch.arange(placed.num_nodes, device=placed.device)
+    parent = nodes.clone()
+    turn = nodes // _CHUNK_NODES % sum(_ROUNDS)
     anchor: torch.Tensor | None = None
-    turn = (
-        torch.arange(placed.num_nodes, device=placed.device) // _CHUNK_NODES % _ROUNDS
-    )
-    for number in range(_ROUNDS):
+    first = 0
+    for size in _ROUNDS:
         begun = passes.clock()
-        wanted = placed.has_edges & (turn == number)
+        wanted = placed.has_edges & (turn >= first) & (turn < first + size)
+        first += size
         if anchor is not None:
             wanted &= parent != parent[anchor]
         frontier = placed.frontier(wanted.nonzero().squeeze(1))
         if frontier.num_nodes == 0:
             continue
-        passes.visit(link, frontier, begun=begun)
+        passes.visit(Link(parent=parent), frontier, begun=begun)
         flatten(parent)
-        if anchor is None:
-            anchor = _largest(parent)
+        if anchor is None and placed.graph.symmetric:
+            anchor = _large(parent)
     return parent
 
 
-def _largest(parent: torch.Tensor) -> torch.Tensor:
-    """A node of the largest component, shape ()."""
-    return torch.bincount(parent, minlength=len(parent)).argmax()
+def _large(parent: torch.Tensor) -> torch.Tensor | None:
+    """A node of the largest component, shape (); None while that is small."""
+    sizes = torch.bincount(parent, minlength=len(parent))
+    most = sizes.argmax()
+    return most if int(sizes[most]) >= _ANCHOR_SHARE * len(parent) else None

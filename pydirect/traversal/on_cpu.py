@@ -2,7 +2,7 @@
 
 import torch
 
-from pydirect.traversal.place import Frontier, PlacedGraph
+from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.trees import flatten
 from pydirect.traversal.visits import Link, Mark, Operation, Push, Relax
 

@@ -11,7 +11,7 @@ import torch
 
 from pydirect.sampling import Graph
 from pydirect.traversal.passes import Passes
-from pydirect.traversal.place import PlacedGraph
+from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.visits import Pull, Push, Visitor
 from pydirect.traversal.walk import Trace
 

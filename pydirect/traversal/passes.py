@@ -7,7 +7,7 @@ import torch
 from pydirect.sampling import Graph
 from pydirect.traversal.on_cpu import CpuVisitor
 from pydirect.traversal.on_gpu import visitor_on
-from pydirect.traversal.place import Frontier, PlacedGraph, place
+from pydirect.traversal.placed import Frontier, PlacedGraph, place
 from pydirect.traversal.visits import Mark, Operation, Relax, Visitor
 from pydirect.traversal.walk import Step, Trace
 
@@ -26,13 +26,7 @@ class Passes:
         self._trace = trace
         self._visitor = visitor or visitor_of(self.placed.device)
 
-    def visit(
-        self,
-        operation: Operation,
-        frontier: Frontier,
-        *,
-        begun: float | None = None,
-    ) -> None:
+    def visit(self, operation: Operation, frontier: Frontier, *, begun: float) -> None:
         """Apply ``operation`` to every edge of the frontier.
 
         Args:
@@ -42,19 +36,22 @@ class Passes:
         """
         start = self.clock()
         self._visitor.visit(self.placed, frontier, operation)
-        self._note(
-            operation,
-            frontier,
-            frontier.num_units,
-            start,
-            start if begun is None else begun,
+        end = self.clock()
+        if self._trace is None:
+            return
+        num_bytes = self.placed.union_bytes(
+            frontier, weighted=isinstance(operation, Relax)
         )
+        name = type(operation).__name__.lower()
+        self._note(name, frontier, frontier.num_units, num_bytes, (begun, start, end))
 
     def search(self, mark: Mark, frontier: Frontier, *, begun: float) -> None:
         """Backward breadth-first step; see `Visitor.search`."""
         start = self.clock()
         units = self._visitor.search(self.placed, frontier, mark)
-        self._note(mark, frontier, units, start, begun, name="search")
+        end = self.clock()
+        num_bytes = units * self.placed.unit_bytes(weighted=False)
+        self._note("search", frontier, units, num_bytes, (begun, start, end))
 
     def clock(self) -> float:
         """Seconds; after the device's work where the trace is timed."""
@@ -66,24 +63,22 @@ class Passes:
 
     def _note(
         self,
-        operation: Operation,
+        name: str,
         frontier: Frontier,
         num_units: int,
-        start: float,
-        begun: float,
-        name: str | None = None,
+        num_bytes: int,
+        clock: tuple[float, float, float],
     ) -> None:
         if self._trace is None:
             return
-        weighted = isinstance(operation, Relax)
-        end = self.clock()
+        begun, start, end = clock
         self._trace.steps.append(
             Step(
-                operation=name or type(operation).__name__.lower(),
+                operation=name,
                 num_nodes=frontier.num_nodes,
                 num_edges=frontier.num_edges,
                 num_units=num_units,
-                bytes_read=num_units * self.placed.unit_bytes(weighted=weighted),
+                bytes_read=num_bytes,
                 seconds=end - start,
                 walked_seconds=end - begun,
             )

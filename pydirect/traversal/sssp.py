@@ -7,7 +7,7 @@ import torch
 
 from pydirect.sampling import Graph
 from pydirect.traversal.passes import Passes, check_source
-from pydirect.traversal.place import PlacedGraph
+from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.visits import Relax, Visitor
 from pydirect.traversal.walk import Trace
 

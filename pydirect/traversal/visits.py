@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from pydirect.traversal.place import Frontier, PlacedGraph
+from pydirect.traversal.placed import Frontier, PlacedGraph
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,6 @@
 import enum
 from dataclasses import dataclass
 
-LINE_BYTES = 128
-"""The largest request on the link (S. W. Min, dissertation, section 2.3)."""
-
 
 class Walk(enum.Enum):
     """See [Note: Four ways to walk] in visit.cu. The first three are EMOGI's."""
@@ -38,8 +35,9 @@ class Step:
     the lists; of a backward step those it read."""
 
     bytes_read: int
-    """From the edge list and the weights, in whole lines, hot blocks included. Exact
-    for `Walk.LINES` and backward steps; the other walks read at least this."""
+    """From the edge list and the weights, hot blocks included: sectors of 32 bytes,
+    each read once, which is what `Walk.LINES` does and the least for the other walks;
+    of backward steps whole lines, the most they can have read."""
 
     seconds: float
     """Of the kernel alone, where the trace is timed; 0.0 otherwise."""

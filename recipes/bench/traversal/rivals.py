@@ -17,7 +17,7 @@ from pydirect.memory import empty_pinned
 from pydirect.sampling import Graph
 from pydirect.traversal import PlacedGraph, Walk
 from pydirect.traversal.passes import visitor_of
-from pydirect.traversal.place import Frontier, HotBlocks
+from pydirect.traversal.placed import Frontier, HotBlocks
 from pydirect.traversal.visits import Mark
 
 PAGE_BYTES = 64 << 10

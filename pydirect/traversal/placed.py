@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pydirect.coalesce import LINE_BYTES, SECTOR_BYTES
 from pydirect.memory import device_alias, is_pinned, pin
 from pydirect.sampling import Graph
-from pydirect.traversal.walk import LINE_BYTES, Walk
+from pydirect.traversal.walk import Walk
 
 _BLOCK_BYTES = 64 << 10
 
@@ -132,6 +133,25 @@ class PlacedGraph:
             num_units=totals[1],
             limit=bound,
         )
+
+    def union_bytes(self, frontier: Frontier, *, weighted: bool = False) -> int:
+        """Bytes that requests for a frontier's lists move, in 32-byte sectors, where
+        no sector is read twice; waits for the device."""
+        nodes = frontier.nodes
+        begin = self.offsets[:-1] if nodes is None else self.offsets[nodes]
+        end = self.offsets[1:] if nodes is None else self.offsets[nodes + 1]
+        end = torch.minimum(end, begin + frontier.limit)
+        arrays = [self.edges]
+        if weighted and self.weights is not None:
+            arrays.append(self.weights)
+        total = 0
+        for array in arrays if frontier.num_nodes else ():
+            per = SECTOR_BYTES // array.element_size()
+            shift = array.data_ptr() % SECTOR_BYTES // array.element_size()
+            first, last = (begin + shift) // per, (end - 1 + shift) // per
+            shared = (first[1:] <= last[:-1]).sum()
+            total += int((last - first + 1).sum() - shared) * SECTOR_BYTES
+        return total
 
     @functools.cached_property
     def whole(self) -> Frontier:

@@ -1,0 +1,72 @@
+"""How many requests a walk makes on the link, without running it (EMOGI, section 2.4).
+
+The rules are those of `pydirect.coalesce`; no cache is modelled, except that a thread
+of the naive walk reads its list a sector at a time.
+"""
+
+import numpy as np
+import torch
+
+from pydirect.coalesce import (
+    LINE_BYTES,
+    SECTOR_BYTES,
+    WARP_LANES,
+    Integers,
+    Requests,
+    requests_of,
+)
+from pydirect.sampling import Graph
+from pydirect.traversal.walk import Walk
+
+
+def count_requests(
+    graph: Graph, walk: Walk | str, nodes: torch.Tensor | None = None
+) -> Requests:
+    """The requests of visiting lists once, of an edge list that starts on a line.
+
+    Args:
+        graph: lists of ids of 4 or 8 bytes; weights are not counted.
+        walk: how they are read.
+        nodes: int64, ascending: whose lists; None: all. Takes some 100 bytes an edge.
+
+    Returns:
+        Requests of 32, 64, 96 and 128 bytes.
+    """
+    size = graph.neighbors.element_size()
+    offsets = graph.offsets.numpy()
+    begin, end = offsets[:-1], offsets[1:]
+    if nodes is not None:
+        chosen = nodes.cpu().numpy()
+        begin, end = begin[chosen], end[chosen]
+    useful = int((end - begin).sum()) * size
+    how = Walk(walk)
+    if how is Walk.NAIVE:
+        first, last = begin * size // SECTOR_BYTES, (end * size - 1) // SECTOR_BYTES
+        num = int((last - first + 1)[end > begin].sum())
+        return Requests(counts=(num, 0, 0, 0), useful_bytes=useful)
+    item = np.repeat(np.arange(len(begin)), end - begin)
+    rank = np.arange(len(item)) - np.repeat(
+        np.cumsum(end - begin) - (end - begin), end - begin
+    )
+    edge = begin[item] + rank
+    instruction = _instructions(how, begin, item, edge, LINE_BYTES // size)
+    found = requests_of(instruction, edge * size, size)
+    sizes = np.bincount(
+        [num_bytes // SECTOR_BYTES - 1 for _, num_bytes in found], minlength=4
+    )
+    one, two, three, four = (int(n) for n in sizes)
+    return Requests(counts=(one, two, three, four), useful_bytes=useful)
+
+
+def _instructions(
+    walk: Walk, begin: Integers, item: Integers, edge: Integers, unit: int
+) -> Integers:
+    """Which load instruction of a warp reads each edge; any numbers that differ."""
+    if walk is Walk.LINES:
+        lines: Integers = edge // unit
+        return lines
+    start = begin // unit * unit if walk is Walk.ALIGNED else begin
+    step = (edge - start[item]) // WARP_LANES
+    most = int(step.max()) + 1 if len(step) else 1
+    instructions: Integers = item * most + step
+    return instructions
