@@ -25,7 +25,9 @@ from pydirect.loader import (
     Sampling,
     StagedFetch,
 )
+from pydirect.memory import pin
 from pydirect.sampling import Graph, ResidentGraph, settle
+from pydirect.tiering import Score, TieredFetch, TieredTable, score_nodes
 
 _CHECKPOINT = "checkpoint.pt"
 _METRICS = "metrics.jsonl"
@@ -36,6 +38,7 @@ class FetchMode(enum.Enum):
 
     DIRECT = "direct"  # the GPU gathers from host memory
     STAGED = "staged"  # PyG's way: CPU gather, pin, copy
+    TIERED = "tiered"  # as direct, with the hottest rows in GPU memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,13 @@ class NodeClassificationTrainer:
     """Called with the parameters."""
 
     fetch: FetchMode | str = FetchMode.DIRECT
+    score: Score | str = Score.WEIGHTED_REVERSE_PAGERANK
+    """With ``fetch=tiered``: which rows are hot."""
+
+    cache_bytes: int | None = None
+    """With ``fetch=tiered``: GPU memory for hot rows, in bytes; None takes what is free
+    less a fifth of the GPU."""
+
     epochs: int = 10
     seed: int = 0
     device: str = "auto"
@@ -87,6 +97,7 @@ class NodeClassificationTrainer:
 
     def __post_init__(self) -> None:
         self.fetch = FetchMode(self.fetch)
+        self.score = Score(self.score)
         if self.resume and self.run_directory is None:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
         torch.manual_seed(self.seed)
@@ -192,11 +203,31 @@ class NodeClassificationTrainer:
         """The features' way to the device, with buffers of its own."""
         if self.fetch is FetchMode.STAGED:
             return StagedFetch(self.dataset.features, self.target)
+        if self.fetch is FetchMode.TIERED:
+            loader = self.loader
+            return TieredFetch(self.tiered_table, loader.num_buffers, loader.max_sms)
         return DirectFetch(
             self.dataset.features,
             self.target,
             num_slots=self.loader.num_buffers,
             max_sms=self.loader.max_sms,
+        )
+
+    @functools.cached_property
+    def tiered_table(self) -> TieredTable:
+        """The features with the hottest rows in GPU memory, for all loaders."""
+        score = score_nodes(
+            Score(self.score),
+            self.dataset.graph,
+            self.dataset.train_nodes,
+            num_hops=len(self.loader.fanouts),
+        )
+        features = self.dataset.features
+        return TieredTable(
+            pin(features) if self.target.type == "cuda" else features,
+            score,
+            device=self.target,
+            budget_bytes=self.cache_bytes,
         )
 
     def _loader(self, nodes: torch.Tensor, *, shuffle: bool) -> MiniBatchLoader:

@@ -13,6 +13,7 @@ from pydirect.gather.front import GatherStats, front_of, process_counters
 from pydirect.gather.request import (
     Path,
     Request,
+    Tiers,
     as_request,
     check_index,
     check_out,
@@ -42,6 +43,7 @@ def index_select(
     max_sms: int | None = None,
     stream: "torch.cuda.Stream | None" = None,
     wraps: bool = False,
+    tiers: Tiers | None = None,
 ) -> torch.Tensor:
     """``table[index]`` along the first dimension, on the index's device.
 
@@ -55,6 +57,8 @@ def index_select(
         stream: CUDA stream to work on, after what is queued on the current one; None
             for the current one. Other streams wait for it before they use the result.
         wraps: whether negative indices count from the end, as subscripts do.
+        tiers: copies of the hottest rows in GPU memory, from where they are read
+            (`pydirect.tiering.TieredTable` makes them); the table must be pinned then.
 
     Returns:
         Tensor of shape (num_indices, ...), dtype of the table, on ``index.device``.
@@ -70,7 +74,7 @@ def index_select(
     rows = host_tensor(table)
     check_index(index)
     if index.device.type == "cpu":
-        request, out = _prepare(rows, index, out, wraps)
+        request, out = _prepare(rows, index, out, wraps, tiers)
         gather_on_cpu(request, wanted or Path.DIRECT)
         return out
     if index.device.type != "cuda":
@@ -79,11 +83,11 @@ def index_select(
             'with .to("cuda")'
         )
     if stream is None:
-        return _on_gpu(rows, index, out, wanted, max_sms, wraps)
+        return _on_gpu(rows, index, out, wanted, max_sms, wraps, tiers)
     caller = torch.cuda.current_stream(index.device)
     stream.wait_stream(caller)
     with torch.cuda.stream(stream):
-        result = _on_gpu(rows, index, out, wanted, max_sms, wraps)
+        result = _on_gpu(rows, index, out, wanted, max_sms, wraps, tiers)
     # Each belongs to one stream's memory and is in use on the other.
     index.record_stream(stream)
     result.record_stream(stream if out is not None else caller)
@@ -109,7 +113,11 @@ def stats() -> GatherStats:
 
 
 def _prepare(
-    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None, wraps: bool
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor | None,
+    wraps: bool,
+    tiers: Tiers | None,
 ) -> tuple[Request, torch.Tensor]:
     if rows.requires_grad and torch.is_grad_enabled():
         raise ValueError(
@@ -120,7 +128,7 @@ def _prepare(
         out = empty_out(rows, index)
     else:
         check_out(rows, index, out)
-    return as_request(rows, index, out, wraps=wraps), out
+    return as_request(rows, index, out, wraps=wraps, tiers=tiers), out
 
 
 def _on_gpu(
@@ -130,9 +138,10 @@ def _on_gpu(
     path: Path | None,
     max_sms: int | None,
     wraps: bool,
+    tiers: Tiers | None,
 ) -> torch.Tensor:
     with torch.cuda.device(index.device):
-        request, result = _prepare(rows, index, out, wraps)
+        request, result = _prepare(rows, index, out, wraps, tiers)
         front_of(index.device).gather(request, path, max_sms)
     return result
 

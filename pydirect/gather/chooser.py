@@ -170,13 +170,14 @@ class Chooser:
         """The cell that a gather belongs to."""
         threads = torch.get_num_threads()
         shape = request.num_rows, request.row_bytes, request.num_indices
-        key = found, threads, shape, look, max_sms
+        memory = _memory_of(request, found)
+        key = memory, threads, shape, look, max_sms
         cell = self._cells.get(key)
         if cell is None:
             share = look.distinct_share
             repeats = -math.log2(share) if share < self._dedup_below else 0.0
             cell = Cell(
-                memory=found.value,
+                memory=memory,
                 table_class=round(math.log2(max(1, request.table.nbytes))),
                 row_bytes=request.row_bytes,
                 batch_class=round(2 * math.log2(max(1, request.num_indices))),
@@ -191,9 +192,19 @@ class Chooser:
         return cell
 
     def _candidates(self, request: Request, look: Look, found: Reach) -> list[Path]:
+        if request.tiers is not None:
+            return [Path.DIRECT, Path.SORTED]
         large_pages = found is Reach.MANAGED
         rates = reference_rates(request.table.nbytes, large_pages=large_pages)
         return worth_a_trial(rates, workload(request, look, self._dedup_below))
+
+
+def _memory_of(request: Request, found: Reach) -> str:
+    """How the rows are reached; tiered tables by tenths of their rows that are near."""
+    if request.tiers is None:
+        return found.value
+    share = request.tiers.num_near / max(1, request.num_rows)
+    return f"{found.value} beside {round(10 * share)} tenths"
 
 
 def is_little(request: Request) -> bool:

@@ -14,6 +14,8 @@ from pydirect.kernels import gather as kernels
 from pydirect.kernels.driver import Module
 
 _shape_of = functools.cache(kernels.Shape)
+# Rows that GPUs hold are in no page's bucket: many, so that counting them is no queue.
+_NEAR_BUCKETS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,10 @@ class Tuning:
 
     share: kernels.Share = kernels.Share.CONTIGUOUS
     """How blocks divide an ordered index."""
+
+    tiered_sms: int = 48
+    """Multiprocessors of a gather from a tiered table: rows from GPU memory keep warps
+    busy that would else have rows of the host in flight."""
 
     dedup_below: float = 0.8
     """Look for repeats, and read them once, when fewer indices are distinct."""
@@ -88,7 +94,7 @@ class Engine:
         elif path is Path.DMA:
             copy_runs(request)
         elif path is Path.DIRECT:
-            self.direct(request, self._budget(max_sms, self.tuning.direct_sms))
+            self.direct(request, self._budget(max_sms, self._wanted(request, path)))
         else:
             once = distinct_share < self.tuning.dedup_below
             self._ordered(request, max_sms, read_once=once)
@@ -103,9 +109,13 @@ class Engine:
         arguments = self._arguments(request, request.index)
         arguments.check = 1
         arguments.wraps = request.wraps
+        index = request.index
+        if request.tiers is not None and index.dtype != torch.int64:
+            index = index.long()
+            arguments.index = index.data_ptr()
         shape = _shape_of(num_blocks=sms, start=start)
         kernels.launch_gather(
-            self.module, arguments, request.index.dtype, shape, self._stream()
+            self.module, arguments, index.dtype, shape, self._stream()
         )
 
     def _ordered(
@@ -133,7 +143,7 @@ class Engine:
         gather.position = arguments.position
         gather.total = arguments.counts + 4 * (arguments.num_buckets + 1)
         shape = _shape_of(
-            num_blocks=self._budget(max_sms, self.tuning.ordered_sms),
+            num_blocks=self._budget(max_sms, self._wanted(request, Path.SORTED)),
             share=self.tuning.share,
         )
         kernels.launch_gather(self.module, gather, torch.int64, shape, stream)
@@ -146,6 +156,13 @@ class Engine:
             )
             kernels.launch_repeats(self.module, repeats, num_blocks=wide, stream=stream)
 
+    def _wanted(self, request: Request, path: Path) -> int:
+        """Multiprocessors for the reads of a zero-copy path."""
+        if request.tiers is not None:
+            return self.tuning.tiered_sms
+        few = self.tuning
+        return few.direct_sms if path is Path.DIRECT else few.ordered_sms
+
     def _budget(self, max_sms: int | None, wanted: int | None = None) -> int:
         """Blocks for a kernel that would like ``wanted``: a block takes at most one
         multiprocessor."""
@@ -154,17 +171,22 @@ class Engine:
 
     def _bucket_arguments(self, request: Request) -> kernels.BucketArgs:
         shift = self.tuning.bucket_bytes_log2
-        return kernels.BucketArgs(
+        near = 0 if request.tiers is None else _NEAR_BUCKETS
+        arguments = kernels.BucketArgs(
             index=request.index.data_ptr(),
             error=self._faults.elected_address,
             fault=self._faults.record_address,
             num_indices=request.num_indices,
             num_rows=request.num_rows,
             row_bytes=request.row_bytes,
-            num_buckets=(request.table.nbytes >> shift) + 1,
+            num_buckets=(request.table.nbytes >> shift) + 1 + near,
             shift=shift,
             wraps=request.wraps,
+            near_buckets=near,
         )
+        if request.tiers is not None:
+            arguments.tiers = request.tiers.arguments
+        return arguments
 
     def _stream(self) -> int:
         if self.device.type != "cuda":
@@ -174,7 +196,7 @@ class Engine:
         return int(raw(self.device.index))
 
     def _arguments(self, request: Request, order: torch.Tensor) -> kernels.GatherArgs:
-        return kernels.GatherArgs(
+        arguments = kernels.GatherArgs(
             table=request.table.data_ptr(),
             out=request.out.data_ptr(),
             index=order.data_ptr(),
@@ -184,6 +206,9 @@ class Engine:
             num_rows=request.num_rows,
             row_bytes=request.row_bytes,
         )
+        if request.tiers is not None:
+            arguments.tiers = request.tiers.arguments
+        return arguments
 
 
 class _Space:
@@ -194,7 +219,9 @@ class _Space:
     ) -> None:
         self._num_slots = 1 << (2 * num - 1).bit_length() if read_once else 0
         owners = num if read_once else 0
-        parts = (num, num, num_buckets + 2, owners, self._num_slots)
+        self._num_sums = kernels.num_sums(num_buckets)
+        counts = num_buckets + 2
+        parts = (num, num, counts, self._num_sums, owners, self._num_slots)
         # 8-byte rows first, so that all parts are aligned.
         space = torch.empty(2 * num + sum(parts), dtype=torch.int32, device=device)
         self.order = space[: 2 * num].view(torch.int64)
@@ -202,7 +229,9 @@ class _Space:
 
     def lend(self, arguments: kernels.BucketArgs) -> None:
         """Fill in the addresses; the memory must outlive the launches' enqueueing."""
-        position, rank, counts, owner, slots = (p.data_ptr() for p in self._parts)
+        addresses = [part.data_ptr() for part in self._parts]
+        position, rank, counts, sums, owner, slots = addresses
+        arguments.sums, arguments.num_sums = sums, self._num_sums
         arguments.order = self.order.data_ptr()
         arguments.position, arguments.rank, arguments.counts = position, rank, counts
         if self._num_slots:

@@ -72,9 +72,12 @@ class Front:
         if request.num_indices == 0 or request.row_bytes == 0:
             return
         found = reach(request.table)
-        if found is Reach.NONE and path in (Path.DIRECT, Path.SORTED):
+        if found is Reach.NONE and (
+            path in (Path.DIRECT, Path.SORTED) or request.tiers is not None
+        ):
             raise ValueError(
-                f"path {path.value!r} expects a pinned table, got plain memory of "
+                f"{'a tiered gather' if path is None else f'path {path.value!r}'} "
+                "expects a pinned table, got plain memory of "
                 f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
             )
         surveyed = path in (None, Path.SORTED)

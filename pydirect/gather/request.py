@@ -1,5 +1,6 @@
 """What a gather is asked for, checked once at the door."""
 
+import ctypes
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -7,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from pydirect.kernels.gather import MAX_GPUS, TierArgs
 from pydirect.memory import HostTable
 
 
@@ -28,6 +30,43 @@ class Path(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tiers:
+    """Where the hottest rows of a host table lie besides; see `pydirect.tiering`."""
+
+    heat: torch.Tensor | None
+    """int32, shape (num_rows,), on the device: each row's rank; None where rows are
+    numbered by it."""
+
+    local: torch.Tensor
+    """Shape (num_local, ...): the rows of ranks below num_local, on the device."""
+
+    shares: tuple[torch.Tensor, ...] = ()
+    """Of each GPU, the rows of the ranks after those, dealt out one by one."""
+
+    @cached_property
+    def num_near(self) -> int:
+        """Rows that GPUs hold."""
+        return self.local.shape[0] + self.num_spread
+
+    @cached_property
+    def num_spread(self) -> int:
+        return sum(share.shape[0] for share in self.shares)
+
+    @cached_property
+    def arguments(self) -> TierArgs:
+        """Addresses for the kernels."""
+        given = [share.data_ptr() for share in self.shares]
+        return TierArgs(
+            heat=None if self.heat is None else self.heat.data_ptr(),
+            replicated=self.local.shape[0],
+            spread=self.num_spread,
+            num_gpus=max(1, len(given)),
+            local=self.local.data_ptr(),
+            share=(ctypes.c_void_p * MAX_GPUS)(*given),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """A checked gather: ``out[i] = table[index[i]]``.
 
@@ -46,6 +85,9 @@ class Request:
 
     wraps: bool = False
     """Whether negative indices count from the end of the table."""
+
+    tiers: Tiers | None = None
+    """Copies of the hottest rows near the device; paths of the CPU pass them by."""
 
     @cached_property
     def num_rows(self) -> int:
@@ -117,10 +159,16 @@ def check_out(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Non
 
 
 def as_request(
-    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor, *, wraps: bool = False
+    rows: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    wraps: bool = False,
+    tiers: Tiers | None = None,
 ) -> Request:
     """The request for checked tensors."""
-    return Request(table=rows, index=index.contiguous(), out=out, wraps=wraps)
+    index = index.contiguous()
+    return Request(table=rows, index=index, out=out, wraps=wraps, tiers=tiers)
 
 
 def _row_bytes(rows: torch.Tensor) -> torch.Tensor:

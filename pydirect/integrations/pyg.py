@@ -11,6 +11,9 @@ import torch
 from torch_geometric.data import FeatureStore, TensorAttr
 
 import pydirect
+from pydirect.gather import index_select
+from pydirect.memory import HostTable
+from pydirect.tiering import TieredTable
 
 _Data = TypeVar("_Data")
 
@@ -36,6 +39,53 @@ def unify_data(data: _Data, *names: str) -> _Data:
         for store in stores:
             store[name] = pydirect.unify(store[name].contiguous())
     return data
+
+
+class AttachRows:
+    """A ``transform`` for PyG's loaders: puts the rows of a batch's nodes on it.
+
+    The loader samples nodes and edges, of data without features; the rows come from a
+    host table or a `TieredTable`, gathered on the device. It runs where the loader
+    joins its batches, which must be the training process (``filter_per_worker=False``).
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor | HostTable | TieredTable,
+        device: torch.device | str,
+        *,
+        name: str = "x",
+        node_type: str | None = None,
+    ) -> None:
+        """
+        Args:
+            table: shape (num_nodes, ...), of the nodes of ``node_type``.
+            device: where the rows are wanted; that of a `TieredTable`.
+            name: attribute of the batch.
+            node_type: of a ``HeteroData``; None for a ``Data``.
+        """
+        self._table = table
+        self._device = torch.device(device)
+        self._name = name
+        self._node_type = node_type
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with its rows.
+
+        Raises:
+            ValueError: the batch does not say which nodes it has (``n_id``).
+        """
+        store = batch if self._node_type is None else batch[self._node_type]
+        if "n_id" not in store:
+            raise ValueError(
+                f"AttachRows expects a batch of a PyG loader, with n_id, got {store}"
+            )
+        index = store.n_id.to(self._device, non_blocking=True)
+        if isinstance(self._table, TieredTable):
+            store[self._name] = self._table.index_select(index)
+        else:
+            store[self._name] = index_select(self._table, index)
+        return batch
 
 
 class UnifiedFeatureStore(FeatureStore):  # type: ignore[misc]

@@ -74,6 +74,17 @@ DEVICE void store_if(bool wanted, u8* to, u8 v) {
 #define WORD_4 u32
 #endif
 
+// Where the hottest rows lie besides the host table: Listing 4.1 of the dissertation,
+// with its order of evaluation put right. Rows are known by their rank in heat.
+struct Tiers {
+  const int* heat;       // rank of each row, or null: rows are numbered by it
+  i64 replicated;        // ranks below: in this GPU's memory
+  i64 spread;            // so many after them: dealt out to the GPUs, one by one
+  int num_gpus;
+  const u8* local;       // replicated rows, by rank
+  const u8* share[8];    // spread rows of each GPU
+};
+
 struct GatherArgs {
   const u8* table;
   u8* out;
@@ -90,7 +101,21 @@ struct GatherArgs {
   int contiguous;        // see [Note: Contiguous shares]
   int check;             // report bad indices (bucketing has reported its own)
   int wraps;             // negative indices count from the end of the table
+  Tiers tiers;           // of the kernels for tiered tables
 };
+
+DEVICE i64 heat_of(const Tiers& t, i64 row) { return t.heat ? (i64)t.heat[row] : row; }
+
+// The address of a row of the table; every rank that no GPU holds is in host memory.
+DEVICE u64 tiered_address(const GatherArgs& a, i64 row) {
+  const Tiers& t = a.tiers;
+  const i64 rank = heat_of(t, row), dealt = rank - t.replicated;
+  const u64 bytes = (u64)a.row_bytes;
+  if (dealt < 0) return (u64)t.local + (u64)rank * bytes;
+  if (dealt < t.spread)
+    return (u64)t.share[dealt % t.num_gpus] + (u64)(dealt / t.num_gpus) * bytes;
+  return (u64)a.table + (u64)row * bytes;
+}
 
 // The row that an index means; outside the table where the index is bad.
 DEVICE i64 row_of(i64 value, i64 num_rows, int wraps) {
@@ -115,7 +140,7 @@ struct Row {
 
 // ROWS rows from place `first` of the index on, `stride` apart; those from `last` on are
 // empty. All loads of a kind together: each costs a round trip to memory.
-template <typename Index, int ROWS>
+template <typename Index, int ROWS, bool TIERED>
 DEVICE void find_rows(const GatherArgs& a, i64 first, i64 stride, i64 last, Row* row) {
   const Index* index = (const Index*)a.index;
   i64 at[ROWS], value[ROWS], place[ROWS];
@@ -136,7 +161,9 @@ DEVICE void find_rows(const GatherArgs& a, i64 first, i64 stride, i64 last, Row*
     const bool good = wrapped >= 0 && wrapped < a.num_rows;
     if (there && !good && a.check) report(a, place[r], value[r]);
     const bool wanted = there && good;
-    row[r].begin = (u64)a.table + (u64)(wanted ? wrapped : 0) * (u64)a.row_bytes;
+    const i64 read = wanted ? wrapped : 0;
+    row[r].begin = TIERED ? tiered_address(a, read)
+                          : (u64)a.table + (u64)read * (u64)a.row_bytes;
     row[r].end = row[r].begin + (wanted ? (u64)a.row_bytes : 0);
     row[r].from = row[r].begin & ~(u64)(a.align_bytes - 1);
     row[r].out = a.out + place[r] * a.row_bytes;
@@ -157,7 +184,8 @@ DEVICE void store(bool wanted, const Row& row, u64 at, const Word& word) {
 
 // ROWS rows by WORDS words of each are in flight per lane before the first is stored,
 // in units of their common alignment.
-template <typename Index, typename Word, typename Unit, int ROWS, int WORDS>
+template <typename Index, typename Word, typename Unit, int ROWS, int WORDS,
+          bool TIERED = false>
 DEVICE void gather(const GatherArgs& a) {
   const int lane = threadIdx.x & (a.lanes - 1);
   const i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
@@ -172,7 +200,7 @@ DEVICE void gather(const GatherArgs& a) {
   const u64 width = sizeof(Word);
   for (i64 i = first; i < last; i += ROWS * stride) {
     Row row[ROWS];
-    find_rows<Index, ROWS>(a, i, stride, last, row);
+    find_rows<Index, ROWS, TIERED>(a, i, stride, last, row);
     u64 span = 0;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -216,6 +244,17 @@ GATHER(i64_w4, i64, WORD_4, u32, ROWS_LONG_4, WORDS_LONG_4)
 GATHER(i32_w1, int, u32, u8, ROWS_LONG, WORDS_LONG)
 GATHER(i64_w1, i64, u32, u8, ROWS_LONG, WORDS_LONG)
 
+#define TIERED(NAME, WORD, UNIT, ROWS, WORDS)                                    \
+  KERNEL void BLOCK_OF(512) tiered_i64_##NAME##_short(GatherArgs a) {            \
+    gather<i64, WORD, UNIT, ROWS_SHORT, WORDS_SHORT, true>(a);                   \
+  }                                                                              \
+  KERNEL void BLOCK_OF(512) tiered_i64_##NAME##_long(GatherArgs a) {             \
+    gather<i64, WORD, UNIT, ROWS, WORDS, true>(a);                               \
+  }
+TIERED(w16, u128, u128, ROWS_LONG, WORDS_LONG)
+TIERED(w4, WORD_4, u32, ROWS_LONG_4, WORDS_LONG_4)
+TIERED(w1, u32, u8, ROWS_LONG, WORDS_LONG)
+
 // [Note: Order without a sort] What saves translations is that rows of one page are read
 // together. So indices are counted by page, each page gets its stretch of the order, and
 // a second pass places them: no radix sort, and no library whose kernels take the whole
@@ -225,7 +264,8 @@ GATHER(i64_w1, i64, u32, u8, ROWS_LONG, WORDS_LONG)
 struct BucketArgs {
   const void* index;
   int* counts;           // num_buckets + 2; the last but one is for bad indices, the
-                         // last counts the places given out
+                         // last is how many places are in use
+  int* sums;             // of the runs of buckets, then of blocks of runs
   int* rank;             // place inside the bucket, one an index
   i64* order;            // row numbers in bucket order; -1 for a bad index
   int* position;         // where each of them stood in the index
@@ -237,13 +277,18 @@ struct BucketArgs {
   i64 num_rows;
   i64 row_bytes;
   i64 num_buckets;
+  i64 num_sums;
   i64 num_slots;         // a power of two
   int shift;             // a bucket is 2^shift bytes of the table
   int wraps;
+  int near_buckets;      // the last so many are for rows that GPUs hold, by position
+  Tiers tiers;
 };
 
-DEVICE i64 bucket_of(const BucketArgs& a, i64 row) {
+DEVICE i64 bucket_of(const BucketArgs& a, i64 row, i64 i) {
   if (row < 0 || row >= a.num_rows) return a.num_buckets;
+  if (a.near_buckets && heat_of(a.tiers, row) < a.tiers.replicated + a.tiers.spread)
+    return a.num_buckets - a.near_buckets + (i >> 6) % a.near_buckets;
   return (i64)(((u64)row * (u64)a.row_bytes) >> a.shift);
 }
 
@@ -254,7 +299,8 @@ DEVICE u64 hash_of(u64 value) { return value * 0x9E3779B97F4A7C15ULL >> 20; }
        I += (i64)gridDim.x * blockDim.x)
 
 KERNEL void BLOCK_OF(512) bucket_clear(BucketArgs a) {
-  EACH(i, a.num_buckets + 2) a.counts[i] = 0;
+  EACH(i, a.num_buckets + 2 + a.num_sums) (i < a.num_buckets + 2 ? a.counts[i]
+      : a.sums[i - a.num_buckets - 2]) = 0;
   if (a.slots) EACH(i, a.num_slots) a.slots[i] = -1;
 }
 
@@ -284,32 +330,42 @@ DEVICE void bucket_count(const BucketArgs& a) {
   EACH(i, a.num_indices) {
     if (a.owner && a.owner[i] != i) continue;
     const i64 value = (i64)((const Index*)a.index)[i];
-    const i64 bucket = bucket_of(a, row_of(value, a.num_rows, a.wraps));
+    const i64 bucket = bucket_of(a, row_of(value, a.num_rows, a.wraps), i);
     if (bucket == a.num_buckets) report(a, i, value);
     a.rank[i] = atomicAdd(a.counts + bucket, 1);
   }
 }
 
-// Turns counts into first places, a run of buckets a thread. Runs take their stretch as
-// they come: what matters is that each page's rows stand together.
-const int RUN = 32;
-KERNEL void BLOCK_OF(512) bucket_base(BucketArgs a) {
-  const i64 buckets = a.num_buckets + 1;
-  EACH(run, (buckets + RUN - 1) / RUN) {
+// Counts become first places in two launches, without barriers: sums of runs of buckets
+// and of blocks of runs, then each run adds up what lies before it. The order must be
+// that of addresses: with runs in any order the same rows took 4.5 ms instead of 3.
+const int RUN = 32, RUNS = 64;
+KERNEL void BLOCK_OF(512) bucket_sum(BucketArgs a) {
+  const i64 buckets = a.num_buckets + 1, runs = (buckets + RUN - 1) / RUN;
+  EACH(run, runs) {
     int sum = 0;
-    int count[RUN];
+#pragma unroll
+    for (int k = 0; k < RUN; ++k)
+      sum += run * RUN + k < buckets ? a.counts[run * RUN + k] : 0;
+    a.sums[run] = sum;
+    if (sum) atomicAdd(a.sums + runs + run / RUNS, sum);
+    if (sum) atomicAdd(a.counts + buckets, sum);
+  }
+}
+
+KERNEL void BLOCK_OF(512) bucket_base(BucketArgs a) {
+  const i64 buckets = a.num_buckets + 1, runs = (buckets + RUN - 1) / RUN;
+  EACH(run, runs) {
+    int place = 0;
+    for (i64 block = 0; block < run / RUNS; ++block) place += a.sums[runs + block];
+    for (i64 before = run - run % RUNS; before < run; ++before) place += a.sums[before];
 #pragma unroll
     for (int k = 0; k < RUN; ++k) {
       const i64 b = run * RUN + k;
-      count[k] = b < buckets ? a.counts[b] : 0;
-      sum += count[k];
-    }
-    if (sum == 0) continue;
-    int place = atomicAdd(a.counts + buckets, sum);
-#pragma unroll
-    for (int k = 0; k < RUN; ++k) {
-      if (run * RUN + k < buckets) a.counts[run * RUN + k] = place;
-      place += count[k];
+      if (b >= buckets) break;
+      const int count = a.counts[b];
+      a.counts[b] = place;
+      place += count;
     }
   }
 }
@@ -319,7 +375,7 @@ DEVICE void bucket_place(const BucketArgs& a) {
   EACH(i, a.num_indices) {
     if (a.owner && a.owner[i] != i) continue;
     const i64 row = row_of((i64)((const Index*)a.index)[i], a.num_rows, a.wraps);
-    const i64 bucket = bucket_of(a, row);
+    const i64 bucket = bucket_of(a, row, i);
     const i64 place = a.counts[bucket] + a.rank[i];
     a.order[place] = bucket == a.num_buckets ? -1 : row;
     a.position[place] = (int)i;

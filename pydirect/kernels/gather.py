@@ -14,8 +14,24 @@ from pydirect.kernels.nvrtc import load
 _LINE_BYTES = 128
 _WARP = 32
 _FLAT_THREADS = 512
-_RUN = 32
-"""Buckets of one thread of `bucket_base`; RUN in gather.cu."""
+_RUN, _RUNS = 32, 64
+"""Buckets of a run and runs of a block of them; the same names in gather.cu."""
+
+
+MAX_GPUS = 8
+
+
+class TierArgs(ctypes.Structure):
+    """Mirrors ``Tiers`` in gather.cu."""
+
+    _fields_ = (
+        ("heat", ctypes.c_void_p),
+        ("replicated", ctypes.c_int64),
+        ("spread", ctypes.c_int64),
+        ("num_gpus", ctypes.c_int),
+        ("local", ctypes.c_void_p),
+        ("share", ctypes.c_void_p * MAX_GPUS),
+    )
 
 
 class GatherArgs(ctypes.Structure):
@@ -37,6 +53,7 @@ class GatherArgs(ctypes.Structure):
         ("contiguous", ctypes.c_int),
         ("check", ctypes.c_int),
         ("wraps", ctypes.c_int),
+        ("tiers", TierArgs),
     )
 
 
@@ -46,6 +63,7 @@ class BucketArgs(ctypes.Structure):
     _fields_ = (
         ("index", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
         ("rank", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
@@ -57,9 +75,12 @@ class BucketArgs(ctypes.Structure):
         ("num_rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
         ("num_buckets", ctypes.c_int64),
+        ("num_sums", ctypes.c_int64),
         ("num_slots", ctypes.c_int64),
         ("shift", ctypes.c_int),
         ("wraps", ctypes.c_int),
+        ("near_buckets", ctypes.c_int),
+        ("tiers", TierArgs),
     )
 
 
@@ -137,11 +158,15 @@ def set_layout(arguments: GatherArgs, start: Start) -> str:
 def launch_gather(
     module: Module, arguments: GatherArgs, index: torch.dtype, shape: Shape, stream: int
 ) -> None:
-    """Launch the gather for ``arguments`` (pointers, sizes, check, positions)."""
+    """Launch the gather for ``arguments`` (pointers, sizes, check, positions, tiers).
+
+    A gather with tiers takes an index of int64.
+    """
     kind = set_layout(arguments, shape.start)
     arguments.contiguous = shape.share.value
     length = "long" if arguments.row_bytes > 1024 else "short"
-    kernel = module.kernel(f"gather_{_letters(index)}_{kind}_{length}")
+    family = "tiered" if arguments.tiers.num_gpus else "gather"
+    kernel = module.kernel(f"{family}_{_letters(index)}_{kind}_{length}")
     kernel.launch(
         grid=shape.num_blocks, block=shape.threads, arguments=arguments, stream=stream
     )
@@ -153,6 +178,12 @@ def launch_repeats(
     """Copy the rows that have another owner from the owner's place in the output."""
     kernel = module.kernel("copy_repeats")
     kernel.launch(grid=num_blocks, block=512, arguments=arguments, stream=stream)
+
+
+def num_sums(num_buckets: int) -> int:
+    """Elements of ``sums`` for so many buckets."""
+    runs = -(-(num_buckets + 1) // _RUN)
+    return runs + -(-runs // _RUNS)
 
 
 def launch_order(
@@ -173,11 +204,13 @@ def launch_order(
         stream: raw handle.
     """
     letters, num = _letters(index), arguments.num_indices
+    runs = -(-(arguments.num_buckets + 1) // _RUN)
     steps = [
-        ("bucket_clear", max(arguments.num_buckets + 2, arguments.num_slots)),
+        ("bucket_clear", max(arguments.num_buckets, arguments.num_slots)),
         (f"bucket_elect_{letters}", num),
         (f"bucket_count_{letters}", num),
-        ("bucket_base", -(-(arguments.num_buckets + 1) // _RUN)),
+        ("bucket_sum", runs),
+        ("bucket_base", runs),
         (f"bucket_place_{letters}", num),
     ]
     if not arguments.owner:

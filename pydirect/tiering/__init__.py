@@ -1,25 +1,38 @@
 """Hot rows near, cold rows in host memory (S. W. Min, dissertation, chapter 4)."""
 
-from pydirect.tiering.cache import HotRows, TieredFetch
+from pydirect.tiering.embedding import TieredEmbedding
 from pydirect.tiering.place import Tier, TierPlan, plan_tiers
 from pydirect.tiering.reorder import Reordering, reorder_by
 from pydirect.tiering.scores import (
+    Score,
     degree_score,
     hit_ratio,
     reverse_pagerank,
+    score_nodes,
     weighted_reverse_pagerank,
+)
+from pydirect.tiering.table import (
+    TieredFetch,
+    TieredTable,
+    free_budget_bytes,
+    share_of,
 )
 
 __all__ = [
-    "HotRows",
     "Reordering",
+    "Score",
     "Tier",
     "TierPlan",
+    "TieredEmbedding",
     "TieredFetch",
+    "TieredTable",
     "degree_score",
+    "free_budget_bytes",
     "hit_ratio",
     "plan_tiers",
     "reorder_by",
     "reverse_pagerank",
+    "score_nodes",
+    "share_of",
     "weighted_reverse_pagerank",
 ]

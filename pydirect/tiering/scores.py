@@ -4,11 +4,39 @@ A node is read when a node that aggregates from it is sampled. So score flows fr
 node to its neighbours (its sources), evenly: that is PageRank on the reversed edges.
 """
 
+import enum
+
 import torch
 
 from pydirect.sampling import Graph
 
 DAMPING = 0.85
+
+
+class Score(enum.Enum):
+    """How the heat of a row is foretold."""
+
+    DEGREE = "degree"
+    REVERSE_PAGERANK = "reverse_pagerank"
+    WEIGHTED_REVERSE_PAGERANK = "weighted_reverse_pagerank"
+
+
+def score_nodes(
+    kind: Score, graph: Graph, train_nodes: torch.Tensor, num_hops: int
+) -> torch.Tensor:
+    """The score of every node: float64, shape (num_nodes,).
+
+    Args:
+        kind: which score.
+        graph: nodes aggregate from their neighbours.
+        train_nodes: int64, shape (num_train,): where sampling starts.
+        num_hops: how deep it goes.
+    """
+    if kind is Score.DEGREE:
+        return degree_score(graph)
+    if kind is Score.REVERSE_PAGERANK:
+        return reverse_pagerank(graph, num_iterations=num_hops)
+    return weighted_reverse_pagerank(graph, train_nodes, num_iterations=num_hops)
 
 
 def degree_score(graph: Graph) -> torch.Tensor:

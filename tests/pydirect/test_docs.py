@@ -56,7 +56,7 @@ def names(pyg: ModuleType) -> dict[str, Any]:
 def test_the_unified_page(names: dict[str, Any]) -> None:
     features = names["features"].clone()
     found = blocks("pydirect.md")
-    assert len(found) == 3
+    assert len(found) == 4
     for number, block in enumerate(found):
         scope = dict(names)
         exec(block, scope)
@@ -66,9 +66,12 @@ def test_the_unified_page(names: dict[str, Any]) -> None:
             ]
         elif number == 1:
             assert all(p.grad is not None for p in names["model"].parameters())
-        else:
+        elif number == 2:
             assert scope["data"].x.is_unified
             assert torch.equal(scope["rows"].cpu(), features[[7, 0, 7]])
+        else:
+            assert torch.equal(scope["rows"].cpu(), features[[7, 0, 7]])
+            assert not torch.equal(scope["embedding"].weight[0], features[0])
 
 
 def test_the_gather_page(

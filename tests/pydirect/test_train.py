@@ -57,6 +57,21 @@ def test_it_learns_and_both_fetches_agree(
     assert direct.test_accuracy > 0.8
 
 
+@pytest.mark.parametrize("score", ["degree", "weighted_reverse_pagerank"])
+def test_hot_rows_near_change_no_loss(
+    pyg: ModuleType, dataset: NodeDataset, score: str
+) -> None:
+    direct = trainer_of(pyg, dataset, epochs=2).fit()
+    trainer = trainer_of(
+        pyg, dataset, epochs=2, fetch="tiered", score=score, cache_bytes=150 * 64
+    )
+    tiered = trainer.fit()
+    assert tiered.losses == direct.losses
+    assert trainer.tiered_table.num_near == 150
+    # Hot rows are asked for more often than rows drawn at random.
+    assert trainer.tiered_table.hit_ratio() > 0.15
+
+
 def test_resume_continues_as_if_never_stopped(
     pyg: ModuleType, dataset: NodeDataset, tmp_path: Path
 ) -> None:

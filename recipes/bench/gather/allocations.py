@@ -65,12 +65,16 @@ class Bench:
         num = index.numel()
         buckets = (table.numel() >> shift) + 1
         counts = torch.empty(buckets + 2, dtype=torch.int32, device="cuda")
+        num_sums = kernels.num_sums(buckets)
+        sums = torch.empty(num_sums, dtype=torch.int32, device="cuda")
         rank = torch.empty(num, dtype=torch.int32, device="cuda")
         order = torch.empty(num, dtype=torch.int64, device="cuda")
         position = torch.empty(num, dtype=torch.int32, device="cuda")
         arguments = kernels.BucketArgs(
             index=index.data_ptr(),
             counts=counts.data_ptr(),
+            sums=sums.data_ptr(),
+            num_sums=num_sums,
             rank=rank.data_ptr(),
             order=order.data_ptr(),
             position=position.data_ptr(),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydirect.gather import GatherIndexError, Path
 from pydirect.gather.cpu import Staging
 from pydirect.gather.engine import Engine, Tuning
-from pydirect.gather.request import Request
+from pydirect.gather.request import Request, Tiers
 
 CPU = torch.device("cpu")
 
@@ -110,7 +110,13 @@ def test_no_launch_takes_more_than_the_budget(
     engine.gather(request, path, max_sms=3, distinct_share=distinct_share)
     assert torch.equal(request.out, request.table[request.index])
     names = {name for name, _ in module.blocks}
-    steps = {"bucket_clear", "bucket_count_i64", "bucket_base", "bucket_place_i64"}
+    steps = {
+        "bucket_clear",
+        "bucket_count_i64",
+        "bucket_sum",
+        "bucket_base",
+        "bucket_place_i64",
+    }
     once = {"bucket_elect_i64", "copy_repeats"} if distinct_share < 0.8 else set()
     expected = (steps | once) if path is Path.SORTED else set()
     assert names == expected | {"gather_i64_w16_short"}
@@ -121,3 +127,55 @@ def test_no_launch_takes_more_than_the_budget(
     assert free["gather_i64_w16_short"] == 16, "without a budget there is no limit"
     if path is Path.SORTED:
         assert free["bucket_count_i64"] > 3
+
+
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    rows=st.lists(st.integers(-100, 99), min_size=1, max_size=80),
+    row_bytes=st.sampled_from([3, 4, 16, 100, 1600]),
+    replicated=st.integers(0, 60),
+    spread=st.integers(0, 40),
+    num_gpus=st.integers(1, 4),
+    scored=st.booleans(),
+    path=st.sampled_from([Path.DIRECT, Path.SORTED]),
+    distinct_share=st.sampled_from([1.0, 0.5]),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_tiers_are_read_from_where_they_lie(
+    engine: Engine,
+    rows: list[int],
+    row_bytes: int,
+    replicated: int,
+    spread: int,
+    num_gpus: int,
+    scored: bool,
+    path: Path,
+    distinct_share: float,
+    dtype: torch.dtype,
+) -> None:
+    """Each tier holds other bytes here, so the place that was read shows."""
+    made = request_of([0], 100, row_bytes)
+    order = torch.randperm(100) if scored else torch.arange(100)
+    heat = torch.empty(100, dtype=torch.int32)
+    heat[order] = torch.arange(100, dtype=torch.int32)
+    local = made.table[order[:replicated]] ^ 0x55
+    dealt = order[replicated : replicated + spread]
+    shares = tuple(made.table[dealt[g::num_gpus]] ^ 0xAA for g in range(num_gpus))
+    expected = made.table.clone()
+    expected[order[:replicated]] ^= 0x55
+    expected[dealt] ^= 0xAA
+    index = torch.tensor(rows, dtype=dtype)
+    request = Request(
+        table=made.table,
+        index=index,
+        out=torch.full((len(rows), row_bytes), 7, dtype=torch.uint8),
+        wraps=True,
+        tiers=Tiers(heat=heat if scored else None, local=local, shares=shares),
+    )
+    engine.gather(request, path, distinct_share=distinct_share)
+    assert torch.equal(request.out, expected[index.long()])
+    engine.check()

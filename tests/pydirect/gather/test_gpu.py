@@ -7,6 +7,7 @@ import torch
 
 from pydirect import gather, memory
 from pydirect.gather.front import front_of
+from pydirect.gather.request import as_request
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +39,7 @@ def test_repeats_are_found_and_read_once() -> None:
     for _ in range(20):
         out = gather.index_select(table, index, path="sorted")
         torch.cuda.synchronize()
-    look = front_of(torch.device("cuda", 0))._survey.look(table, index)
+    look = front_of(torch.device("cuda", 0)).survey.look(as_request(table, index, out))
     assert look.distinct_share < 0.01
     assert torch.equal(out.cpu(), table[index.cpu()])
 

@@ -52,3 +52,44 @@ def test_feature_store(pyg: ModuleType) -> None:
         store.put_tensor(x, group_name="a", attr_name="x", index=torch.tensor([0]))
     assert store.remove_tensor(group_name="paper", attr_name="x", index=None)
     assert store.get_all_tensor_attrs() == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tiered", [False, True])
+def test_rows_are_attached_to_batches_of_a_loader(
+    pyg: ModuleType, tiered: bool
+) -> None:
+    from torch_geometric.loader import NeighborLoader
+
+    from pydirect.integrations.pyg import AttachRows
+    from pydirect.memory import pin
+    from pydirect.tiering import TieredTable
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = pin(torch.randn(50, 6))
+    table = features
+    if tiered:
+        table = TieredTable(
+            features, torch.rand(50), device=device, budget_bytes=10 * 24
+        )
+    edges = torch.randint(0, 50, (2, 300))
+    data = pyg.data.Data(edge_index=edges, num_nodes=50)
+    seeds = {"input_nodes": torch.arange(20), "batch_size": 8}
+    try:
+        loader = NeighborLoader(
+            data, [4, 3], transform=AttachRows(table, device), **seeds
+        )
+    except ImportError:
+        pytest.skip("PyG's loaders need pyg-lib or torch-sparse")
+    try:
+        for batch in loader:
+            assert batch.x.device.type == device.type
+            assert torch.equal(batch.x.cpu(), features[batch.n_id])
+    except ImportError:
+        pytest.skip("PyG's loaders need pyg-lib or torch-sparse")
+    hetero = pyg.data.HeteroData()
+    hetero["paper"].n_id = torch.tensor([3, 1])
+    attach = AttachRows(table, device, name="f", node_type="paper")
+    assert torch.equal(attach(hetero)["paper"].f.cpu(), features[[3, 1]])
+    with pytest.raises(ValueError, match="n_id"):
+        attach(pyg.data.HeteroData(paper={}))

@@ -5,20 +5,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pydirect.memory import pin
 from pydirect.sampling import Graph, NeighborSampler
 from pydirect.tiering import (
-    HotRows,
+    Score,
     Tier,
     TieredFetch,
+    TieredTable,
     TierPlan,
     degree_score,
+    free_budget_bytes,
     hit_ratio,
     plan_tiers,
     reorder_by,
     reverse_pagerank,
+    score_nodes,
+    share_of,
     weighted_reverse_pagerank,
 )
 
+CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -170,22 +176,94 @@ def test_plans_are_checked() -> None:
 
 
 @pytest.mark.parametrize("near", [0, 3, 20])
-def test_hot_rows_equal_the_table(near: int) -> None:
-    table = torch.arange(60.0).reshape(20, 3)
-    hot = HotRows(table, torch.arange(20.0), near * 12, DEVICE)
-    assert hot.num_near == near
-    index = torch.tensor([0, 19, 5, 19, 18, 0, 17])
-    got = hot.index_select(index.to(DEVICE))
-    assert torch.equal(got.cpu(), table[index])
-    want_near = {0: 0, 3: 4, 20: 7}[near]
-    assert (hot.counters.near_rows, hot.counters.host_rows) == (
-        want_near,
-        7 - want_near,
+@pytest.mark.parametrize("spread", [0, 5])
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_tiered_table_equals_the_table(near: int, spread: int, scored: bool) -> None:
+    table = pin(torch.randn(20, 3, generator=torch.Generator().manual_seed(near)))
+    score = torch.rand(20) if scored else None
+    plan = plan_tiers(
+        20, 12, replicated_bytes=near * 12, spread_bytes=spread * 12, num_gpus=2
     )
-    out = torch.empty(7, 3, device=DEVICE)
-    assert hot.index_select(index.to(DEVICE), out=out) is out
-    fetched = TieredFetch(hot, DEVICE).rows(index, 0)
-    assert torch.equal(fetched.cpu(), table[index])
-    assert hot.counters.hit_ratio == want_near / 7
+    shares = tuple(
+        share_of(table, score, plan, gpu, DEVICE)
+        for gpu in range(2 if plan.spread_rows else 0)
+    )
+    tiered = TieredTable(table, score, device=DEVICE, plan=plan, shares=shares)
+    assert tiered.num_near == min(20, near + 2 * spread)
+    assert tiered.hit_ratio() == 0.0
+    index = torch.randint(0, 20, (200,))
+    got = tiered.index_select(index.to(DEVICE))
+    assert torch.equal(got.cpu(), table[index])
+    order = torch.arange(20) if score is None else score.argsort(descending=True)
+    hot = torch.isin(index, order[: tiered.num_near])
+    assert tiered.hit_ratio() == pytest.approx(float(hot.float().mean()))
+    out = torch.empty(200, 3, device=DEVICE)
+    assert tiered.index_select(index.to(DEVICE), out=out, max_sms=1) is out
+    fetch = TieredFetch(tiered, num_slots=2)
+    for slot, length in ((0, 3), (1, 100), (0, 50)):
+        rows = fetch.rows(index[:length], slot)
+        assert torch.equal(rows.cpu(), table[index[:length]])
+
+
+def test_copies_are_what_is_read_and_follow_when_they_are_told() -> None:
+    table = pin(torch.zeros(20, 3))
+    score = torch.arange(20.0)
+    tiered = TieredTable(table, score, device=DEVICE, budget_bytes=5 * 12)
+    table.fill_(1)
+    every = torch.arange(20, device=DEVICE)
+    near = tiered.index_select(every).cpu()[:, 0] == 0
+    assert near.nonzero().flatten().tolist() == [15, 16, 17, 18, 19], "copies are read"
+    tiered.refresh(torch.tensor([3, 17, 17, 19]))
+    near = tiered.index_select(every).cpu()[:, 0] == 0
+    assert near.nonzero().flatten().tolist() == [15, 16, 18]
+    tiered.refresh()
+    assert tiered.index_select(every).eq(1).all()
+
+
+def test_bad_tiers_are_refused() -> None:
+    table = torch.zeros(20, 3)
     with pytest.raises(ValueError, match="each of 20 rows, got 3"):
-        HotRows(table, torch.ones(3), 100, DEVICE)
+        TieredTable(table, torch.ones(3), device=DEVICE)
+    plan = plan_tiers(20, 12, replicated_bytes=0, spread_bytes=36, num_gpus=2)
+    with pytest.raises(ValueError, match=r"expects \[3, 3\] rows on 2 GPUs.*got \[1\]"):
+        TieredTable(table, None, device=DEVICE, plan=plan, shares=(table[:1],))
+    shares = (table[:3], table[:3])
+    tiered = TieredTable(table, None, device=CPU, plan=plan, shares=shares)
+    with pytest.raises(ValueError, match="share_of"):
+        tiered.refresh()
+    small = plan_tiers(4, 12, replicated_bytes=0)
+    with pytest.raises(ValueError, match="one of 20 rows, got one of 4"):
+        TieredTable(table, None, device=DEVICE, plan=small)
+    whole = plan_tiers(20, 12, replicated_bytes=0)
+    with pytest.raises(ValueError, match="spreads no rows"):
+        TieredTable(table, None, device=DEVICE, plan=whole, shares=shares)
+
+
+def test_the_budget_is_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth stays, and what PyTorch holds unused counts as free."""
+    gpu = torch.device("cuda", 0)
+    assert free_budget_bytes(CPU) == 0
+    state = {"mem_get_info": (50, 100), "memory_reserved": 30, "memory_allocated": 20}
+    state["get_per_process_memory_fraction"] = 1.0
+    for name, value in state.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_budget_bytes(gpu) == 50 + 10 - 20
+    assert free_budget_bytes(gpu, reserve_bytes=45) == 15
+    assert free_budget_bytes(gpu, reserve_bytes=500) == 0
+    limited = lambda device: 0.5  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", limited)
+    assert free_budget_bytes(gpu) == 50 - 20 - 10, "a limit of the process holds"
+
+
+def test_scores_by_name() -> None:
+    graph = random_graph(50, 300)
+    train = torch.tensor([3, 4])
+    expected = {
+        Score.DEGREE: degree_score(graph),
+        Score.REVERSE_PAGERANK: reverse_pagerank(graph, num_iterations=2),
+        Score.WEIGHTED_REVERSE_PAGERANK: weighted_reverse_pagerank(
+            graph, train, num_iterations=2
+        ),
+    }
+    for kind, score in expected.items():
+        assert torch.equal(score_nodes(kind, graph, train, 2), score)
