@@ -9,7 +9,6 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
-from torch import distributed
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.settings import Precision, RunSettings
@@ -41,8 +40,9 @@ def import_deepspeed() -> Any:
 
 
 def start(deepspeed: Any) -> None:
-    """Join the process group; a second call finds it there."""
-    if distributed.is_initialized():
+    """Join the process group, or take the one that is there; a second call does
+    nothing."""
+    if deepspeed.comm.is_initialized():
         return
     if torch.cuda.is_available():
         deepspeed.init_distributed(dist_backend="nccl")

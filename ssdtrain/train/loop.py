@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig
+from ssdtrain.errors import ConfigError
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
 from ssdtrain.train.disk import Written, written
@@ -26,6 +27,7 @@ from ssdtrain.train.memory import (
 )
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.runner import Runner, Workload
+from ssdtrain.train.stop import Stop, StoppedError
 
 _CHECKSUM_CHUNK = 2**24
 """Bytes of weights widened to int64 at once."""
@@ -123,8 +125,17 @@ def make_directories(workload: Workload) -> None:
 class Loop:
     """Steps of one leg and what is recorded about them."""
 
-    def __init__(self, workload: Workload, runner: Runner, sinks: Sinks | None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        runner: Runner,
+        sinks: Sinks | None,
+        stop: Stop | None = None,
+    ) -> None:
         self._workload = workload
+        self._stop = Stop() if stop is None else stop
+        self._saved_step = 0
+        """The step that the newest checkpoint goes on with; 0: there is none."""
         self._runner = runner
         self._sinks = sinks
         self._losses: list[float] = []
@@ -138,6 +149,12 @@ class Loop:
         settings = self._workload.settings.train
         resume = settings.resume
         first = self._runner.load(resume) if resume else 0
+        self._saved_step = first
+        if first >= settings.steps:
+            raise ConfigError(
+                f"the checkpoint has all {settings.steps} steps behind it; set "
+                f"train.steps above {first} to go on."
+            )
         session = attach(self._runner, self._workload) if leg is Leg.WITH else None
         watch = _watch(session)
         before = written(self._directories)
@@ -146,6 +163,7 @@ class Loop:
             for step in range(first, settings.steps):
                 self._step(leg, step, watch, session)
                 saved = self._checkpoint(leg, step, saved)
+                self._stop_if_asked(leg, step)
             done = written(self._directories).since(before).since(saved)
             reports = () if session is None else tuple(session.steps)
             spans = () if session is None else tuple(session.trace.spans())
@@ -184,16 +202,32 @@ class Loop:
 
     def _checkpoint(self, leg: Leg, step: int, saved: Written) -> Written:
         """Save where it is due; returns what was written for checkpoints so far."""
-        settings = self._workload.settings
-        every = settings.train.checkpoint_every
-        alone = not (settings.train.compare and settings.offload)
-        if not every or (step + 1) % every or not (leg is Leg.WITH or alone):
+        every = self._workload.settings.train.checkpoint_every
+        if not self._is_saved(leg) or (step + 1) % every:
             return saved
         before = written(self._directories)
-        directory = str(Path(settings.run_directory) / "checkpoints")
-        self._runner.save(directory, step + 1)
+        self._save(step + 1)
         cost = written(self._directories).since(before)
         return Written(*(_plus(a, b) for a, b in zip(saved, cost, strict=True)))
+
+    def _is_saved(self, leg: Leg) -> bool:
+        """Whether this run writes checkpoints; of a comparison only the second does."""
+        settings = self._workload.settings
+        alone = not (settings.train.compare and settings.offload)
+        return settings.train.checkpoint_every > 0 and (leg is Leg.WITH or alone)
+
+    def _save(self, next_step: int) -> None:
+        directory = Path(self._workload.settings.run_directory) / "checkpoints"
+        self._runner.save(str(directory), next_step)
+        self._saved_step = next_step
+
+    def _stop_if_asked(self, leg: Leg, step: int) -> None:
+        signum = self._stop.agreed(self._workload.ranks)
+        if not signum:
+            return
+        if self._is_saved(leg) and self._saved_step != step + 1:
+            self._save(step + 1)
+        raise StoppedError(signum, leg.value, step + 1, self._saved_step > 0)
 
     def _peak(self, reports: tuple[Any, ...]) -> int:
         peaks = [

@@ -7,6 +7,11 @@ from typing import Any
 import torch
 from torch import distributed
 
+RUN_DIRECTORY = "SSDTRAIN_RUN_DIRECTORY"
+"""Environment: the run's directory, from the process that started the ranks."""
+PARENT = "SSDTRAIN_PARENT"
+"""Environment: that process."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -18,6 +23,8 @@ class Ranks:
     local_size: int
     launched: bool
     """True when a launcher (deepspeed, torchrun, slurm wrapper) started us."""
+    run_directory: str | None = None
+    """What `ssdtrain train` chose when it started the ranks itself."""
 
     @classmethod
     def from_environment(cls) -> "Ranks":
@@ -31,12 +38,33 @@ class Ranks:
             local_rank=int(env.get("LOCAL_RANK", "0")),
             local_size=int(local_size or world_size),
             launched="RANK" in env,
+            run_directory=env.get(RUN_DIRECTORY),
         )
 
     @property
     def is_first(self) -> bool:
         """Whether this process prints and writes the shared files."""
         return self.rank == 0
+
+    def join(self) -> None:
+        """Join the process group of the launcher's environment, once."""
+        if self.world_size > 1 and not distributed.is_initialized():
+            on_gpu = torch.cuda.is_available()
+            if on_gpu:
+                torch.cuda.set_device(self.device())
+            distributed.init_process_group("nccl" if on_gpu else "gloo")
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's `value` on every rank (any picklable)."""
+        return self.gather(value)[0]
+
+    def largest(self, value: int) -> int:
+        """The largest of all ranks' values, on every rank."""
+        if self.world_size == 1:
+            return value
+        shared = torch.tensor(value, device=self.device())
+        distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+        return int(shared)
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, in rank order, on every rank (any picklable)."""

@@ -6,6 +6,7 @@ is not a field here fails with Hydra's own message.
 
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ssdtrain.config import OffloadConfig
@@ -235,7 +236,8 @@ class TrainSettings:
     checkpoint_every: int = 0
     """Save a checkpoint every this many steps; 0: never."""
     resume: str | None = None
-    """The `checkpoints` directory of an earlier run to go on from."""
+    """A `checkpoints` directory to start from, in a run of its own; `resume=RUN`
+    goes on with a run instead."""
     tensorboard: bool = True
     """Write TensorBoard events beside the JSON lines."""
 
@@ -246,6 +248,11 @@ class TrainSettings:
             object.__setattr__(self, name, value)
         for name in ("steps", "micro_batch_size", "num_micro_batches"):
             at_least(f"train.{name}", getattr(self, name), 1)
+        if self.resume is not None and not Path(self.resume).expanduser().is_dir():
+            raise ConfigError(
+                "train.resume expects the checkpoints directory of a run, got "
+                f"{self.resume!r}; resume=latest goes on with the newest run."
+            )
         for name in ("warmup_steps", "checkpoint_every", "gradient_clipping", "seed"):
             at_least(f"train.{name}", getattr(self, name), 0)
 
@@ -263,6 +270,8 @@ class RunSettings:
     parallel: Parallel
     offload: dict[str, Any]
     """Settings of `ssdtrain.offload`; empty: ssdtrain stays out (`offload=none`)."""
+    progress: bool = True
+    """Show how far the run is."""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> "RunSettings":
@@ -276,13 +285,14 @@ class RunSettings:
             # Here, and not when it is attached: that is after the run without it.
             OffloadConfig.from_mapping(offload)
         return cls(
-            run_directory=str(values.get("run_directory", "runs/latest")),
+            run_directory=str(values.get("run_directory") or "runs/latest"),
             model=_group(ModelSettings, "model", values),
             host=_group(HostSettings, "host", values),
             data=_group(DataSettings, "data", values),
             train=_group(TrainSettings, "train", values),
             parallel=_group(Parallel, "parallel", {"parallel": {}, **values}),
             offload=offload,
+            progress=bool(values.get("progress", True)),
         )
 
 

@@ -27,6 +27,7 @@ from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import HostKind, RunSettings
+from ssdtrain.train.stop import Stop, StoppedError
 from ssdtrain.train.zero import ZeroRunner
 
 SUMMED = (
@@ -89,8 +90,14 @@ class Trainer:
         with deterministic(self.settings.train.deterministic):
             workload = self._workload(ranks)
             make_directories(workload)  # refused before the run without ssdtrain
-            with self._sinks(ranks) as sinks:
-                legs = [self._leg(workload, leg, sinks) for leg in self._legs()]
+            with self._sinks(ranks) as sinks, Stop() as stop:
+                try:
+                    legs = [
+                        self._leg(workload, leg, sinks, stop) for leg in self._legs()
+                    ]
+                except StoppedError:
+                    ranks.leave()  # all stopped behind the same step
+                    raise
             gathered = ranks.gather(legs)
             ranks.leave()
         by_leg = {leg.leg: [row[i] for row in gathered] for i, leg in enumerate(legs)}
@@ -125,10 +132,12 @@ class Trainer:
             directory, self.settings.train.steps, self.settings.train.tensorboard
         )
 
-    def _leg(self, workload: Workload, leg: Leg, sinks: Sinks | None) -> LegResult:
+    def _leg(
+        self, workload: Workload, leg: Leg, sinks: Sinks | None, stop: Stop
+    ) -> LegResult:
         runner = runner_of(workload)
         try:
-            return Loop(workload, runner, sinks).run(leg)
+            return Loop(workload, runner, sinks, stop).run(leg)
         finally:
             runner.close()
             del runner

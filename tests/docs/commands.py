@@ -10,7 +10,8 @@ from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 
-from ssdtrain.cli import build_parser, build_trainer
+from ssdtrain.cli import build_parser
+from ssdtrain.cli.train import build_trainer
 from ssdtrain.train.compose import compose_config
 from tests.docs.pages import ROOT
 

@@ -1,0 +1,332 @@
+"""`ssdtrain train`: a composed config in, a run directory out."""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from ssdtrain.counters import Span
+from ssdtrain.errors import ConfigError
+from ssdtrain.report.memory import draw
+from ssdtrain.report.table import render
+from ssdtrain.report.trace import write_trace
+
+HELP = "train, and compare with the same run without ssdtrain"
+EXAMPLES = """examples:
+  ssdtrain train                                      a laptop's GPT, two ranks, SSD
+  ssdtrain train host=plain offload=host              one process, pinned host memory
+  ssdtrain train size=small offload.directory=/mnt/nvme0 train.steps=100
+  ssdtrain train --config my.yaml                     your own root config
+  ssdtrain train --cfg job model=bert                 show the composed config
+  ssdtrain train -m offload=host,ssd model=gpt,bert   a run for each combination
+  ssdtrain train resume=latest train.steps=200        go on from its checkpoint
+
+Every run has a directory below runs/; runs/latest is a link to the newest. Ctrl-C
+finishes the step and, with train.checkpoint_every, writes a checkpoint.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--config",
+        default="ssdtrain.yaml",
+        metavar="FILE",
+        help="a YAML file, or the name of a packaged one (default: ssdtrain.yaml)",
+    )
+    parser.add_argument(
+        "--cfg",
+        choices=["job"],
+        help="print the composed config as YAML and stop",
+    )
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="one run for each combination of key=a,b values",
+    )
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress, only the result"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print result.json instead of a table"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="Hydra overrides"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose, then train, show the config or sweep; the exit status.
+
+    Raises:
+        ConfigError: a setting can never work.
+    """
+    if args.multirun:
+        from ssdtrain.cli.sweep import sweep
+
+        return sweep(args)
+    config, earlier = _composed(args)
+    if args.cfg:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config), end="")
+        return 0
+    return _Run(args, config, earlier).run()
+
+
+def compose(name: str, overrides: Sequence[str]) -> Any:
+    """The composed config.
+
+    Raises:
+        ConfigError: Hydra refuses it; its message and the nearest name.
+    """
+    from hydra.errors import HydraException
+
+    from ssdtrain.train.compose import compose_config, explained
+
+    try:
+        return compose_config(name, overrides)
+    except HydraException as error:
+        raise ConfigError(explained(error, name, overrides)) from error
+
+
+def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
+    """The config, and the directory of the run that it goes on with."""
+    from ssdtrain.train import runs
+
+    config = compose(args.config, args.overrides)
+    if config.get("resume") is None:
+        return config, None
+    earlier = runs.find(str(config.resume))
+    record = runs.read_record(earlier)
+    if record is None:
+        raise ConfigError(f"resume={config.resume}: {earlier} has no {runs.RECORD}")
+    began = parse(record["words"][1:])
+    words = runs.merged_words(began.overrides, args.overrides)
+    config = compose(began.config, words)
+    config.run_directory = str(earlier)
+    if "resume" in config.trainer:  # a graph trainer goes on in its own directory
+        config.trainer.resume = True
+    elif config.trainer._target_.startswith("ssdtrain."):
+        checkpoints = earlier / runs.CHECKPOINTS
+        if not checkpoints.is_dir():
+            raise ConfigError(
+                f"{earlier} has no checkpoint to go on from; a run writes them with "
+                "train.checkpoint_every=N."
+            )
+        config.train.resume = str(checkpoints)
+    runs.refuse_other(earlier, config)
+    return config, earlier
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The words behind `train`, options and overrides in any order."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_intermixed_args(words)
+
+
+def build_trainer(config: Any) -> Any:
+    """The trainer that `trainer._target_` names.
+
+    A class with `from_config` is given the whole config as plain values; any other is
+    instantiated by Hydra from the keys beside `_target_`. It offers `run()`.
+
+    Raises:
+        ConfigError: it cannot be built; the text names what is missing.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import get_class, instantiate
+
+    from ssdtrain.train.compose import values_of
+
+    values = values_of(config)
+    trainer = values.get("trainer")
+    target = trainer.get("_target_") if isinstance(trainer, Mapping) else None
+    if target is None:
+        raise ConfigError(
+            "the config names no trainer; add `- ssdtrain` to its defaults list, or "
+            "trainer._target_."
+        )
+    try:
+        kind = get_class(str(target))
+        if hasattr(kind, "from_config"):
+            return kind.from_config(values)
+        return instantiate(config.trainer)
+    except (InstantiationException, ImportError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(_why_not_built(error)) from error
+
+
+def _why_not_built(error: BaseException) -> str:
+    """One line: the innermost cause, and the extra that brings a missing module."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    missing = next((c for c in causes if isinstance(c, ModuleNotFoundError)), None)
+    if missing is None:
+        where = str(error).splitlines()[-1]  # Hydra names the key there
+        return f"{causes[-1]} ({where})" if causes[-1] is not error else str(error)
+    name = (missing.name or "").partition(".")[0]
+    extra = _EXTRAS.get(name)
+    how = f"pip install 'ssdtrain[{extra}]'" if extra else f"pip install {name}"
+    return f"this needs {name}, which is not installed: {how}"
+
+
+_EXTRAS = {
+    "torch_geometric": "gnn",
+    "scipy": "gnn",
+    "triton": "gnn",
+    "deepspeed": "deepspeed",
+    "megatron": "megatron",
+    "transformers": "train",
+    "tensorboard": "train",
+    "matplotlib": "train",
+    "kvikio": "gds",
+}
+
+
+class _Run:
+    """One run of one composed config, on this rank or on ranks of its own."""
+
+    def __init__(
+        self, args: argparse.Namespace, config: Any, earlier: Path | None
+    ) -> None:
+        from ssdtrain.train.ranks import Ranks
+
+        self._args = args
+        self._config = config
+        self._resumed = earlier is not None
+        self._ranks = Ranks.from_environment()
+        self._quiet = bool(args.quiet or args.json)
+        if self._quiet:
+            config.progress = False
+
+    def run(self) -> int:
+        """Train and conclude; the exit status."""
+        from ssdtrain.train import runs
+        from ssdtrain.train.launch import end_with_parent, start_ranks
+
+        end_with_parent()
+        path = self._choose_directory()
+        started = False
+        try:
+            self._config.run_directory = str(path)
+            trainer = build_trainer(self._config)
+            to_start = getattr(trainer, "ranks_to_start", int)()
+            started = True
+        finally:
+            if not started:
+                runs.give_up(path)
+        if to_start:
+            if not self._quiet:
+                print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
+            return start_ranks(to_start, self._args.words, str(path))
+        directory = runs.RunDirectory(path, resumed=self._resumed)
+        if not self._ranks.is_first:
+            return self._train(trainer, path)
+        directory.open(self._config, self._args.words)
+        status = "failed"
+        try:
+            with directory.logged():
+                code = self._train(trainer, path)
+            status = {0: "finished", 1: "verdict failed"}.get(code, "stopped")
+            return code
+        except KeyboardInterrupt:
+            status = "stopped"
+            raise
+        finally:
+            directory.close(status)
+
+    def _choose_directory(self) -> Path:
+        """The same on every rank: given, chosen by who started us, or by the first."""
+        from ssdtrain.train import runs
+
+        if self._ranks.run_directory is not None:
+            return Path(self._ranks.run_directory)
+        given = self._config.get("run_directory")
+        if given is not None:
+            path = Path(given).expanduser()
+            if not self._resumed and self._ranks.is_first:
+                runs.refuse_used(path)
+            return path
+        if self._ranks.world_size == 1:
+            return runs.new_path(self._label())
+        self._ranks.join()
+        first = self._ranks.is_first
+        mine = str(runs.new_path(self._label())) if first else None
+        return Path(self._ranks.from_first(mine))
+
+    def _label(self) -> str:
+        config = self._config
+        if config.get("name"):
+            return str(config.name)
+        chosen = [w.split("=")[1] for w in self._args.overrides if w.startswith("gnn=")]
+        if chosen:
+            return str(chosen[-1])
+        model = config.get("model", {}).get("family", "run")
+        return f"{model}-{(config.get('offload') or {}).get('target', 'none')}"
+
+    def _train(self, trainer: Any, path: Path) -> int:
+        from ssdtrain.train.stop import StoppedError
+
+        before = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            result = trainer.run()
+        except StoppedError as stopped:
+            self._say_how_to_go_on(stopped, path)
+            return 128 + stopped.signum
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return 0 if result is None else self._conclude(result, path)
+
+    def _say_how_to_go_on(self, stopped: Any, path: Path) -> None:
+        if not self._ranks.is_first:
+            return
+        how = f"go on with: ssdtrain train resume={path}"
+        if not stopped.checkpoint:
+            how = "no checkpoint was due (train.checkpoint_every), so it starts anew"
+        print(f"ssdtrain: {stopped}; {how}", file=sys.stderr)
+
+    def _conclude(self, result: Mapping[str, Any], directory: Path) -> int:
+        """Write and show what happened, on the first rank; the status is
+        everybody's."""
+        if self._ranks.is_first:
+            directory.mkdir(parents=True, exist_ok=True)
+            values = dict(result)
+            recorded = values.pop("recorded", None)
+            text = json.dumps(values, indent=1)
+            (directory / "result.json").write_text(text + "\n", encoding="utf-8")
+            if recorded is not None:
+                _draw(recorded, values["peak_of"], directory)
+            if self._args.json:
+                print(text)
+            else:
+                if recorded is not None:
+                    Console().print(render(values))
+                print(f"written to {directory}")
+        return 0 if result.get("ok", True) else 1
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
+    """The pictures: memory over a step, and the time line if one was recorded."""
+    memory = json.dumps(recorded["memory"])
+    (directory / "memory.json").write_text(memory, encoding="utf-8")
+    draw(recorded["memory"], what, directory / "memory.png")
+    ranks = [[Span(*span) for span in spans] for spans in recorded["spans"]]
+    if any(ranks):
+        write_trace(ranks, directory / "trace.json")

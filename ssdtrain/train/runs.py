@@ -1,0 +1,280 @@
+"""A run's directory: its name, what is recorded about it, and how it is gone on from.
+
+runs/2026-11-22T18-59-07-gpt-ssd/
+    config.yaml       the composed config, interpolations resolved
+    run.json          command, versions, git state, machine, status
+    log.txt           what ssdtrain logged
+    metrics.jsonl     one line a step (resumed runs append)
+    result.json       the verdict and the table's figures
+    checkpoints/      where `train.checkpoint_every` or an interrupt wrote one
+runs/latest           a link to the newest
+"""
+
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ssdtrain.errors import ConfigError
+
+RUNS = Path("runs")
+LATEST = "latest"
+CONFIG = "config.yaml"
+RECORD = "run.json"
+LOG = "log.txt"
+CHECKPOINTS = "checkpoints"
+PACKAGES = ("ssdtrain", "torch", "transformers", "deepspeed", "megatron-core", "triton")
+# What may differ between a run and its continuation: gradients do not depend on it.
+FREE = (
+    "data.cache_directory",
+    "name",
+    "offload",
+    "resume",
+    "run_directory",
+    "train.checkpoint_every",
+    "train.compare",
+    "train.resume",
+    "train.steps",
+    "train.tensorboard",
+    "trainer.epochs",
+    "trainer.optimizer.num_epochs",
+    "trainer.progress",
+    "trainer.resume",
+    "trainer.run.checkpoint_epochs",
+    "trainer.run.output_directory",
+    "trainer.run.progress",
+    "trainer.run_directory",
+)
+
+
+class RunDirectory:
+    """One run's files. Nothing is written before `open`."""
+
+    def __init__(self, path: Path, *, resumed: bool) -> None:
+        self.path = path
+        self.resumed = resumed
+        """Whether the run goes on in a directory that holds its beginning."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go."""
+        return self.path / CHECKPOINTS
+
+    def open(self, config: DictConfig, words: Sequence[str]) -> None:
+        """Record what is run, and let `latest` point to it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.resumed:
+            text = OmegaConf.to_yaml(config, resolve=True)
+            (self.path / CONFIG).write_text(text, encoding="utf-8")
+        record = {
+            "command": ["ssdtrain", *words],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "status": "running",
+            "resumed": self.resumed,
+            **facts(),
+        }
+        earlier = read_record(self.path) if self.resumed else None
+        if earlier is not None:
+            before = earlier.pop("earlier", [])
+            record = {
+                **record,
+                "words": earlier["words"],
+                "earlier": [*before, earlier],
+            }
+        else:
+            record["words"] = list(words)
+        self._write(record)
+        _link_latest(self.path)
+
+    def close(self, status: str) -> None:
+        """Record how the run ended."""
+        record = read_record(self.path)
+        if record is not None:
+            ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._write({**record, "status": status, "ended": ended})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        partial = self.path / f"{RECORD}.partial"
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.path / RECORD)
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Append what ssdtrain logs, and warnings, to the run's log."""
+        handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+        layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(layout))
+        logger = logging.getLogger("ssdtrain")
+        level = logger.level
+        logger.addHandler(handler)
+        logger.setLevel(min(level, logging.INFO) or logging.INFO)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def new_path(label: str) -> Path:
+    """Make the directory of a new run below `runs`; its name is time and label."""
+    stem = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{label}"
+    RUNS.mkdir(exist_ok=True)
+    for number in range(1, 1000):
+        path = RUNS / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise ConfigError(f"{RUNS / stem} exists a thousand times; set run_directory")
+
+
+def give_up(path: Path) -> None:
+    """Remove the directory of a run that could not start, if it is still empty."""
+    try:
+        path.rmdir()
+    except OSError:
+        return
+
+
+def refuse_used(path: Path) -> None:
+    """Raise ConfigError if a directory that the user named holds a run already."""
+    if (path / RECORD).exists():
+        raise ConfigError(
+            f"run_directory={path} holds a run already; set resume={path} to go on "
+            "with it, or another run_directory."
+        )
+
+
+def find(name: str) -> Path:
+    """The run that `resume=name` means: a path, or a name below `runs`.
+
+    Raises:
+        ConfigError: there is none; the text lists the newest.
+    """
+    given = Path(name).expanduser()
+    for path in (given, RUNS / name):
+        if (path / CONFIG).is_file() and (path / RECORD).is_file():
+            # `latest` may point elsewhere tomorrow; the rest stays as it was given.
+            return path.parent / os.readlink(path) if path.is_symlink() else path
+    known = sorted((p.parent.name for p in RUNS.glob(f"*/{RECORD}")), reverse=True)
+    newest = ", ".join(n for n in known if n != LATEST)[:300] or "none"
+    raise ConfigError(f"resume={name}: no such run; there are below {RUNS}: {newest}")
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """What `run.json` says; None without it.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        text = (path / RECORD).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path / RECORD} is damaged ({error})") from error
+    if not isinstance(values, dict) or not isinstance(values.get("words"), list):
+        raise ConfigError(f"{path / RECORD} is damaged: it names no command")
+    return values
+
+
+def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
+    """The overrides of a run with those of its continuation over them."""
+    replaced = {_key(word) for word in now}
+    return [*(word for word in earlier if _key(word) not in replaced), *now]
+
+
+def _key(override: str) -> str:
+    return override.split("=")[0].lstrip("+~")
+
+
+def refuse_other(path: Path, config: DictConfig) -> None:
+    """Raise ConfigError unless `config` may go on from the run in `path`: what decides
+    the result must be what it was. Nothing has been written by then."""
+    there = _flat(OmegaConf.to_container(OmegaConf.load(path / CONFIG)))
+    here = _flat(OmegaConf.to_container(config, resolve=True))
+    differing = [
+        f"{key}: {there.get(key, 'not set')} in the run, {here.get(key, 'not set')} now"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key) and not _is_free(key)
+    ]
+    if differing:
+        listed = "\n  ".join(differing)
+        raise ConfigError(
+            f"{path} cannot be resumed with other settings:\n  {listed}\n"
+            "leave these out, or start a new run."
+        )
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found.update(_flat(value, f"{prefix}{key}."))
+    return found
+
+
+def facts() -> dict[str, Any]:
+    """Versions, git state and machine, as plain values."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "git": _git(),
+        "machine": platform.node(),
+        "python": sys.executable,
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory and whether files differ; None outside git."""
+    if shutil.which("git") is None:
+        return None
+    try:
+        commit, status = (
+            subprocess.run(
+                ["git", *words], capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+            for words in (
+                ("rev-parse", "HEAD"),
+                ("status", "--porcelain", "--untracked-files=no"),
+            )
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.strip(), "changed": bool(status.strip())}
+
+
+def _link_latest(path: Path) -> None:
+    """Point `runs/latest` at a run below `runs`."""
+    if path.parent != RUNS:
+        return
+    link, fresh = RUNS / LATEST, RUNS / f".{LATEST}-{os.getpid()}"
+    if link.is_dir() and not link.is_symlink():
+        return  # somebody's directory
+    fresh.symlink_to(path.name)
+    fresh.replace(link)
