@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
 
         print(OmegaConf.to_yaml(config), end="")
         return 0
-    return _Run(args, config, earlier).run()
+    if not args.json:
+        return _Run(args, config, earlier).run()
+    with redirect_stdout(sys.stderr):  # libraries print, too
+        return _Run(args, config, earlier).run()
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
@@ -103,6 +107,7 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
     """The config, and the directory of the run that it goes on with."""
     from ssdtrain.train import runs
 
+    args.overrides = [_resolved(word) for word in args.overrides]
     config = compose(args.config, args.overrides)
     if config.get("resume") is None:
         return config, None
@@ -126,6 +131,15 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
         config.train.resume = str(checkpoints)
     runs.refuse_other(earlier, config)
     return config, earlier
+
+
+def _resolved(override: str) -> str:
+    """A checkpoint behind `runs/latest`, which this run is about to point to itself,
+    by the name that stays."""
+    key, _, value = override.partition("=")
+    if key != "train.resume" or not value or not Path(value).expanduser().is_dir():
+        return override
+    return f"{key}='{Path(value).expanduser().resolve()}'"
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -231,7 +245,7 @@ class _Run:
         if to_start:
             if not self._quiet:
                 print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
-            return start_ranks(to_start, self._args.words, str(path))
+            return start_ranks(to_start, self._words(), str(path))
         directory = runs.RunDirectory(path, resumed=self._resumed)
         if not self._ranks.is_first:
             return self._train(trainer, path)
@@ -247,6 +261,10 @@ class _Run:
             raise
         finally:
             directory.close(status)
+
+    def _words(self) -> list[str]:
+        """The command line for ranks of this run."""
+        return [_resolved(word) for word in self._args.words]
 
     def _choose_directory(self) -> Path:
         """The same on every rank: given, chosen by who started us, or by the first."""
@@ -310,7 +328,7 @@ class _Run:
             if recorded is not None:
                 _draw(recorded, values["peak_of"], directory)
             if self._args.json:
-                print(text)
+                print(text, file=sys.__stdout__, flush=True)
             else:
                 if recorded is not None:
                     Console().print(render(values))
@@ -326,7 +344,9 @@ def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
     """The pictures: memory over a step, and the time line if one was recorded."""
     memory = json.dumps(recorded["memory"])
     (directory / "memory.json").write_text(memory, encoding="utf-8")
-    draw(recorded["memory"], what, directory / "memory.png")
+    title = f"memory over step {recorded['step']} (the last), rank {recorded['rank']}"
+    path, peaks = directory / "memory.png", recorded["peak_bytes"]
+    draw(recorded["memory"], what, path, title=title, peaks=peaks)
     ranks = [[Span(*span) for span in spans] for spans in recorded["spans"]]
     if any(ranks):
         write_trace(ranks, directory / "trace.json")

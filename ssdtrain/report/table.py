@@ -39,9 +39,14 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
         _both("last loss", pair, lambda leg: f"{leg['losses'][-1]:.9g}"),
         _both("step", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
         _both(
-            f"activation peak ({result['peak_of']})",
+            f"activation peak, all steps ({result['peak_of']})",
             pair,
             lambda leg: bytes_text(max(leg["peak_bytes"])),
+        ),
+        _both(
+            "activation peak, last step",
+            pair,
+            lambda leg: bytes_text(max(leg["last_peak_bytes"])),
         ),
     ]
     why = result.get("why_nothing_left")
@@ -57,16 +62,21 @@ def _with_notes(
 ) -> list[Row]:
     if None in pair:
         return lines
-    first, last, step, peak = lines
+    first, last, step, peak, last_peak = lines
     equal = result["verdict"]["losses_equal"]
     weights = result["verdict"]["weights_equal"]
-    ratio = max(pair[1]["peak_bytes"]) / max(1, max(pair[0]["peak_bytes"]))
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
         step._replace(note=f"x {result['step_ratio']:.3f}"),
-        peak._replace(note=f"x {ratio:.3f}"),
+        peak._replace(note=_ratio(pair, "peak_bytes")),
+        last_peak._replace(note=_ratio(pair, "last_peak_bytes")),
     ]
+
+
+def _ratio(pair: tuple[Any, Any], key: str) -> str:
+    without, with_ = (max(leg[key]) for leg in pair)
+    return f"x {with_ / without:.3f}" if without else "nothing to compare"
 
 
 def _verdict(good: bool, what: str) -> str:

@@ -3,6 +3,7 @@
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig
+from ssdtrain.counters import StepReport
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
@@ -27,6 +29,7 @@ from ssdtrain.train.memory import (
 )
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.runner import Runner, Workload
+from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
 
 _CHECKSUM_CHUNK = 2**24
@@ -51,8 +54,12 @@ class LegResult:
     """Sum of the final weights' bits (see `weights_checksum`)."""
     peak_bytes: int
     """Highest over all steps; allocated on a GPU, saved tensors on a CPU."""
+    last_peak_bytes: int
+    """Highest in the last step, of the same bytes."""
     course: tuple[Sample, ...]
-    """Memory over the last step."""
+    """Memory over the last step, sampled where nobody counts every change."""
+    explained: str
+    """`Session.explain()` behind the last step; empty without ssdtrain."""
     reports: tuple[dict[str, Any], ...]
     """The session's StepReports, empty without ssdtrain."""
     spans: tuple[tuple[Any, ...], ...]
@@ -141,6 +148,7 @@ class Loop:
         self._losses: list[float] = []
         self._step_ms: list[float] = []
         self._peak_bytes = 0
+        self._last_peak = 0
         self._course: list[Sample] = []
         self._directories = storage_directories(workload)
 
@@ -156,7 +164,7 @@ class Loop:
                 f"train.steps above {first} to go on."
             )
         session = attach(self._runner, self._workload) if leg is Leg.WITH else None
-        watch = _watch(session)
+        watch = _watch(session, least_bytes(self._workload.settings))
         before = written(self._directories)
         saved = Written(0, 0)
         with session or nullcontext():
@@ -167,13 +175,16 @@ class Loop:
             done = written(self._directories).since(before).since(saved)
             reports = () if session is None else tuple(session.steps)
             spans = () if session is None else tuple(session.trace.spans())
+            explained = "" if session is None else session.explain()
         return LegResult(
             leg=leg.value,
             losses=tuple(self._losses),
             step_ms=tuple(self._step_ms),
             weights_checksum=weights_checksum(_module(self._runner)),
             peak_bytes=self._peak(reports),
+            last_peak_bytes=self._peak(reports[-1:]) if reports else self._last_peak,
             course=tuple(self._course),
+            explained=explained,
             reports=tuple(report.as_dict() for report in reports),
             spans=tuple(tuple(span) for span in spans),
             written=done,
@@ -189,6 +200,7 @@ class Loop:
         if session is not None:
             session.trace.add("compute", f"step {step}", start_ns, 0)
         peak, self._course = watch.take()
+        self._last_peak = peak
         self._peak_bytes = max(self._peak_bytes, peak)
         self._losses.append(loss)
         self._step_ms.append(step_ms)
@@ -196,8 +208,11 @@ class Loop:
             return
         values: dict[str, Any] = {"loss": loss, "step_ms": step_ms, "peak_bytes": peak}
         if session is not None and session.last_step is not None:
-            values.update(session.last_step.as_dict())
+            report = session.last_step
+            values.update(report.as_dict())
             values["step"] = step
+            values["peak_bytes"] = _peak_of(report)
+        values["phase"] = "" if session is None else phase_of(session)
         self._sinks.write(leg.value, step, values)
 
     def _checkpoint(self, leg: Leg, step: int, saved: Written) -> Written:
@@ -229,14 +244,30 @@ class Loop:
             self._save(step + 1)
         raise StoppedError(signum, leg.value, step + 1, self._saved_step > 0)
 
-    def _peak(self, reports: tuple[Any, ...]) -> int:
-        peaks = [
-            report.saved_peak_bytes
-            if report.allocated is None
-            else report.allocated.forward_backward_bytes
-            for report in reports
-        ]
+    def _peak(self, reports: Sequence[StepReport]) -> int:
+        peaks = [_peak_of(report) for report in reports]
         return max(peaks) if peaks else self._peak_bytes
+
+
+def _peak_of(report: StepReport) -> int:
+    if report.allocated is None:
+        return report.saved_peak_bytes
+    return report.allocated.forward_backward_bytes
+
+
+def phase_of(session: Session) -> str:
+    """What the session is doing, in a word."""
+    if not session.is_settled:
+        return "observing"
+    return "following" if session.plan is not None else "fixed policy"
+
+
+def least_bytes(settings: RunSettings) -> int:
+    """Saved tensors below this are in neither run's count on a CPU: ssdtrain leaves
+    them alone, and does not count them."""
+    if not settings.offload:
+        return 0
+    return OffloadConfig.from_mapping(settings.offload).min_bytes
 
 
 def _plus(one: int | None, other: int | None) -> int | None:
@@ -251,7 +282,10 @@ def _module(runner: Runner) -> nn.Module:
     return module if isinstance(module, nn.Module) else attached
 
 
-def _watch(session: Session | None) -> Watch:
+def _watch(session: Session | None, least: int) -> Watch:
+    """The same bytes for both runs of a comparison."""
+    if torch.cuda.is_available():
+        return AllocatorWatch(alone=session is None)
     if session is not None:
         return SampledWatch(lambda: session.live_bytes)
-    return AllocatorWatch() if torch.cuda.is_available() else SavedObserver()
+    return SavedObserver(least)

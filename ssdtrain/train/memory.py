@@ -54,12 +54,13 @@ class _Held:
 
 class SavedObserver:
     """Counts the bytes of distinct storages that autograd keeps alive for backward,
-    parameters excluded; changes no value.
+    parameters excluded; changes no value. Storages below `least_bytes` do not count.
 
     Use as a context manager around a step. Backward may run on another thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_bytes: int = 0) -> None:
+        self._least_bytes = least_bytes
         self._lock = threading.RLock()  # a collection inside it may drop a holder
         self._holders: dict[int, int] = {}
         self._live_bytes = 0
@@ -95,6 +96,8 @@ class SavedObserver:
         base = tensor if tensor._base is None else tensor._base
         plain = tensor.layout is torch.strided and not _is_wrapper(tensor)
         if isinstance(base, nn.Parameter) or not plain:
+            return tensor
+        if tensor.untyped_storage().nbytes() < self._least_bytes:
             return tensor
         # While a holder lives its storage does, so the key cannot be reused.
         key = tensor.untyped_storage()._cdata
@@ -168,9 +171,14 @@ class SampledWatch:
 
 
 class AllocatorWatch:
-    """The caching allocator's bytes above their level at the start of the step."""
+    """The caching allocator's bytes above their level at the start of the step.
 
-    def __init__(self) -> None:
+    alone: nobody else reads the allocator's maximum, so it may be reset; otherwise
+    the peak is the highest sample, and the session's report has the exact one.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self._alone = alone
         self._base_bytes = 0
         self._peak_bytes = 0
         self._sampled = SampledWatch(self._above)
@@ -179,13 +187,14 @@ class AllocatorWatch:
         return torch.cuda.memory_allocated() - self._base_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """The allocator's own maximum (not the sampled one) and the course."""
-        _, samples = self._sampled.take()
-        return self._peak_bytes, samples
+        """The allocator's own maximum (the sampled one if not alone) and the course."""
+        sampled, samples = self._sampled.take()
+        return (self._peak_bytes if self._alone else sampled), samples
 
     def __enter__(self) -> "AllocatorWatch":
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        if self._alone:
+            torch.cuda.reset_peak_memory_stats()
         self._base_bytes = torch.cuda.memory_allocated()
         self._sampled.__enter__()
         return self

@@ -1,18 +1,19 @@
 """Where a run's numbers go while it runs: JSON lines, TensorBoard, the terminal."""
 
 import json
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_INTERVAL_S = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class Sink(Protocol):
@@ -29,7 +30,8 @@ class JsonLines:
     """One JSON object a step, flushed at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        # A resumed run goes on behind the lines that are there.
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
         """Append {"leg", "step", ...}."""
@@ -61,48 +63,84 @@ class TensorBoard:
 
 
 class Terminal:
-    """A progress bar on a terminal; a line a step elsewhere."""
+    """A live line on a terminal; elsewhere a line every `PLAIN_INTERVAL_S` seconds."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        tokens_per_step: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
         self._steps = steps
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            console=console,
-            disable=not console.is_terminal,
+        self._tokens_per_step = tokens_per_step
+        self._clock = clock
+        self._leg = ""
+        self._first = (0, 0.0)
+        self._printed_s = -math.inf
+        self._live = Live(
+            console=console, refresh_per_second=4, transient=True, auto_refresh=True
         )
-        self._tasks: dict[str, Any] = {}
-        self._progress.start()
+        if console.is_terminal:
+            self._live.start()
+
+    def stage(self, text: str) -> None:
+        """What is being prepared."""
+        if self._console.is_terminal:
+            self._live.update(Text(f"{text} ..."))
+        else:
+            self._console.print(f"ssdtrain: {text} ...", highlight=False)
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
-        """Advance the leg's bar."""
-        if not self._console.is_terminal:
-            self._console.print(
-                f"{leg:>16}  step {step + 1}/{self._steps}  "
-                f"loss {values['loss']:.6f}  {values['step_ms']:.0f} ms",
-                highlight=False,
-            )
+        """Show the step that has ended."""
+        now = self._clock()
+        if leg != self._leg:  # the first step warms up, so it says nothing of the pace
+            self._leg, self._first = leg, (step, now)
+        line = self._line(leg, step, values, now)
+        if self._console.is_terminal:
+            self._live.update(Text(line))
             return
-        if leg not in self._tasks:
-            self._tasks[leg] = self._progress.add_task(
-                f"{leg:>16}", total=self._steps, loss=values["loss"]
-            )
-        self._progress.update(self._tasks[leg], completed=step + 1, loss=values["loss"])
+        last = step + 1 == self._steps
+        if last or now - self._printed_s >= PLAIN_INTERVAL_S:
+            self._printed_s = now
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _line(self, leg: str, step: int, values: dict[str, Any], now: float) -> str:
+        first, since = self._first
+        pace_s = values["step_ms"] / 1e3
+        if step > first:
+            pace_s = (now - since) / (step - first)
+        tokens_per_s = self._tokens_per_step / max(values["step_ms"], 1e-3) * 1e3
+        left_s = int(pace_s * (self._steps - step - 1))
+        parts = [
+            f"{leg:>16}",
+            f"step {step + 1}/{self._steps}",
+            f"loss {values['loss']:.6f}",
+            f"{values['step_ms']:.0f} ms",
+            f"{tokens_per_s:,.0f} tokens/s",
+            f"peak {values['peak_bytes'] / 1e6:.1f} MB",
+            str(values.get("phase") or ""),
+            f"ETA {left_s // 60}:{left_s % 60:02d}",
+        ]
+        return "  ".join(part for part in parts if part)
 
     def close(self) -> None:
-        """Leave the bars as they are."""
-        self._progress.stop()
+        """Remove the live line."""
+        self._live.stop()
 
 
 class Sinks:
     """Several sinks as one; as a context manager it closes them all."""
 
-    def __init__(self, sinks: list[Sink]) -> None:
-        self._sinks = sinks
+    def __init__(self, sinks: list[Sink], terminal: Terminal | None) -> None:
+        self._sinks = sinks if terminal is None else [*sinks, terminal]
+        self._terminal = terminal
+
+    def stage(self, text: str) -> None:
+        """Say what is being prepared, where somebody looks."""
+        if self._terminal is not None:
+            self._terminal.stage(text)
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
         """Hand the numbers to every sink."""
@@ -122,13 +160,13 @@ class Sinks:
             sink.close()
 
 
-def open_sinks(directory: Path, steps: int, tensorboard: bool) -> Sinks:
+def open_sinks(
+    directory: Path, steps: int, tokens_per_step: int, *, tensorboard: bool, show: bool
+) -> Sinks:
     """The sinks of the first rank; files go to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    sinks: list[Sink] = [
-        JsonLines(directory / "metrics.jsonl"),
-        Terminal(Console(), steps),
-    ]
+    sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
     if tensorboard:
         sinks.append(TensorBoard(directory / "tensorboard"))
-    return Sinks(sinks)
+    terminal = Terminal(Console(), steps, tokens_per_step) if show else None
+    return Sinks(sinks, terminal)

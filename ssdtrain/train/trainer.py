@@ -17,7 +17,13 @@ from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
-from ssdtrain.train.loop import Leg, LegResult, Loop, make_directories
+from ssdtrain.train.loop import (
+    Leg,
+    LegResult,
+    Loop,
+    least_bytes,
+    make_directories,
+)
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import NO_GPU
 from ssdtrain.train.metrics import Sinks, open_sinks
@@ -88,9 +94,11 @@ class Trainer:
         if torch.cuda.is_available():
             torch.cuda.set_device(ranks.device())
         with deterministic(self.settings.train.deterministic):
-            workload = self._workload(ranks)
-            make_directories(workload)  # refused before the run without ssdtrain
             with self._sinks(ranks) as sinks, Stop() as stop:
+                say = (lambda text: None) if sinks is None else sinks.stage
+                say("reading the text")
+                workload = self._workload(ranks)
+                make_directories(workload)  # refused before the run without ssdtrain
                 try:
                     legs = [
                         self._leg(workload, leg, sinks, stop) for leg in self._legs()
@@ -129,12 +137,19 @@ class Trainer:
             return nullcontext(None)
         directory = Path(self.settings.run_directory)
         return open_sinks(
-            directory, self.settings.train.steps, self.settings.train.tensorboard
+            directory,
+            self.settings.train.steps,
+            tokens_per_step(self.settings, ranks.world_size),
+            tensorboard=self.settings.train.tensorboard,
+            show=self.settings.progress,
         )
 
     def _leg(
         self, workload: Workload, leg: Leg, sinks: Sinks | None, stop: Stop
     ) -> LegResult:
+        if sinks is not None:
+            host = workload.settings.host.kind.value
+            sinks.stage(f"{leg.value}: building the model on {host}")
         runner = runner_of(workload)
         try:
             return Loop(workload, runner, sinks, stop).run(leg)
@@ -143,6 +158,19 @@ class Trainer:
             del runner
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def tokens_per_step(settings: RunSettings, world_size: int) -> int:
+    """Tokens that all ranks together train on in one optimizer step."""
+    host, parallel = settings.host, settings.parallel
+    ranks_a_replica = 1
+    if host.kind is HostKind.MEGATRON:
+        ranks_a_replica = parallel.tensor * parallel.pipeline
+    elif host.kind is HostKind.DEEPSPEED:
+        ranks_a_replica = choose_stages(host.num_stages, world_size) or 1
+    sequences = settings.train.micro_batch_size * settings.train.num_micro_batches
+    replicas = max(1, world_size // ranks_a_replica)
+    return sequences * settings.model.sequence_length * replicas
 
 
 def runner_of(workload: Workload) -> Runner:
@@ -209,7 +237,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "num_ranks": len(next(iter(legs.values()))),
         "device": _device_name(),
         "torch": torch.__version__,
-        "peak_of": "allocated" if torch.cuda.is_available() else "saved tensors",
+        "peak_of": peak_of(settings),
         "legs": {name: _leg_summary(results) for name, results in legs.items()},
         "recorded": _recorded(legs),
     }
@@ -232,11 +260,24 @@ def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | 
     )
 
 
+def peak_of(settings: RunSettings) -> str:
+    """What is counted: by the allocator on a GPU, on a CPU what ssdtrain looks at."""
+    if torch.cuda.is_available():
+        return "allocated"
+    least = least_bytes(settings)
+    return "saved tensors" + (f" of {least / 1e6:.3g} MB or more" if least else "")
+
+
 def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """The courses of the rank with the highest peak, and everybody's time line."""
     first = next(iter(legs.values()))
     rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
     return {
+        "rank": rank,
+        "step": max(len(results[rank].losses) for results in legs.values()),
+        "peak_bytes": {
+            name: results[rank].last_peak_bytes for name, results in legs.items()
+        },
         "memory": {
             name: _milliseconds(results[rank]) for name, results in legs.items()
         },
@@ -260,6 +301,8 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
         "losses": list(results[0].losses),
         "step_ms": _typical(results[0].step_ms),
         "peak_bytes": [result.peak_bytes for result in results],
+        "last_peak_bytes": [result.last_peak_bytes for result in results],
+        "explained": results[0].explained,
         "os_written": [result.written._asdict() for result in results],
         "totals": totals if reports else {},
         "fallbacks": fallbacks,

@@ -29,11 +29,17 @@ def a_result(**changes: Any) -> dict[str, Any]:
         "step_ratio": 1.1,
         "verdict": {"losses_equal": True, "weights_equal": True},
         "legs": {
-            "without ssdtrain": {**leg, "peak_bytes": [8000, 4000], "os_written": []},
+            "without ssdtrain": {
+                **leg,
+                "peak_bytes": [8000, 4000],
+                "last_peak_bytes": [8000, 4000],
+                "os_written": [],
+            },
             "with ssdtrain": {
                 **leg,
                 "step_ms": 11.0,
                 "peak_bytes": [2000, 1000],
+                "last_peak_bytes": [1600, 1000],
                 "totals": totals,
                 "fallbacks": {"kept: a write failed": 3},
                 "os_written": [
@@ -57,8 +63,10 @@ def test_rows_hold_the_figures() -> None:
     table = {row.name: row for row in rows(a_result())}
     assert table["last loss"][1:3] == ("1", "1")
     assert table["step"][1:] == ("10.0 ms", "11.0 ms", "x 1.100")
-    peak = table["activation peak (saved tensors)"]
+    peak = table["activation peak, all steps (saved tensors)"]
     assert peak[1:] == ("8.00 kB", "2.00 kB", "x 0.250")
+    peak = table["activation peak, last step"]
+    assert peak[1:] == ("8.00 kB", "1.60 kB", "x 0.200")
     assert table["forwarded"].with_ == "500 B"
     assert table["written to SSD"][2:] == ("2.60 kB", "/proc/self/io counted 2.70 kB")
     assert table["exposed stall"].with_ == "1.2 ms"
@@ -76,7 +84,7 @@ def test_a_bad_verdict_is_shouted() -> None:
 def test_one_leg_alone() -> None:
     result = a_result(verdict={})
     del result["legs"]["with ssdtrain"]
-    assert [row.with_ for row in rows(result)] == ["-"] * 4
+    assert [row.with_ for row in rows(result)] == ["-"] * 5
     assert "without ssdtrain" in shown(result)
 
 

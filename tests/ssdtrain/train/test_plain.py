@@ -153,8 +153,18 @@ def _stopped_after(settings: RunSettings, step: int, tmp_path: Path) -> str:
 
 
 def test_resume_without_a_checkpoint_is_refused(tiny: Make, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.resume expects"):
-        Trainer(tiny(train={"resume": str(tmp_path / "none")})).run()
+    with pytest.raises(ConfigError, match=r"train\.resume expects"):
+        tiny(train={"resume": str(tmp_path / "none")})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"train\.resume expects"):
+        Trainer(tiny(train={"resume": str(tmp_path / "empty")})).run()
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(tiny: Make, tmp_path: Path) -> None:
+    Trainer(tiny(train={"checkpoint_every": 3})).run()
+    done = str(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ConfigError, match=r"set train\.steps above 3"):
+        Trainer(tiny(train={"resume": done})).run()
 
 
 def test_same_bits_is_about_bits() -> None:

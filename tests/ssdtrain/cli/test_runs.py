@@ -1,0 +1,190 @@
+"""Runs on disk, resuming, signals and sweeps: as a user has them, in a shell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ssdtrain.cli import main
+
+LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
+ROOT = Path(__file__).resolve().parents[3]
+TINY = (
+    "host=plain",
+    "offload=host",
+    "size.hidden_size=32",
+    "size.num_layers=2",
+    "size.num_heads=2",
+    "size.sequence_length=16",
+    "data.max_bytes=50000",
+    "train.tensorboard=false",
+)
+
+
+class Done(NamedTuple):
+    """What a command in this process left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Train = Callable[..., Done]
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Train:
+    """`ssdtrain train` in a directory of its own; importing torch takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def run(*words: str) -> Done:
+        capfd.readouterr()
+        code = main(["train", *words, f"data.cache_directory={tmp_path / 'cache'}"])
+        return Done(code, *capfd.readouterr())
+
+    return run
+
+
+def record(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(run: Path) -> dict[int, float]:
+    with_ = [v for v in metrics(run) if v["leg"] == "with ssdtrain"]
+    return {v["step"]: v["loss"] for v in with_}
+
+
+def stopped(directory: Path, signum: int, *words: str) -> tuple[int, str, Path]:
+    """Start a long run, and signal it once a step of the run with ssdtrain is over."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssdtrain", "train", *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 200
+    path = directory / "runs" / "latest"
+    while time.monotonic() < deadline and process.poll() is None:
+        if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
+            break
+        time.sleep(0.1)
+    process.send_signal(signum)
+    _, error = process.communicate(timeout=120)
+    return process.returncode, error, path
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_and_the_run_goes_on(
+    tmp_path: Path, signum: signal.Signals, train: Train
+) -> None:
+    code, error, path = stopped(tmp_path, signum, *TINY, *LONG)
+    assert code == 128 + signum
+    [line] = [one for one in error.splitlines() if one.startswith("ssdtrain")]
+    run = path.resolve()
+    assert f"stopped by {signum.name} after step" in line
+    assert f"go on with: ssdtrain train resume=runs/{run.name}" in line
+    assert "Traceback" not in error
+    assert record(path)["status"] == "stopped"
+    assert not (path / "result.json").exists()
+    before = losses(path)
+    if signum is signal.SIGTERM:
+        return
+    # Other settings are refused with their names, and nothing is written.
+    state = sorted((p.name, p.stat().st_mtime_ns) for p in run.iterdir())
+    refused = train("resume=latest", "size.num_layers=3", "train.seed=7")
+    assert refused.returncode == 2
+    assert "model.num_layers: 2 in the run, 3 now" in refused.stderr
+    assert "train.seed: 0 in the run, 7 now" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in run.iterdir()) == state
+    # The rest is what a run without the signal does, in the same directory.
+    done = train(f"resume={run.name}", f"train.steps={len(before) + 2}")
+    assert done.returncode == 0, done.stderr
+    after = losses(path)
+    assert len(after) == len(before) + 2
+    assert {step: after[step] for step in before} == before
+    assert record(path)["status"] == "finished" and record(path)["resumed"]
+    assert [one["status"] for one in record(path)["earlier"]] == ["stopped"]
+
+
+def test_what_a_run_leaves(tmp_path: Path, train: Train) -> None:
+    """Two runs, two directories; the link; refusals that leave nothing."""
+    first = train(*TINY, "train.steps=2", "--json")
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout)  # and nothing else
+    path = tmp_path / "runs" / "latest"
+    one = path.resolve()
+    assert result == json.loads((path / "result.json").read_text())
+    names = {p.name for p in path.iterdir()}
+    assert names >= {"config.yaml", "run.json", "log.txt", "metrics.jsonl"}
+    assert "num_layers: 2" in (path / "config.yaml").read_text()
+    found = record(path)
+    assert found["status"] == "finished" and found["versions"]["torch"]
+    assert found["command"][:2] == ["ssdtrain", "train"]
+
+    second = train(*TINY, "train.steps=2", "--quiet", "name=mine")
+    assert second.returncode == 0, second.stderr
+    assert "step 1/2" not in second.stdout and "verified" in second.stdout
+    assert path.resolve() != one and path.resolve().name.endswith("-mine")
+    assert (one / "result.json").exists()
+
+    for words, told in (
+        (["resume=latest"], "has no checkpoint to go on from"),
+        (["resume=none"], f"there are below runs: {path.resolve().name}"),
+        ([f"run_directory={one}"], "holds a run already"),
+        (["offload.target=ssd", "offload.directory=/nonexistent/x"], "does not exist"),
+        (["trainer._target_=nowhere.Trainer"], "needs nowhere, which is not installed"),
+    ):
+        refused = train(*TINY, *words)
+        assert refused.returncode == 2, words
+        assert told in refused.stderr and "Traceback" not in refused.stderr
+    assert not Path("/nonexistent").exists()
+
+
+def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
+    one = ("train.steps=1", "train.compare=false", "-q")
+    done = train("-m", *TINY, "offload=host,none", *one)
+    assert done.returncode == 0, done.stderr
+    [sweep] = (tmp_path / "runs").glob("*-sweep")
+    found = json.loads((sweep / "sweep.json").read_text())
+    assert [one["overrides"] for one in found] == ["offload=host", "offload=none"]
+    assert found[0]["last_loss"] == found[1]["last_loss"]
+    assert found[0]["peak_bytes"] < found[1]["peak_bytes"]
+    assert {p.name for p in sweep.iterdir()} == {"0", "1", "sweep.json"}
+    assert "offload=none" in done.stdout
+
+
+def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> None:
+    done = train("--cfg", "job", "model=bert")
+    assert done.returncode == 0
+    assert "family: bert" in done.stdout and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_behind_the_same_step(tmp_path: Path, train: Train) -> None:
+    pytest.importorskip("deepspeed")
+    code, error, path = stopped(tmp_path, signal.SIGINT, *TINY[1:], *LONG)
+    assert code == 128 + signal.SIGINT
+    told = [one for one in error.splitlines() if one.startswith("ssdtrain")]
+    assert len(told) == 1 and "go on with" in told[0]
+    count = len(losses(path))
+    again = train("resume=latest", f"train.steps={count + 1}")
+    assert again.returncode == 0, again.stderr
+    assert len(losses(path)) == count + 1
