@@ -189,7 +189,7 @@ def _why_not_built(error: BaseException) -> str:
         causes.append(cause)
     missing = next((c for c in causes if isinstance(c, ModuleNotFoundError)), None)
     if missing is None:
-        where = str(error).splitlines()[-1]  # Hydra names the key there
+        where = (str(error).splitlines() or [""])[-1]  # Hydra names the key there
         return f"{causes[-1]} ({where})" if causes[-1] is not error else str(error)
     name = (missing.name or "").partition(".")[0]
     extra = _EXTRAS.get(name)
