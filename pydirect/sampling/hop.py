@@ -14,6 +14,8 @@ from pydirect.sampling import philox
 from pydirect.sampling.resident import ResidentGraph
 
 _FREE = torch.iinfo(torch.int32).max
+# Numbers that the CPU computes at once.
+_AHEAD = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +243,19 @@ def _weighted(
             running, base[:, None] + parts * (top - base)[:, None], top[:, None]
         )
     found = torch.zeros(len(rows), dtype=torch.int64)
-    for number in range(0, draw.patience):
-        left = (found < num).nonzero().squeeze(1)
-        if len(left) == 0:
-            return chosen
-        one = _number(nodes[left], number, draw)
-        at = base[left] + one * (top - base)[left]
+    rows = torch.arange(len(nodes))  # those that lack draws
+    for number in range(draw.patience):
+        if number % _AHEAD == 0:
+            rows = rows[found[rows] < num]
+            ahead = philox.uniform(
+                nodes[rows], number, _AHEAD, key=draw.key, relation=draw.relation
+            )
+            place = torch.arange(len(rows))
+        place = place[found[rows[place]] < num]
+        if len(place) == 0:
+            break
+        left = rows[place]
+        at = base[left] + ahead[place, number % _AHEAD] * (top - base)[left]
         picked = _under(running, at, top[left])
         new = ~(chosen[left] == picked[:, None]).any(1)
         chosen[left[new], found[left[new]]] = picked[new]

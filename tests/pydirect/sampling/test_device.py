@@ -172,7 +172,7 @@ def test_distributions(
         from pydirect.sampling.hop import Draw
 
         monkeypatch.setattr(Draw, "patience", 2)
-    values, num, copies = [1.0, 4.0, 0.0, 2.0, 8.0, 1.0], 3, 5000
+    values, num, copies = [1.0, 4.0, 0.0, 2.0, 8.0, 1.0], 3, 1500
     # A star a copy: the draws of different nodes are independent.
     leaves = torch.arange(6).repeat(copies)
     centres = torch.arange(6, 6 + copies).repeat_interleave(6)
