@@ -57,7 +57,9 @@ def write(path: Path, cells: dict[str, Any]) -> None:
         "versions": {"torch": "2"},
         "command": "x.py",
     }
-    path.write_text(json.dumps({"environment": environment, "cells": cells}))
+    path.write_text(
+        json.dumps({"environment": environment, "settings": {}, "cells": cells})
+    )
 
 
 def test_a_missing_file_is_no_table(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+from recipes.bench.common import results
 from recipes.bench.models import tables as models_table
+from recipes.bench.offload.tables import rivals
 
 
 def write(path: Path, cells: dict[str, object]) -> None:
@@ -41,7 +43,7 @@ CELLS = {
 
 def test_missing_files_are_no_table(tmp_path: Path) -> None:
     assert models_table.models(tmp_path) == ""
-    assert models_table.rivals(tmp_path) == ""
+    assert rivals(tmp_path) == ""
 
 
 def test_a_row_says_keep_ours_and_the_cut(tmp_path: Path) -> None:
@@ -67,14 +69,14 @@ def test_unequal_losses_are_said(tmp_path: Path) -> None:
 
 def test_what_did_not_run_is_said(tmp_path: Path) -> None:
     write(tmp_path / "rivals.json", CELLS)
-    text = models_table.rivals(tmp_path)
+    text = rivals(tmp_path)
     assert "ssd (no drive)" in text
     assert "| offloaded | 1.010x, 11.00 GB |" in text
 
 
 def test_the_chart_is_drawn(tmp_path: Path) -> None:
     write(tmp_path / "models.json", CELLS)
-    data = models_table.read(tmp_path / "models.json")
+    data = results.find(tmp_path / "models.json")
     assert data is not None
     models_table.chart(data, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 10_000

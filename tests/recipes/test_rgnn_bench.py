@@ -16,11 +16,12 @@ from recipes.bench.rgnn import layers as rgnn
 from recipes.bench.rgnn import tables as rgnn_table
 from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, plan
 from recipes.bench.rgnn.measure import OutOfTimeError, category, deadline, measure
+from recipes.bench.rgnn.records import Records
 from recipes.bench.rgnn.results import Results
 
 ARGS = (
     "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
-    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 60"
+    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 600 --limit-s 300"
 ).split()
 
 
@@ -33,13 +34,22 @@ def record(
     return {"key": full, "run": run, **timed}
 
 
-def results_of(*records: dict[str, Any]) -> rgnn_table.Results:
+def results_of(*records: dict[str, Any]) -> Records:
     graph = {"entity_compaction_ratio": 0.25, "average_degree": 4.0}
     runs = [{"device": "a", "uuid": "1"}, {"device": "a", "uuid": "2"}]
     graphs = {"g": graph, "h": graph}
-    return rgnn_table.Results(
-        {"runs": runs, "graphs": graphs, "records": list(records)}
-    )
+    return Records(file_of(runs, list(records), graphs))
+
+
+def file_of(
+    runs: list[dict[str, Any]],
+    records: list[dict[str, Any]],
+    graphs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A results file of the benchmark."""
+    cells = {Results._text(r["key"]): r for r in records}
+    about = {"environment": {}, "settings": {}, "runs": runs, "graphs": graphs or {}}
+    return {**about, "cells": cells}
 
 
 def test_a_cut_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,13 +58,13 @@ def test_a_cut_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "0 records, 6 left" in capsys.readouterr().out
     rgnn.main([*ARGS, "--out", str(out)])
     data = json.loads(out.read_text())
-    assert len(data["records"]) == 6
-    assert {r["status"] for r in data["records"]} == {"ok"}
+    assert len(data["cells"]) == 6
+    assert {r["status"] for r in data["cells"].values()} == {"ok"}
     assert data["graphs"]["mag"]["num_edge_types"] == 4
-    times = [r["ms"] for r in data["records"]]
+    times = [r["ms"] for r in data["cells"].values()]
     rgnn.main([*ARGS, "--out", str(tmp_path / "s.json"), "--from", str(out)])
     again = json.loads((tmp_path / "s.json").read_text())
-    assert [r["ms"] for r in again["records"]] == times
+    assert [r["ms"] for r in again["cells"].values()] == times
     assert len(again["runs"]) == 3
 
 
@@ -65,16 +75,17 @@ def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
     records.append(record("pyg", 3.0, what="profile"))
     path = tmp_path / "r.json"
     runs = [{"device": "a", "uuid": "1"}]
-    path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": records}))
+    path.write_text(json.dumps(file_of(runs, records)))
     for uuid, stale in (("1", {"hector"}), ("2", {"hector", "pyg"})):
         results = Results(path, None)
-        known = set(results.by_key)
+        known = dict(results.by_key)
         results.forget(["hector"], uuid)
-        gone = [json.loads(k) for k in known - set(results.by_key)]
+        gone = [known[name]["key"] for name in set(known) - set(results.by_key)]
         assert {k["contender"] for k in gone} == stale
         assert {k["dtype"] for k in gone} == {"float32"}
         results.forget(["hector"], uuid, ["bfloat16"])
-        assert not any(json.loads(k)["contender"] == "hector" for k in results.by_key)
+        left = {r["key"]["contender"] for r in results.by_key.values()}
+        assert "hector" not in left
     (work,) = (
         w
         for w in plan([Phase.MAIN], ["aifb"])
@@ -84,7 +95,7 @@ def test_stale_cells_are_taken_again(tmp_path: Path) -> None:
     )
     for ms in (5.0, 4.0):
         results.add(work, 0, {"status": "ok", "ms": ms})
-    same = [r for r in results.data["records"] if r["key"] == work.key()]
+    same = [r for r in results.data["cells"].values() if r["key"] == work.key()]
     assert [r["ms"] for r in same] == [4.0]
 
 
@@ -93,10 +104,10 @@ def test_stale_kernels_are_taken_again(tmp_path: Path) -> None:
     records += [record("pyg", 3.0), record("pyg", 3.0, what="profile")]
     path = tmp_path / "r.json"
     runs = [{"device": "a", "uuid": "1"}]
-    path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": records}))
+    path.write_text(json.dumps(file_of(runs, records)))
     results = Results(path, None)
     results.forget(["hector"], "1")
-    left = [json.loads(k) for k in results.by_key]
+    left = [r["key"] for r in results.by_key.values()]
     assert [(k["contender"], k["what"]) for k in left] == [
         ("pyg", "time"),
         ("pyg", "profile"),
@@ -116,7 +127,7 @@ def test_a_setting_is_not_taken_from_another_machine(tmp_path: Path) -> None:
     for ms, run, reused in ((9.0, 0, True), (9.0, 1, False), (1.0, 0, False)):
         ours = {**record("hector", ms, graph="aifb"), "setting": "compact+reorder"}
         path = tmp_path / "r.json"
-        path.write_text(json.dumps({"runs": runs, "graphs": {}, "records": [ours]}))
+        path.write_text(json.dumps(file_of(runs, [ours])))
         found = Results(path, None).same_setting(work, run)
         assert (found is not None) == reused
 
@@ -132,12 +143,13 @@ def test_failures_are_recorded_and_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(rgnn, "build", broken)
         rgnn.main([*ARGS, "--out", str(out)])
-    found = json.loads(out.read_text())["records"]
+    found = json.loads(out.read_text())["cells"].values()
     assert {(r["status"], r["reason"]) for r in found} == {
         ("failed", "RuntimeError: no kernel")
     }
     rgnn.main([*ARGS, "--out", str(out)])
-    assert {r["status"] for r in json.loads(out.read_text())["records"]} == {"ok"}
+    found = json.loads(out.read_text())["cells"].values()
+    assert {r["status"] for r in found} == {"ok"}
 
 
 def test_out_of_memory_is_a_result() -> None:
@@ -236,8 +248,8 @@ def test_plots_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "r.json"
     results = results_of(record("hector", 2.0), record("pyg", 9.0))
-    data = {"runs": results.runs, "graphs": results.graphs}
-    path.write_text(json.dumps({**data, "records": list(results.by_key.values())}))
+    data = file_of(results.runs, list(results.by_key.values()), results.graphs)
+    path.write_text(json.dumps(data))
     rgnn_table.main([str(path), "--plots", str(tmp_path)])
     assert (tmp_path / "rgnn_speedup.svg").stat().st_size > 1000
 
@@ -245,15 +257,15 @@ def test_plots_are_written(tmp_path: Path) -> None:
 def test_the_readme_section(tmp_path: Path) -> None:
     assert rgnn_table.rgnn(tmp_path) == ""
     results = results_of(record("hector", 2.0), record("pyg", 9.0))
-    data = {"runs": results.runs, "graphs": results.graphs}
-    records = list(results.by_key.values())
-    (tmp_path / "rgnn.json").write_text(json.dumps({**data, "records": records}))
+    data = file_of(results.runs, list(results.by_key.values()), results.graphs)
+    (tmp_path / "rgnn.json").write_text(json.dumps(data))
     row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
     row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}
     row |= {"accuracy_same_start": 0.9, "pyg_accuracy_same_start": 0.9}
-    about = {"device": "cpu", "torch": "2", "command": "rgnn_parity"}
+    environment = {"device": "2 CPU cores", "num_devices": 0, "versions": {}}
+    about = {"environment": {**environment, "command": "rgnn_parity"}, "settings": {}}
     path = tmp_path / "rgnn_parity.json"
-    path.write_text(json.dumps({**about, "rows": [row]}))
+    path.write_text(json.dumps({**about, "cells": {"aifb rgcn": row}}))
     text = rgnn_table.rgnn(tmp_path)
     assert "| rgcn training float32 | 4.50 | 2.76 |" in text
     assert "| aifb rgcn | 50 | 2.0e-13 | 0.9000 | 0.9000 | 0.8500 of 2 |" in text
@@ -296,10 +308,10 @@ def test_a_setting_that_was_chosen_is_not_timed_again_unless_the_host_bounds_it(
 ) -> None:
     monkeypatch.setattr("recipes.bench.rgnn.results.FAST_MS", fast_ms)
     out = tmp_path / "r.json"
-    words = [*ARGS[:-6], "main", "ablation", "--budget-s", "60", "--out", str(out)]
+    words = [*ARGS[:-8], "main", "ablation", "--budget-s", "60", "--out", str(out)]
     words += ["--contenders", "hector", "hector-none", "hector-both"]
     rgnn.main([w for w in words if w != "bfloat16"])
-    found = json.loads(out.read_text())["records"]
+    found = json.loads(out.read_text())["cells"].values()
     by_name = {(r["key"]["task"], r["key"]["contender"]): r for r in found}
     assert {r["status"] for r in found} == {"ok"}
     for task in Task:

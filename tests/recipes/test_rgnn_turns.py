@@ -22,14 +22,13 @@ CPU = torch.device("cpu")
 TURNS = rgnn_turns.NUM_ROUNDS * rgnn_turns.STEPS_A_ROUND
 ARGS = (
     "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases ablation "
-    "--budget-s 60"
+    "--budget-s 600 --limit-s 300"
 ).split()
 
 
 def run(out: Path, *words: str) -> list[dict[str, Any]]:
     assert rgnn.main([*ARGS, "--out", str(out), *words]) == 0
-    found: list[dict[str, Any]] = json.loads(out.read_text())["records"]
-    return found
+    return list(json.loads(out.read_text())["cells"].values())
 
 
 def test_each_takes_a_few_steps_and_the_order_turns(

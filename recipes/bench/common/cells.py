@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from recipes.bench.common import results
+
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout."""
 RESULTS = ROOT / "recipes" / "bench" / "results"
@@ -80,7 +82,16 @@ def _version(package: str) -> str | None:
 class Cells:
     """Named results in one JSON file, written after every cell; a rerun goes on."""
 
-    def __init__(self, path: Path, budget_s: float, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        budget_s: float,
+        settings: dict[str, Any] | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
+        """anew: earlier cells of the file are forgotten."""
+        settings = settings or {}
         self.path = path
         self._deadline = time.monotonic() + budget_s
         self._notes: dict[str, dict[str, Any]] = {}
@@ -89,14 +100,18 @@ class Cells:
             "settings": settings,
             "cells": {},
         }
-        if path.exists():
-            before = json.loads(path.read_text())
-            if before.get("settings") == settings:
+        if path.exists() and not anew:
+            before = results.read(path)
+            if before["settings"] == settings:
                 self.data["cells"] = {
                     name: cell
                     for name, cell in before["cells"].items()
                     if cell.get("error") != NOT_ENDED
                 }
+
+    def left_s(self) -> float:
+        """Seconds of the budget that are left."""
+        return self._deadline - time.monotonic()
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.data["cells"][name]  # type: ignore[no-any-return]
@@ -147,12 +162,32 @@ class Cells:
         self.save()
         del self.data["cells"][name]
 
+    def add(self, **cell: Any) -> None:
+        """Write and print a finished cell, named by its `what` and a number."""
+        cell = {k: round(v, 6) if isinstance(v, float) else v for k, v in cell.items()}
+        name = f"{cell.get('what', '')} {len(self.data['cells'])}".strip()
+        self.data["cells"][name] = cell
+        self.save()
+        print(json.dumps(cell), flush=True)
+
+    def attempt(self, what: str, work: Callable[[], None], need_s: float = 3.0) -> None:
+        """Run a group of `add`s; what fails or has no time left is recorded as such."""
+        if self.left_s() < need_s:
+            self.add(skipped=what, left_s=self.left_s())
+            return
+        try:
+            work()
+        except Exception as error:  # a benchmark goes on and reports
+            self.add(failed=what, error=f"{type(error).__name__}: {error}"[:600])
+
+    def fact(self, name: str, value: Any) -> None:
+        """Write what belongs to the whole run."""
+        self.data[name] = value
+        self.save()
+
     def save(self) -> None:
         """Write the file in one piece."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.data, indent=1) + "\n")
-        partial.replace(self.path)
+        results.write(self.path, self.data)
 
 
 @contextlib.contextmanager

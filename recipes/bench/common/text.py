@@ -1,8 +1,6 @@
 """Markdown for the tables of measured results."""
 
-from typing import Any
-
-Data = dict[str, Any]
+from recipes.bench.common.results import Data
 
 
 def where(data: Data) -> str:
@@ -14,9 +12,9 @@ def where(data: Data) -> str:
     return f"{devices}{env['device']}{cpus}; {versions}; `{env['command']}`"
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table, numbers to the right."""
+def markdown(head: list[str], rows: list[list[str]], column: str = "--:") -> str:
+    """A table; `column` draws the line under every head but the first."""
     lines = ["| " + " | ".join(head) + " |"]
-    lines.append("|--|" + "--:|" * (len(head) - 1))
+    lines.append("|--|" + f"{column}|" * (len(head) - 1))
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)

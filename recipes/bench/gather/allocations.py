@@ -7,7 +7,8 @@ import torch
 
 from pydirect import memory
 from pydirect.kernels import gather as kernels
-from recipes.bench.gather.timing import Results, check_rows, fill, indices, time_ms
+from recipes.bench.common.cells import Cells
+from recipes.bench.gather.timing import check_rows, fill, indices, time_ms
 
 GIB = 1 << 30
 SMS = 132
@@ -16,7 +17,7 @@ SMS = 132
 class Bench:
     """One table and the gathers over it; rows are views of the same bytes."""
 
-    def __init__(self, results: Results, flat: torch.Tensor, kind: str) -> None:
+    def __init__(self, results: Cells, flat: torch.Tensor, kind: str) -> None:
         self.results = results
         self.flat = flat
         self.kind = kind
@@ -127,7 +128,7 @@ def shape(
 
 
 def allocate(
-    results: Results, kind: str, make: Callable[[int], torch.Tensor], gib: int
+    results: Cells, kind: str, make: Callable[[int], torch.Tensor], gib: int
 ) -> Bench:
     began = time.perf_counter()
     flat = make(gib * GIB)

@@ -18,8 +18,9 @@ import torch
 from pydirect import memory
 from pydirect.kernels import gather as kernels
 from pydirect.kernels.nvrtc import load
+from recipes.bench.common.cells import RESULTS, Cells
 from recipes.bench.gather.allocations import GIB, SMS, Bench, allocate, shape
-from recipes.bench.gather.timing import Results, dma_peak_gbps, indices, time_ms
+from recipes.bench.gather.timing import dma_peak_gbps, indices, time_ms
 
 _UNROLLS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 4), (2, 2), (4, 2), (2, 4))
 
@@ -279,7 +280,7 @@ def translation(bench: Bench) -> None:
     strides(bench)
 
 
-def on_managed(results: Results, gib: int) -> None:
+def on_managed(results: Cells, gib: int) -> None:
     """Managed memory: translation, SM budgets, hints, alignment, peers."""
     flat = functools.partial(memory.empty_table, dtype=torch.uint8)
     bench = allocate(results, "managed", lambda size: flat((size,)), gib)
@@ -294,7 +295,7 @@ def on_managed(results: Results, gib: int) -> None:
     run("unrolls", lambda: unrolls(bench), 15)
 
 
-def on_registered(results: Results, gib: int) -> None:
+def on_registered(results: Cells, gib: int) -> None:
     """Pinned memory: what orders and SM budgets win back."""
     flat = functools.partial(memory.empty_pinned, dtype=torch.uint8)
     bench = allocate(results, "registered", lambda size: flat((size,)), gib)
@@ -310,8 +311,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget-s", type=float, default=120.0)
     parser.add_argument("--table-gib", type=int, default=48)
+    default = RESULTS / "gather" / "gather_kernels.json"
+    parser.add_argument("--out", type=Path, default=default)
     given = parser.parse_args()
-    results = Results("gather_kernels", given.budget_s)
+    results = Cells(given.out, given.budget_s, anew=True)
     results.add(dma_peak_gbps=dma_peak_gbps())
     gib = given.table_gib
     results.attempt("managed", lambda: on_managed(results, gib), 30)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.common.text import markdown, where
 
@@ -34,10 +35,9 @@ Cell = dict[str, Any]
 
 def gather(results_dir: Path | str) -> str:
     """The README's section; empty where `gather.json` is not in ``results_dir``."""
-    path = Path(results_dir) / "gather.json"
-    if not path.is_file():
+    data = results.find(Path(results_dir) / "gather.json")
+    if data is None:
         return ""
-    data = json.loads(path.read_text())
     cells = sweep_cells(data, pinned=False)
     if not cells:
         return ""
@@ -319,10 +319,9 @@ def budget(data: Cell) -> str:
 
 def wholegraph(folder: Path, ours: list[Cell]) -> str:
     """pylibwholegraph on CPU memory, where `gather.wholegraph` has measured it."""
-    path = folder / "gather_wholegraph.json"
-    if not path.is_file():
+    data = results.find(folder / "gather_wholegraph.json")
+    if data is None:
         return ""
-    data = json.loads(path.read_text())
     cells, gib = data["cells"], data["settings"]["table_gib"]
     library = cells.get("library", {})
     if "version" not in library:
@@ -356,10 +355,9 @@ def main() -> None:
     """The section, every cell, and what else was measured."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gather"
     print(gather(folder) or f"no sweep in {folder}/gather.json")
-    path = folder / "gather.json"
-    if not path.is_file():
+    data = results.find(folder / "gather.json")
+    if data is None:
         return
-    data = json.loads(path.read_text())
     print("\n" + every_cell(data) + "\n")
     for name, cell in data["cells"].items():
         if "chosen" not in cell or "errors" in cell or "error" in cell:

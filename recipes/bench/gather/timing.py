@@ -1,74 +1,14 @@
-"""What the gather benchmarks share: timing, tables, indices, checks, results."""
+"""What the gather benchmarks share: timing, tables, indices, checks."""
 
 import functools
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS
-
 SLOW_S = 0.02
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class Results:
-    """Cells measured so far, written after every cell so that a kill loses nothing."""
-
-    def __init__(self, name: str, budget_s: float) -> None:
-        self.started = time.monotonic()
-        self.budget_s = budget_s
-        out = os.environ.get("OUT")
-        self._path = (Path(out) if out else RESULTS / "gather") / f"{name}.json"
-        self._data: dict[str, Any] = {"machine": machine(), "cells": []}
-
-    def left_s(self) -> float:
-        """Seconds of the budget that are left."""
-        return self.budget_s - (time.monotonic() - self.started)
-
-    def add(self, **cell: Any) -> None:
-        """Record a cell and print it."""
-        cell = {k: round(v, 6) if isinstance(v, float) else v for k, v in cell.items()}
-        self._data["cells"].append(cell)
-        self._data["seconds"] = round(time.monotonic() - self.started, 1)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._data, indent=1))
-        print(json.dumps(cell), flush=True)
-
-    def attempt(self, what: str, work: Callable[[], None], need_s: float = 3.0) -> None:
-        """Run a group of cells; what fails or has no time left is recorded as such."""
-        if self.left_s() < need_s:
-            self.add(skipped=what, left_s=self.left_s())
-            return
-        try:
-            work()
-        except Exception as error:  # a benchmark goes on and reports
-            self.add(failed=what, error=f"{type(error).__name__}: {error}"[:600])
-
-
-def machine() -> dict[str, Any]:
-    """Device, versions and command of this run."""
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-    head = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    return {
-        "device": device,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu_cores": os.cpu_count(),
-        "commit": head.stdout.strip(),
-        "command": " ".join(sys.argv),
-        "time": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
-    }
 
 
 def synchronize() -> None:

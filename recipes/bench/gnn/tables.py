@@ -3,12 +3,13 @@
 python -m recipes.bench.gnn.tables [folder of gnn.json]
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.results import find
+from recipes.bench.common.text import where
 
 LEAST_CUT, LEAST_SPEEDUP = 0.47, 1.6
 SIDES = {"pyg": "PyG's way", "pydirect": "pydirect"}
@@ -18,10 +19,9 @@ Cell = dict[str, Any]
 
 def gnn(results_dir: Path | str) -> str:
     """The README's section; empty where `gnn.json` is not in ``results_dir``."""
-    path = Path(results_dir) / "gnn.json"
-    if not path.is_file():
+    data = find(Path(results_dir) / "gnn.json")
+    if data is None:
         return ""
-    data = json.loads(path.read_text())
     cases = whole_cases(data["cells"])
     if not cases:
         return ""
@@ -40,14 +40,6 @@ def gnn(results_dir: Path | str) -> str:
         where(data),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def where(data: Cell) -> str:
-    """Device, versions and command in one line."""
-    env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
-    cpus = f"{env['num_cpus']} CPU cores"
-    return f"{env['device']}, {cpus}; {versions}; `{env['command']}`"
 
 
 def whole_cases(cells: dict[str, Cell]) -> dict[str, dict[str, Cell]]:
@@ -189,11 +181,10 @@ def main() -> None:
     """The section, and what failed."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gnn"
     print(gnn(folder) or f"no whole case in {folder}/gnn.json")
-    path = folder / "gnn.json"
-    if path.is_file():
-        for name, cell in json.loads(path.read_text())["cells"].items():
-            if "error" in cell:
-                print(name, cell["error"])
+    data = find(folder / "gnn.json")
+    for name, cell in data["cells"].items() if data else ():
+        if "error" in cell:
+            print(name, cell["error"])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The table of megatron_core.py's results."""
 
 import itertools
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.common.results import find
 from recipes.bench.common.text import markdown, where
 
 BUDGET = "ours within a budget"
@@ -16,11 +16,9 @@ FINE = "fine-grained offloading"
 
 def megatron(results_dir: Path) -> str:
     """Step ratios and peaks under Megatron-Core; empty while nothing is recorded."""
-    path, of_four = results_dir / "megatron.json", results_dir / "megatron_4.json"
-    if not path.exists():
-        return ""
-    more = json.loads(of_four.read_text()) if of_four.exists() else {"cells": {}}
-    return table(json.loads(path.read_text()), more["cells"])
+    of_two = find(results_dir / "megatron.json")
+    of_four = find(results_dir / "megatron_4.json")
+    return table(of_two, of_four["cells"] if of_four else {}) if of_two else ""
 
 
 def table(data: dict[str, Any], of_four: dict[str, Any]) -> str:

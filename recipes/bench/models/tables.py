@@ -1,14 +1,14 @@
-"""Tables and chart of models.evaluation and offload.placement --rivals.
+"""Tables and chart of models.evaluation.
 
 python -m recipes.bench.models.tables --png docs/img/figure-5-11.png
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.results import find
 from recipes.bench.common.text import markdown, where
 
 SEED_CUT = (0.28, 0.40)
@@ -17,11 +17,6 @@ COLUMNS = ("keep", "offloaded", "recompute")
 COLOURS = {"keep": "#8c959f", "offloaded": "#0969da", "recompute": "#d4a72c"}
 
 Rows = dict[str, dict[str, dict[str, Any]]]
-
-
-def read(path: Path) -> dict[str, Any] | None:
-    """A result file; None where there is none."""
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def rows_of(data: dict[str, Any]) -> Rows:
@@ -75,7 +70,7 @@ def equality(rows: Rows) -> str:
 
 def models(results_dir: Path) -> str:
     """Figure 5.11 as a table; empty when models.json is missing."""
-    data = read(results_dir / "models.json")
+    data = find(results_dir / "models.json")
     if data is None:
         return ""
     rows, settings = rows_of(data), data["settings"]
@@ -109,50 +104,6 @@ def rivals_of_the_full_model(rows: Rows) -> str:
         if column not in usual
     ]
     return f"The whole model under others: {'; '.join(found)}." if found else ""
-
-
-def rivals(results_dir: Path) -> str:
-    """Other people's ways beside ours; empty when rivals.json is missing."""
-    data = read(results_dir / "rivals.json")
-    if data is None:
-        return ""
-    rows = rows_of(data)
-    columns = list(dict.fromkeys(c for cells in rows.values() for c in cells))
-    body = [[c, *(shown(cells.get(c)) for cells in rows.values())] for c in columns]
-    failed = [
-        f"{name.split('/', 1)[1]} ({cell['error'][:60]})"
-        for name, cell in data["cells"].items()
-        if "error" in cell
-    ]
-    text = (
-        "**Beside others**, GPT blocks as in the first table, one process. "
-        "`transformers offload=True` and `deepspeed hidden states` recompute every "
-        "layer and move its input; `compiled` is `torch.compile`, with "
-        "`activation_memory_budget` where a budget is named: fused kernels round "
-        "differently and are faster by themselves, so compare them with `compiled`."
-    )
-    text += f" Did not run: {', '.join(failed)}." if failed else ""
-    parts = [text, markdown(["", *rows], body), deep_compile(results_dir), where(data)]
-    return "\n\n".join(filter(None, parts))
-
-
-def deep_compile(results_dir: Path) -> str:
-    """DeepSpeed's compiler pass, in a sentence; empty when it was not measured."""
-    data = read(results_dir / "deep_compile.json")
-    if data is None:
-        return ""
-    settings = data["settings"]
-    columns = [
-        f"{name} {cell['forward_backward_ms']:.0f} ms, {cell['peak_gb']:.2f} GB"
-        if "peak_gb" in cell
-        else f"{name} did not run ({cell['error'][:80]})"
-        for name, cell in data["cells"].items()
-    ]
-    return (
-        f"DeepCompile on the blocks of {settings['size']}, one rank under ZeRO-3, "
-        "forward and backward of the engine, told to use "
-        f"{settings['memory_gb']:.0f} GB: {'; '.join(columns)}."
-    )
 
 
 def chart(data: dict[str, Any], path: Path) -> None:
@@ -195,10 +146,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "models")
     parser.add_argument("--png", type=Path, help="draw the chart here")
     options = parser.parse_args()
-    print(
-        "\n\n".join(t for t in (models(options.results), rivals(options.results)) if t)
-    )
-    data = read(options.results / "models.json")
+    print(models(options.results))
+    data = find(options.results / "models.json")
     if options.png is not None and data is not None:
         chart(data, options.png)
 

@@ -14,9 +14,7 @@ gradient, so that no loss adds to either. The file is rewritten after every cell
 
 import argparse
 import dataclasses
-import datetime
 import json
-import platform
 import statistics
 import sys
 import time
@@ -27,6 +25,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 
 CELLS = ((12288, 3), (8192, 4), (16384, 2))
 HEAD_SIZE = 128
@@ -188,7 +189,7 @@ def compare(record: dict[str, Any], gpu_name: str) -> str:
 
     head = "| H, L | saved GB | estimate | forward ms | burst | sustained | back/fwd |"
     lines = [head, "|--" * 7 + "|"]
-    for cell in record["cells"]:
+    for cell in record["cells"].values():
         model = bert(cell["hidden"], cell["layers"])
         case = Case(
             name="device",
@@ -228,17 +229,14 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200-sxm", help="its name in the GPU table")
     args = parser.parse_args()
     if args.compare:
-        print(compare(json.loads(Path(args.compare).read_text()), args.gpu))
+        print(compare(results.read(Path(args.compare)), args.gpu))
         return 0
     deadline = time.monotonic() + args.budget_s
     record: dict[str, Any] = {
-        "command": " ".join(sys.argv),
-        "created_utc": datetime.datetime.now(datetime.timezone.utc).isoformat(),
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "environment": environment(),
+        "settings": {},
+        "cells": {},
         "matmul_tflops": matmul_tflops(args.device),
-        "cells": [],
         "left_out": [],
     }
     for text in args.cells.split():
@@ -246,14 +244,13 @@ def main() -> int:
         if time.monotonic() > deadline:
             record["left_out"].append([hidden, layers])
             continue
-        record["cells"].append(measure((hidden, layers), args))
+        cell = measure((hidden, layers), args)
+        record["cells"][f"{hidden}x{layers}"] = cell
         if args.device == "cuda":
             torch.cuda.empty_cache()
-        Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
-        print(
-            json.dumps({k: v for k, v in record["cells"][-1].items() if k != "all_ms"})
-        )
-    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+        results.write(Path(args.out), record)
+        print(json.dumps({k: v for k, v in cell.items() if k != "all_ms"}))
+    results.write(Path(args.out), record)
     return 0
 
 

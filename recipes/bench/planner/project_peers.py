@@ -12,11 +12,12 @@ the three differences that docs/project.md names; what remains is unexplained.
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from recipes.bench.common import results
 
 ROOT = Path(__file__).resolve().parents[3]
 PEER = "llm-analysis 0.2.2"
@@ -126,6 +127,9 @@ def adjust(row: dict[str, Any], peer_bytes: float) -> float:
 
 def compare(peer_python: str) -> dict[str, Any]:
     """Run the peer and put both beside each other."""
+    # Here: the peer's Python, which answers `--peer`, has no torch.
+    from recipes.bench.common.cells import environment
+
     rows = inputs()
     done = subprocess.run(
         [peer_python, "-m", "recipes.bench.planner.project_peers", "--peer"],
@@ -140,10 +144,9 @@ def compare(peer_python: str) -> dict[str, Any]:
         row["theirs"] = theirs
         row["adjusted_saved_bytes"] = adjust(row, theirs["layer_saved_bytes"])
     return {
-        "command": " ".join(sys.argv[:1]),
-        "python": platform.python_version(),
-        "peer": PEER,
-        "rows": rows,
+        "environment": environment(),
+        "settings": {"peer": PEER},
+        "cells": {row["name"]: row for row in rows},
     }
 
 
@@ -151,7 +154,7 @@ def markdown(record: dict[str, Any]) -> str:
     """The table of docs/project.md: ratios of the peer's figures to ours."""
     head = "| case | parameters | FLOPs | saved bytes | adjusted | forward time |"
     lines = [head, "|--" * 6 + "|"]
-    for row in record["rows"]:
+    for row in record["cells"].values():
         ours, theirs = row["ours"], row["theirs"]
         ratios = [theirs[key] / ours[key] for key in ours]
         ratios.insert(3, row["adjusted_saved_bytes"] / ours["layer_saved_bytes"])
@@ -174,7 +177,7 @@ def main() -> int:
         print(json.dumps([ask_peer(row) for row in json.load(sys.stdin)]))
         return 0
     record = compare(args.peer_python)
-    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+    results.write(Path(args.out), record)
     print(markdown(record))
     return 0
 

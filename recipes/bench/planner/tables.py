@@ -1,12 +1,12 @@
 """The planner's and the ROK curve's tables, from recorded results; never typed."""
 
 import itertools
-import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.common.results import find
 from recipes.bench.common.text import markdown, where
 
 TARGETS_GB = {"8192x4": 7.1, "12288x3": 8.0, "16384x2": 11.0, "6144x24": 9.0}
@@ -15,13 +15,9 @@ OFFSET = 4e-4
 GB = 1e9
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def planner(results_dir: Path) -> str:
     """Targets, prediction, regret and budgets; empty without results."""
-    data = _read(Path(results_dir) / "planner.json")
+    data = find(Path(results_dir) / "planner.json")
     if data is None:
         return ""
     cells = data["cells"]
@@ -250,7 +246,7 @@ def draw(results_dir: Path, picture: Path) -> None:
     """The frontier of every size: step over keep against peak, all measured."""
     from matplotlib.figure import Figure
 
-    data = _read(Path(results_dir) / "planner.json")
+    data = find(Path(results_dir) / "planner.json")
     if data is None:
         return
     cells = data["cells"]
@@ -281,7 +277,7 @@ def draw(results_dir: Path, picture: Path) -> None:
 
 def rok(results_dir: Path) -> str:
     """The ROK points by batch, and the split of the gain (Table 5.6)."""
-    data = _read(Path(results_dir) / "rok.json")
+    data = find(Path(results_dir) / "rok.json")
     if data is None:
         return ""
     points = [cell for cell in data["cells"].values() if "error" not in cell]

@@ -1,10 +1,9 @@
 """What the cost model took, against the fixed settings measured beside it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from recipes.bench.rgnn.tables import Results
+from recipes.bench.rgnn.records import Records
 
 SETTINGS = ("none", "compaction", "reordering", "both")
 SETTING_NAMES = {
@@ -21,7 +20,7 @@ def cell_name(cell: Mapping[str, Any]) -> str:
     return " ".join(cell[part] for part in ("graph", "model", "task", "dtype"))
 
 
-def taken(results: "Results", **cell: str) -> dict[str, Any]:
+def taken(results: Records, **cell: str) -> dict[str, Any]:
     """The record of the fixed setting that the cost model took, where there is one;
     the one under the model's own name was taken minutes earlier, and a host that bounds
     a step drifts more in minutes than settings differ."""
@@ -31,7 +30,7 @@ def taken(results: "Results", **cell: str) -> dict[str, Any]:
     return (results.find(f"hector-{name}", **cell) if name else None) or chosen
 
 
-def over_best(results: "Results", **cell: str) -> float | None:
+def over_best(results: Records, **cell: str) -> float | None:
     """Time of the setting taken over the best one's, of one machine."""
     mine = taken(results, **cell)
     if "ms" not in mine:

@@ -30,6 +30,7 @@ from hector.ir.types import Domain, Index
 from hector.runtime import executables
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
+from recipes.bench.common import results as files
 from recipes.bench.rgnn.choice import cell_name
 
 SETTING = {
@@ -144,7 +145,7 @@ def samples(data: dict[str, Any]) -> list[Sample]:
     small: dict[str, HeteroGraph] = {}
     built: dict[tuple[object, ...], tuple[Plan, ...]] = {}
     found = []
-    for r in data["records"]:
+    for r in data["cells"].values():
         key = r["key"]
         if r["status"] != "ok" or "setting" not in r or "taken_from" in r:
             continue
@@ -222,7 +223,7 @@ def choices(device: DeviceModel, taken: Sequence[Sample]) -> tuple[int, int, flo
 def write_choices(path: Path, taken: Sequence[Sample]) -> None:
     """Adds what the present model takes, of settings that were measured side by side,
     to the results: times outlive the model that chose among them."""
-    data = json.loads(path.read_text())
+    data = files.read(path)
     device = DeviceModel()
     found = {}
     for cell in cells_of([s for s in taken if s.key["width"] == WIDTH]):
@@ -230,7 +231,7 @@ def write_choices(path: Path, taken: Sequence[Sample]) -> None:
             chosen = min(cell.values(), key=lambda s: s.predicted(device))
             found[cell_name(chosen.key)] = chosen.setting
     data["modelled"] = dict(sorted(found.items()))
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    files.write(path, data)
 
 
 def leave_out(taken: Sequence[Sample]) -> None:
@@ -251,13 +252,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--leave-out", action="store_true", help="one graph a time")
     parser.add_argument("--write", action="store_true", help=write_choices.__doc__)
     args = parser.parse_args(argv)
-    data = json.loads(args.results.read_text())
+    data = files.read(args.results)
     if args.write:
         side_by_side = ("hector-none", "hector-compaction")
         side_by_side += ("hector-reordering", "hector-both")
-        data["records"] = [
-            r for r in data["records"] if r["key"]["contender"] in side_by_side
-        ]
+        data["cells"] = {
+            name: r
+            for name, r in data["cells"].items()
+            if r["key"]["contender"] in side_by_side
+        }
     taken = samples(data)
     if not taken:
         print("no times of compiled layers in", args.results)

@@ -7,8 +7,6 @@ what is not at hand, and these figures say how far they can be trusted.
 """
 
 import argparse
-import json
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,8 @@ from hector.datasets.knowledge import load_fb15k_237, load_ogbn_mag_small
 from hector.datasets.rdf import load_rdf
 from hector.graph import HeteroGraph
 from hector.statistics import statistics
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 
 SETS: dict[str, Callable[[Path], HeteroGraph]] = {
     "fb15k-237": load_fb15k_237,
@@ -37,9 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in args.sets:
         found[name] = vars(statistics(SETS[name](args.data / name)))
         print(f"{name}: compaction ratio {found[name]['entity_compaction_ratio']:.3f}")
-    about = {"python": platform.python_version(), "inverses": True}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({**about, "graphs": found}, indent=1) + "\n")
+    about = {"environment": environment(), "settings": {"inverses": True}}
+    results.write(args.out, {**about, "cells": found})
     return 0
 
 

@@ -299,7 +299,7 @@ def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
             _note_graph(results, work.cell.graph, graphs)
     left = args.budget_s - (time.monotonic() - began)
     turns.finish(results, run, min(left, args.limit_s))
-    print(f"{len(results.data['records'])} records, {skipped} left for another run")
+    print(f"{len(results.by_key)} records, {skipped} left for another run")
     results.write()
     return 0
 

@@ -8,8 +8,6 @@ Rows that the output file has are kept: a cut run goes on.
 """
 
 import argparse
-import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,8 @@ from hector.train import (
     TrainingResult,
 )
 from hector.train.model import LayerFactory, compiled_layer
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 from recipes.bench.rgnn.pyg import pyg_conv, pyg_layer
 
 
@@ -90,10 +90,9 @@ def compare(kind: LayerKind, data: DataConfig, args: argparse.Namespace) -> Any:
 
 def earlier_rows(path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of an earlier run with the same settings on the same kind of device."""
-    if not path.exists():
-        return []
+    data = results.find(path)
     same = {"num_epochs": args.epochs, "num_seeds": args.seeds, "device": args.device}
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    rows = data["cells"].values() if data else ()
     return [r for r in rows if all(r.get(k) == v for k, v in same.items())]
 
 
@@ -108,12 +107,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--seeds", type=int, default=10)
     add("--device", default="cpu")
     args = parser.parse_args(argv)
-    about = {
-        "device": args.device,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "command": f"python -m recipes.bench.rgnn.parity {' '.join(sys.argv[1:])}",
-    }
     rows = earlier_rows(args.out, args)
     known = {(r["data"], r["model"]) for r in rows}
     for name in args.sets:
@@ -129,8 +122,9 @@ def main(argv: list[str] | None = None) -> int:
                 f"{row['mean_accuracy']:.4f} of {args.seeds} seeds",
                 flush=True,
             )
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            cells = {f"{r['data']} {r['model']}": r for r in rows}
+            about = {"environment": environment(), "settings": {}}
+            results.write(args.out, {**about, "cells": cells})
     return 0
 
 

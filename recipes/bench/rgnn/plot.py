@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.rgnn.tables import TASKS, Results, compare, used_mib
+from recipes.bench.rgnn.records import TASKS, Records, compare, used_mib
 
 
-def write_plots(results: Results, directory: Path) -> None:
+def write_plots(results: Records, directory: Path) -> None:
     """Write `rgnn_memory.svg` and `rgnn_speedup.svg`."""
     import matplotlib
 
@@ -22,7 +22,7 @@ def write_plots(results: Results, directory: Path) -> None:
         pyplot.close(figure)
 
 
-def _memory(axes: Any, results: Results) -> None:
+def _memory(axes: Any, results: Records) -> None:
     for task, marker in zip(TASKS, "os", strict=True):
         points = []
         for graph, about in results.graphs.items():
@@ -43,7 +43,7 @@ def _memory(axes: Any, results: Results) -> None:
         axes.legend()
 
 
-def _speedup(axes: Any, results: Results) -> None:
+def _speedup(axes: Any, results: Records) -> None:
     graphs = list(results.graphs)
     bars = [(m, t) for m in ("rgcn", "rgat", "hgt") for t in TASKS]
     for index, (model, task) in enumerate(bars):

@@ -1,10 +1,11 @@
 """The results file of `rgnn.layers`: read once, rewritten after every measurement."""
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.common import results as files
+from recipes.bench.common.cells import environment
 from recipes.bench.rgnn.cells import Contender, Phase, Work
 from recipes.bench.rgnn.measure import FAST_MS
 
@@ -14,6 +15,8 @@ SETTING_OF = {
     Contender.HECTOR_REORDERING: "reorder",
     Contender.HECTOR_BOTH: "compact+reorder",
 }
+NAMED_BY = ("graph", "model", "task", "dtype", "width", "contender", "what")
+"""Parts of a key that make the name of its cell."""
 
 
 class Results:
@@ -24,22 +27,27 @@ class Results:
     ) -> None:
         self.path = path
         source = earlier or path
-        self.data: dict[str, Any] = {"runs": [], "graphs": {}, "records": []}
-        if source.exists():
-            self.data = json.loads(source.read_text())
-            # What failed is tried again; what ran out of memory or time is not.
-            self.data["records"] = [
-                r
-                for r in self.data["records"]
-                if keep_failed or r["status"] != "failed"
-            ]
-        self.by_key = {self._text(r["key"]): r for r in self.data["records"]}
+        self.data: files.Data = files.find(source) or {
+            "environment": {},
+            "settings": {},
+            "runs": [],
+            "graphs": {},
+            "cells": {},
+        }
+        # What failed is tried again; what ran out of memory or time is not.
+        self.by_key: dict[str, dict[str, Any]] = {
+            name: record
+            for name, record in self.data["cells"].items()
+            if keep_failed or record["status"] != "failed"
+        }
+        self.data["cells"] = self.by_key
 
     @staticmethod
     def _text(key: dict[str, Any]) -> str:
-        return json.dumps(key, sort_keys=True)
+        return "/".join(str(key[part]) for part in NAMED_BY)
 
     def start_run(self, about: dict[str, Any]) -> int:
+        self.data["environment"] = environment()
         self.data["runs"].append(about)
         return len(self.data["runs"]) - 1
 
@@ -108,15 +116,10 @@ class Results:
 
     def add(self, work: Work, run: int, values: dict[str, Any]) -> None:
         record = {"key": work.key(), "run": run, **values}
-        self.by_key[self._text(work.key())] = record
-        same = [r for r in self.data["records"] if r["key"] == record["key"]]
-        for old in same:
-            self.data["records"].remove(old)
-        self.data["records"].append(record)
+        name = self._text(work.key())
+        self.by_key.pop(name, None)  # the newest is last
+        self.by_key[name] = record
         self.write()
 
     def write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".part")
-        partial.write_text(json.dumps(self.data, indent=0) + "\n")
-        partial.replace(self.path)
+        files.write(self.path, self.data)

@@ -4,15 +4,26 @@ python -m recipes.bench.rgnn.tables RGNN_JSON --plots docs/img
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from recipes.bench.common import results as files
+from recipes.bench.common.text import markdown, where
 from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
+from recipes.bench.rgnn.plot import write_plots
+from recipes.bench.rgnn.records import (
+    DTYPES,
+    MODELS,
+    TASKS,
+    Comparison,
+    Records,
+    compare,
+    used_mib,
+)
 
 # Wu's geometric means over the best of the systems of its time (Table 3.4).
 SEED_MEANS = {
@@ -23,78 +34,12 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
-MODELS = ("rgcn", "rgat", "hgt")
-TASKS = ("inference", "training")
-DTYPES = ("float32", "bfloat16")
-
-Record = dict[str, Any]
-
-
-class Results:
-    """The records, found by their key; only those of one machine are compared."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.graphs: dict[str, dict[str, Any]] = data["graphs"]
-        self.runs = data["runs"]
-        self.modelled: dict[str, str] = data.get("modelled", {})
-        """What the present cost model takes, by cell (`rgnn_fit --write`)."""
-        self.by_key = {tuple(sorted(r["key"].items())): r for r in data["records"]}
-
-    def find(self, contender: str, **cell: Any) -> Record | None:
-        key = {"width": 64, "what": "time", **cell, "contender": contender}
-        return self.by_key.get(tuple(sorted(key.items())))
-
-    def ms(self, contender: str, **cell: Any) -> float | None:
-        record = self.find(contender, **cell)
-        return record.get("ms") if record else None
-
-    def contenders(self, **cell: Any) -> list[Record]:
-        """All but ours in a cell, on the machine of ours; out of memory on any."""
-        ours = self.find("hector", **cell)
-        wanted = {"width": 64, "what": "time", **cell}
-        return [
-            r
-            for r in self.by_key.values()
-            if all(r["key"][k] == v for k, v in wanted.items())
-            and not r["key"]["contender"].startswith("hector")
-            and (ours is None or r["status"] == "oom" or self.same(r, ours))
-        ]
-
-    def same(self, one: Record, other: Record) -> bool:
-        return self.machine(one) == self.machine(other)
-
-    def machine(self, record: Record) -> str:
-        run = self.runs[record["run"]]
-        return str(run.get("uuid", run["device"]))
-
-
-class Comparison(NamedTuple):
-    """Ours against the fastest other in one cell."""
-
-    ours: Record | None
-    best: Record | None
-    num_oom: int
-    """Others that ran out of memory."""
-
-    @property
-    def speedup(self) -> float | None:
-        if not (self.ours and self.best and "ms" in self.ours):
-            return None
-        return float(self.best["ms"] / self.ours["ms"])
-
-
-def compare(results: Results, **cell: Any) -> Comparison:
-    others = results.contenders(**cell)
-    timed = [r for r in others if r["status"] == "ok"]
-    best = min(timed, key=lambda r: r["ms"], default=None)
-    num_oom = sum(r["status"] == "oom" for r in others)
-    return Comparison(results.find("hector", **cell), best, num_oom)
 
 
 Named = tuple[str, dict[str, str]]
 
 
-def cells(results: Results, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
+def cells(results: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
     """(text, cell) of every cell of 64 channels."""
     return [
         (
@@ -113,16 +58,11 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["--"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-def summary(results: Results) -> str:
+def summary(results: Records) -> str:
     """Geometric mean, worst and best speed-up, out-of-memory counts."""
     groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
     for _, cell in cells(results):
@@ -149,10 +89,10 @@ def summary(results: Results) -> str:
             ]
         )
     header = ["cells", "mean", "Wu", "worst", "best", "graphs", "our OOM"]
-    return table([*header, "others' OOM"], rows)
+    return markdown([*header, "others' OOM"], rows)
 
 
-def details(results: Results) -> str:
+def details(results: Records) -> str:
     """Every cell: our time, the best other and its time, the ratio."""
     rows = []
     for name, cell in cells(results):
@@ -169,10 +109,10 @@ def details(results: Results) -> str:
                 number(found.speedup),
             ]
         )
-    return table(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
+    return markdown(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
 
 
-def ablation(results: Results) -> str:
+def ablation(results: Records) -> str:
     """Table 3.5: speed-up over no optimization, and what the cost model took."""
     rows = []
     for name, cell in cells(results):
@@ -184,16 +124,16 @@ def ablation(results: Results) -> str:
         texts = [number(base / t if base and t else None) for t in gains]
         rows.append([name, number(base, 3), *texts])
     header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
-    return table(header, rows)
+    return markdown(header, rows)
 
 
-def choice(results: Results, tolerance: float = 0.05) -> str:
+def choice(results: Records, tolerance: float = 0.05) -> str:
     """How often the cost model's choice is within `tolerance` of the best setting."""
     ratios = {name: over_best(results, **cell) for name, cell in cells(results)}
     return told({n: r for n, r in ratios.items() if r is not None}, tolerance)
 
 
-def memory(results: Results) -> str:
+def memory(results: Records) -> str:
     """Figure 3.10: memory with compaction over memory without, HGT, against the
     entity compaction ratio. Memory is the peak above what the graph itself holds."""
     rows = []
@@ -212,16 +152,10 @@ def memory(results: Results) -> str:
     header = ["graph", "entity compaction ratio", "average degree"]
     for task in TASKS:
         header += [f"{task} MiB", f"{task} compact / plain"]
-    return table(header, rows)
+    return markdown(header, rows)
 
 
-def used_mib(record: Record | None) -> float | None:
-    if not record or not record.get("peak_bytes"):
-        return None
-    return float(record["peak_bytes"] - (record["resident_bytes"] or 0)) / 2**20
-
-
-def widths(results: Results) -> str:
+def widths(results: Records) -> str:
     """Figure 3.12: time without optimizations at widths 32, 64, 128."""
     rows = []
     for name, cell in cells(results, ("float32",)):
@@ -230,10 +164,10 @@ def widths(results: Results) -> str:
             continue
         steps = [b / a if a and b else None for a, b in pairwise(times)]
         rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
-    return table(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
+    return markdown(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
 
 
-def mapping(results: Results) -> str:
+def mapping(results: Records) -> str:
     """One program a group against programs that share small groups."""
     rows = []
     for name, cell in cells(results, ("float32",)):
@@ -241,10 +175,10 @@ def mapping(results: Results) -> str:
         if one and ours and "ms" in one and "ms" in ours and results.same(one, ours):
             ratio = number(one["ms"] / ours["ms"])
             rows.append([name, number(one["ms"], 3), number(ours["ms"], 3), ratio])
-    return table(["cell", "a program a group ms", "shared ms", "ratio"], rows)
+    return markdown(["cell", "a program a group ms", "shared ms", "ratio"], rows)
 
 
-def breakdown(results: Results) -> str:
+def breakdown(results: Records) -> str:
     """Figure 3.3: microseconds an epoch by part."""
     rows = []
     for record in results.by_key.values():
@@ -265,10 +199,10 @@ def breakdown(results: Results) -> str:
             ]
         )
     header = ["cell", "matmul", "traversal", "indexing and copying", "other"]
-    return table([*header, "CUDA API", "API %", "launches"], sorted(rows))
+    return markdown([*header, "CUDA API", "API %", "launches"], sorted(rows))
 
 
-def kernels(results: Results, count: int = 5) -> str:
+def kernels(results: Records, count: int = 5) -> str:
     """Our most expensive kernels of each cell against the device's ceilings."""
     rows = []
     for record in results.by_key.values():
@@ -286,7 +220,7 @@ def kernels(results: Results, count: int = 5) -> str:
             times = number(k["us"], 0), number(k["predicted_us"], 0)
             rows.append([name, f"`{what}`", *times, *work, f"{share:.0f}"])
     header = ["cell", "kernel", "us", "predicted us", "GB/s", "TFLOP/s"]
-    return table([*header, "% of a ceiling"], rows)
+    return markdown([*header, "% of a ceiling"], rows)
 
 
 SECTIONS = {
@@ -302,7 +236,7 @@ SECTIONS = {
 }
 
 
-def machines(results: Results) -> str:
+def machines(results: Records) -> str:
     """Device, versions and command of every run that took something."""
     used = {r["run"] for r in results.by_key.values()}
     lines = {}
@@ -328,9 +262,9 @@ def rgnn(results: Path) -> str:
     """The README's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
     empty if neither is there."""
     parts = []
-    path = results / "rgnn.json"
-    if path.exists():
-        found = Results(json.loads(path.read_text()))
+    data = files.find(results / "rgnn.json")
+    if data is not None:
+        found = Records(data)
         parts.append(
             "**Relational layers.** One layer, 64 channels, one head, loss on random "
             "labels, 24 GiB: the fastest other of PyG's layers, a sorted per-relation "
@@ -342,9 +276,9 @@ def rgnn(results: Path) -> str:
         filled = {n: t for n, t in sections.items() if t and t.count("\n") != 1}
         parts += [f"*{name}*\n\n{text}" for name, text in filled.items()]
         parts.append(machines(found))
-    path = results / "rgnn_parity.json"
-    if path.exists():
-        parts.append(parity(json.loads(path.read_text())))
+    data = files.find(results / "rgnn_parity.json")
+    if data is not None:
+        parts.append(parity(data))
     return "\n\n".join(parts)
 
 
@@ -359,12 +293,11 @@ def parity(data: dict[str, Any]) -> str:
             number(r["pyg_accuracy_same_start"], 4),
             f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}",
         ]
-        for r in data["rows"]
+        for r in data["cells"].values()
     ]
     head = ["", "epochs", "largest loss difference", "accuracy", "PyG's", "mean, seeds"]
     text = "**Training as PyG's layers train**, float64, from the same initial weights."
-    where = f"{data['device']}; torch {data['torch']}; `{data['command']}`"
-    return f"{text}\n\n{table(head, rows)}\n\n{where}"
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -372,12 +305,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path)
     parser.add_argument("--plots", type=Path, help="also write SVG plots here")
     args = parser.parse_args(argv)
-    results = Results(json.loads(args.results.read_text()))
+    results = Records(files.read(args.results))
     for title, section in SECTIONS.items():
         print(f"### {title}\n\n{section(results)}\n")
     if args.plots:
-        from recipes.bench.rgnn.plot import write_plots
-
         write_plots(results, args.plots)
     return 0
 

@@ -1,10 +1,10 @@
 """What safety costs and what was searched, from `results/*.json`; never typed."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
-from recipes.bench.common.text import Data, markdown, where
+from recipes.bench.common.results import Data, find, read
+from recipes.bench.common.text import markdown, where
 
 TARGET = 1.03
 """Of `verify="checksum"`: step time over `verify="off"`."""
@@ -75,7 +75,7 @@ def _found(cell: Data) -> str:
 def searches(results: Path) -> str:
     """Random graphs, the operator database and random faults, one line each."""
     found = {
-        name: json.loads((results / f"{name}.json").read_text())
+        name: read(results / f"{name}.json")
         for name in ("graphs_cpu", "opinfo_cpu", "fault_soak_cpu")
         if (results / f"{name}.json").exists()
     }
@@ -130,3 +130,48 @@ def _faults(cells: Data) -> str:
         f"{len(cell['left_on_disk'])} files and {len(cell['threads_left'])} threads "
         "left."
     )
+
+
+def survival(results_dir: Path) -> str:
+    """A markdown table; empty if nothing was recorded."""
+    data = find(results_dir / "survival.json")
+    if data is None:
+        return ""
+    cells = data["cells"]
+    evidence = data["settings"]["evidence"]
+    head = ["program", *cells]
+    rows, notes = [], list[str]()
+    for name, source in evidence.items():
+        row = [f"{name.replace('_', ' ')} ({source})"]
+        row += [_short(cell, name, notes) for cell in cells.values()]
+        rows.append(row)
+    sound = [sum(map(_sound, c.get("verdicts", {}).values())) for c in cells.values()]
+    counts = [f"{count} of {len(evidence)}" for count in sound]
+    rows.append(["**sound**", *counts])
+    text = (
+        "**Who survives what.** Programs that have broken activation offloading, and "
+        "their gradients against plain autograd's, byte for byte. `WRONG` is silent: "
+        "no error, other gradients (or a result where plain autograd refuses)."
+    )
+    errors = "\n".join(f"{at}. {note}" for at, note in enumerate(notes, 1))
+    table = markdown(head, rows, "--")
+    return "\n\n".join(part for part in (text, table, errors, where(data)) if part)
+
+
+def _sound(verdict: str) -> bool:
+    return verdict in ("equal", "refused")
+
+
+def _short(cell: dict[str, object], name: str, notes: list[str]) -> str:
+    verdicts = cell.get("verdicts")
+    if not isinstance(verdicts, dict):
+        verdict = str(cell.get("error", "-"))
+    else:
+        verdict = str(verdicts.get(name, "-"))
+    if _sound(verdict) or verdict == "-":
+        return verdict
+    if verdict.startswith("WRONG"):
+        return "**WRONG**"
+    if verdict not in notes:
+        notes.append(verdict)
+    return f"error ({notes.index(verdict) + 1})"

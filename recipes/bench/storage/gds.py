@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, child_environment, module_command
-from recipes.bench.common.record import Record
+from recipes.bench.common.cells import RESULTS, Cells, child_environment, module_command
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
 from recipes.bench.storage.registration import registered
@@ -224,24 +223,24 @@ def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
     return cell
 
 
-def path_parts(record: Record, place: Path, num_rounds: int) -> None:
+def path_parts(record: Cells, place: Path, num_rounds: int) -> None:
     """What the paths reach, and which one is taken by itself."""
     if availability().modes:
-        record.note("cufile", probe_cufile(place))
-    record.note("modes", probe_modes(place))
+        record.fact("cufile", probe_cufile(place))
+    record.fact("modes", probe_modes(place))
     paths = Paths(place, record_mib=64, depth=4)
     for cell in path_cells(paths, num_rounds, record.left_s):
-        record.add(cell)
+        record.add(**cell)
     paths.close()
     makers: list[Callable[[], dict[str, Any]]] = [
         lambda: stream_cell(place),
-        lambda: choice_cell(place, list(record.cells())),
+        lambda: choice_cell(place, list(record.data["cells"].values())),
     ]
     for make in makers:
         try:
-            record.add(make())
+            record.add(**make())
         except Exception:
-            record.add({"what": "failure", "error": traceback.format_exc()[-1500:]})
+            record.add(what="failure", error=traceback.format_exc()[-1500:])
 
 
 def main() -> None:
@@ -259,11 +258,11 @@ def main() -> None:
         parser.error("needs a CUDA device")
     name = "gds" if options.part == "paths" else "malloc_hook"
     out = options.out or RESULTS / "storage" / f"{name}.json"
-    record = Record(out, options.budget_s)
+    record = Cells(out, options.budget_s, anew=True)
     place = scratch(options.directory)
     if options.part == "paths":
         path_parts(record, place, options.rounds)
-        record.note("threads", threading.active_count())
+        record.fact("threads", threading.active_count())
         return
     hook = options.hook or malloc_hook.build(place / "malloc_hook.so")
     hook_part(record, hook, place, options.turns)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import child_environment, module_command
-from recipes.bench.common.record import Record
+from recipes.bench.common.cells import Cells, child_environment, module_command
 from ssdtrain.storage import malloc_hook
 
 ALLOCATORS = {
@@ -230,7 +229,7 @@ class Match:
         return times
 
 
-def hook_part(record: Record, hook: Path, place: Path, num_turns: int) -> None:
+def hook_part(record: Cells, hook: Path, place: Path, num_turns: int) -> None:
     """The caching allocator alone, then the two others; saved after every turn."""
     for names, reserve_s in ((("caching",), 0.4 * record.left_s()), (REST, 0.0)):
         if record.left_s() < 2 * CLOSE_S:
@@ -250,11 +249,11 @@ def hook_part(record: Record, hook: Path, place: Path, num_turns: int) -> None:
                 turns = num_turns if len(match.sides) > 2 else num_turns // 2
 
                 def save(match: Match = match) -> None:
-                    record.note("unfinished", match.cell())
+                    record.fact("unfinished", match.cell())
 
                 match.run(turns, left_s, save)
-                record.add(match.cell())
-                record.note("unfinished", None)
+                record.add(**match.cell())
+                record.fact("unfinished", None)
         finally:
             for match in matches:
                 match.stop()

@@ -14,6 +14,8 @@ import json
 import sys
 from pathlib import Path
 
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 from ssdtrain.machine import command
 
 
@@ -27,8 +29,9 @@ def main() -> int:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         status = command.run(args)
-    record = {"command": " ".join(sys.argv), **json.loads(text.getvalue())}
-    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+    record = json.loads(text.getvalue())
+    about = {"environment": environment(), "settings": {}}
+    results.write(Path(args.out), {**about, "cells": {"doctor": record}})
     for finding in record["findings"]:
         print(finding["level"], "|", finding["text"], "|", finding["advice"])
     return status

@@ -20,8 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from recipes.bench.common.cells import RESULTS
-from recipes.bench.common.record import Record
+from recipes.bench.common.cells import RESULTS, Cells
 from recipes.bench.storage.raw_io import scratch
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import Slot, Storage, open_storage
@@ -114,7 +113,7 @@ def main() -> None:
     default = RESULTS / "storage" / "soak.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
-    record = Record(options.out, options.budget_s)
+    record = Cells(options.out, options.budget_s, anew=True)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     place = scratch(options.directory)
     device = open_device(torch.device(kind))
@@ -130,12 +129,12 @@ def main() -> None:
         while storage.stats().written_bytes < goal and record.left_s() > 0:
             sizes = [draw.choice(SIZES_MIB) * MIB for _ in range(NUM_RECORDS)]
             step(offloader, [content[:size] for size in sizes])
-        record.add({"what": "soak", "device": kind, **level(offloader, storage)})
+        record.add(what="soak", device=kind, **level(offloader, storage))
         if record.left_s() <= 0:
             break
     offloader.close()
-    record.note("kernel_write_gb", round((_disk_write_bytes() - before) / 1e9, 2))
-    record.note("left_behind", [p.name for p in place.iterdir()])
+    record.fact("kernel_write_gb", round((_disk_write_bytes() - before) / 1e9, 2))
+    record.fact("left_behind", [p.name for p in place.iterdir()])
     place.rmdir()
 
 

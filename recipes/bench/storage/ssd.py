@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS
-from recipes.bench.common.record import Record
+from recipes.bench.common.cells import RESULTS, Cells
 from recipes.bench.storage.offloader_io import offloader_rates
 from recipes.bench.storage.raw_io import (
     Ours,
@@ -110,7 +109,7 @@ def main() -> None:
     default = RESULTS / "storage" / "io.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
-    record = Record(options.out, options.budget_s)
+    record = Cells(options.out, options.budget_s, anew=True)
     device = torch.device("cuda") if torch.cuda.is_available() else None
     place = scratch(options.directory)
     longest_s = 0.0
@@ -131,7 +130,7 @@ def main() -> None:
                         )
                 if tflops:
                     cell["compute_tflops"] = round(tflops[0], 1)
-                record.add(cell)
+                record.add(**cell)
                 longest_s = max(longest_s, before - record.left_s())
     finally:
         place.rmdir()

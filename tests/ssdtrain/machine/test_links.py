@@ -115,7 +115,9 @@ def test_the_recorded_doctor_run_can_be_read() -> None:
     record = results / "links_h200.json"
     if not record.exists():
         pytest.skip("no doctor run is recorded yet")
-    links = LINK_FILE.from_json(json.loads(record.read_text())["links"])
+    links = LINK_FILE.from_json(
+        json.loads(record.read_text())["cells"]["doctor"]["links"]
+    )
     out, back = (links.best(kind, 1 << 26) for kind in (LinkKind.D2H, LinkKind.H2D))
     assert out is not None and back is not None
     # PCIe 5 x16: 63 GB/s at most, and a fit that describes what was measured.

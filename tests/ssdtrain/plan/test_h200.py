@@ -47,7 +47,9 @@ def recorded(name: str) -> dict[str, float]:
 @pytest.fixture
 def links(tmp_path: Path) -> Links:
     """Of the recorded link file."""
-    found = json.loads((RESULTS / "storage" / "links_h200.json").read_text())["links"]
+    found = json.loads((RESULTS / "storage" / "links_h200.json").read_text())["cells"][
+        "doctor"
+    ]["links"]
     (tmp_path / "links.json").write_text(json.dumps(found))
     return read_link_curves(str(tmp_path / "links.json"))
 

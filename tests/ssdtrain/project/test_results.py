@@ -25,7 +25,7 @@ def recorded(name: str) -> Any:
 
 
 def test_the_differences_from_llm_analysis_are_explained() -> None:
-    rows = {row["name"]: row for row in recorded("project_peers.json")["rows"]}
+    rows = recorded("project_peers.json")["cells"]
     both = (*cases(CaseSet.FIGURE_5_10), *cases(CaseSet.TABLE_5_4))
     assert set(rows) == {case.name for case in both}
     for case in both:
@@ -47,7 +47,7 @@ def test_measured_activations_and_times() -> None:
     record = recorded("project_device.json")
     h200 = find(GPUS, "h200-sxm", "GPU")
     assert record["cells"]
-    for cell in record["cells"]:
+    for cell in record["cells"].values():
         model = replace(bert(cell["hidden"], cell["layers"]), sequence=cell["sequence"])
         case = Case(
             name="device",

@@ -1,0 +1,78 @@
+"""What `rgnn.layers` recorded, found by graph, model, task and contender."""
+
+from typing import Any, NamedTuple
+
+MODELS = ("rgcn", "rgat", "hgt")
+TASKS = ("inference", "training")
+DTYPES = ("float32", "bfloat16")
+
+Record = dict[str, Any]
+
+
+class Records:
+    """The records, found by their key; only those of one machine are compared."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.graphs: dict[str, dict[str, Any]] = data["graphs"]
+        self.runs = data["runs"]
+        self.modelled: dict[str, str] = data.get("modelled", {})
+        """What the present cost model takes, by cell (`rgnn_fit --write`)."""
+        self.by_key = {
+            tuple(sorted(r["key"].items())): r for r in data["cells"].values()
+        }
+
+    def find(self, contender: str, **cell: Any) -> Record | None:
+        key = {"width": 64, "what": "time", **cell, "contender": contender}
+        return self.by_key.get(tuple(sorted(key.items())))
+
+    def ms(self, contender: str, **cell: Any) -> float | None:
+        record = self.find(contender, **cell)
+        return record.get("ms") if record else None
+
+    def contenders(self, **cell: Any) -> list[Record]:
+        """All but ours in a cell, on the machine of ours; out of memory on any."""
+        ours = self.find("hector", **cell)
+        wanted = {"width": 64, "what": "time", **cell}
+        return [
+            r
+            for r in self.by_key.values()
+            if all(r["key"][k] == v for k, v in wanted.items())
+            and not r["key"]["contender"].startswith("hector")
+            and (ours is None or r["status"] == "oom" or self.same(r, ours))
+        ]
+
+    def same(self, one: Record, other: Record) -> bool:
+        return self.machine(one) == self.machine(other)
+
+    def machine(self, record: Record) -> str:
+        run = self.runs[record["run"]]
+        return str(run.get("uuid", run["device"]))
+
+
+class Comparison(NamedTuple):
+    """Ours against the fastest other in one cell."""
+
+    ours: Record | None
+    best: Record | None
+    num_oom: int
+    """Others that ran out of memory."""
+
+    @property
+    def speedup(self) -> float | None:
+        if not (self.ours and self.best and "ms" in self.ours):
+            return None
+        return float(self.best["ms"] / self.ours["ms"])
+
+
+def compare(records: Records, **cell: Any) -> Comparison:
+    others = records.contenders(**cell)
+    timed = [r for r in others if r["status"] == "ok"]
+    best = min(timed, key=lambda r: r["ms"], default=None)
+    num_oom = sum(r["status"] == "oom" for r in others)
+    return Comparison(records.find("hector", **cell), best, num_oom)
+
+
+def used_mib(record: Record | None) -> float | None:
+    if not record or not record.get("peak_bytes"):
+        return None
+    return float(record["peak_bytes"] - (record["resident_bytes"] or 0)) / 2**20
