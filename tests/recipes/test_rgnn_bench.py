@@ -21,7 +21,8 @@ from recipes.bench.rgnn.results import Results
 
 ARGS = (
     "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
-    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 600 --limit-s 300"
+    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 600 "
+    "--limit-s 300"
 ).split()
 
 
@@ -308,7 +309,7 @@ def test_a_setting_that_was_chosen_is_not_timed_again_unless_the_host_bounds_it(
 ) -> None:
     monkeypatch.setattr("recipes.bench.rgnn.results.FAST_MS", fast_ms)
     out = tmp_path / "r.json"
-    words = [*ARGS[:-8], "main", "ablation", "--budget-s", "60", "--out", str(out)]
+    words = [*ARGS[:-8], "main", "ablation", *ARGS[-4:], "--out", str(out)]
     words += ["--contenders", "hector", "hector-none", "hector-both"]
     rgnn.main([w for w in words if w != "bfloat16"])
     found = json.loads(out.read_text())["cells"].values()
