@@ -18,6 +18,7 @@ from pydirect.placement import (
     Affinity,
     Compute,
     Cpu,
+    Mix,
     Operands,
     Result,
     Rule,
@@ -104,23 +105,40 @@ def _rows(machine: Machine, op: Operator, args: tuple[Any, ...]) -> torch.Tensor
     request = as_row_gather(op, args)
     if request is None:
         return None
-    index = request.index.device
-    rule = place(
-        Operands(
-            mix=mix_of((region_of(request.table).affinity,)),
-            cuda=index.type == "cuda",
-            cpu=_cpu_kind((request.index,)),
-            written=Written.NOTHING,
-            indexing=op._schema.name.removeprefix("aten::") in _INDEXING,
-        )
-    )
-    if rule.result is not Result.CUDA:
+    index, affinity = request.index.device, region_of(request.table).affinity
+    if not _gives_cuda(
+        affinity is Affinity.GPU,
+        index.type == "cuda",
+        index.type == "cpu" and request.index.dim() > 0,
+        request.wraps,
+    ):
         return None
     device = index if index.type == "cuda" else machine.accelerator()
     if device.type != "cuda":
         return None
     machine.counters.gathers += 1
     return gather_rows(request, device)
+
+
+@functools.cache
+def _gives_cuda(gpu_affine: bool, on_cuda: bool, on_cpu: bool, subscript: bool) -> bool:
+    """Whether the rules put the rows of a table on the GPU: four facts, asked often.
+
+    Args:
+        gpu_affine: affinity of the table.
+        on_cuda: where the index is.
+        on_cpu: whether the index is a CPU tensor, and no scalar.
+        subscript: whether the call is an indexing operator.
+    """
+    cpu = Cpu.TENSORS if on_cpu else Cpu.NONE if on_cuda else Cpu.SCALARS
+    facts = Operands(
+        mix=Mix.GPU if gpu_affine else Mix.HOST,
+        cuda=on_cuda,
+        cpu=cpu,
+        written=Written.NOTHING,
+        indexing=subscript,
+    )
+    return place(facts).result is Result.CUDA
 
 
 def _cpu_kind(operands: Iterable[torch.Tensor]) -> Cpu:

@@ -27,6 +27,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from pydirect.errors import PlacementError
+from pydirect.gather.front import BoundTable
 from pydirect.memory import (
     Reach,
     device_alias,
@@ -54,8 +55,11 @@ class Region:
         self._flat = host
         self._is_managed = reach_here(host) is Reach.MANAGED
         self._device_storages: dict[torch.device, torch.UntypedStorage] = {}
+        self.prepared: dict[object, BoundTable] = {}
+        """Tables over the memory, made ready for gathers; pinned as long as we live."""
         self._writers: set[torch.cuda.Stream] = set()
         self._readers: set[torch.cuda.Stream] = set()
+        self._reading: set[tuple[int, int]] = set()
         self._saved: list[TensorWeakRef] = []
         self.lock = threading.Lock()
         """Held while a gradient is added: backward runs in several threads."""
@@ -93,6 +97,14 @@ class Region:
             for stream in self._readers:
                 stream.synchronize()
             self._readers.clear()
+            self._reading.clear()
+
+    def note_gathers(self, device: torch.device) -> None:
+        """As `note_gpu_work` for reads, for work that is queued again and again."""
+        handle = torch._C._cuda_getCurrentRawStream(device.index)
+        if (device.index, handle) not in self._reading:
+            self._reading.add((device.index, handle))
+            self._readers.add(torch.cuda.current_stream(device))
 
     def note_gpu_work(self, stream: torch.cuda.Stream, *, wrote: bool) -> None:
         """``stream`` has been given work on the region."""

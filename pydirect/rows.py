@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 
 from pydirect.gather import index_select
+from pydirect.gather.front import BoundTable, front_of
 from pydirect.region import DEVICE_TYPE, region_of
 from pydirect.transfer import alias_on, gradient_of, leaf_of
 
 _HOST = torch.device("cpu")
+_PREPARED = 64
 _NAMES = {
     torch.ops.aten.index.Tensor: "index",
     torch.ops.aten.index_select.default: "index_select",
@@ -82,14 +84,33 @@ def _fits(table: torch.Tensor, index: torch.Tensor) -> bool:
 def _gather(request: RowGather, device: torch.device) -> torch.Tensor:
     table, index = request.table, request.index
     flat = index.reshape(-1).to(device, non_blocking=True)
-    region = region_of(table)
     if device.type == "cuda":
-        # Pins the memory at the first use.
-        region.on_device(device)
-        region.note_gpu_work(torch.cuda.current_stream(device), wrote=False)
-    host = alias_on(table, _HOST, writes=False)
-    rows = index_select(host, flat, wraps=request.wraps)
-    return rows.view(*index.shape, *table.shape[1:])
+        rows = _on_gpu(table, flat, request.wraps)
+    else:
+        host = alias_on(table, _HOST, writes=False)
+        rows = index_select(host, flat, wraps=request.wraps)
+    return rows if index.dim() == 1 else rows.view(*index.shape, *table.shape[1:])
+
+
+def _on_gpu(table: torch.Tensor, index: torch.Tensor, wraps: bool) -> torch.Tensor:
+    device, region = index.device, region_of(table)
+    key = device, table.storage_offset(), table.shape, table.dtype
+    prepared = region.prepared.get(key)
+    if prepared is None:
+        region.on_device(device)  # pins the memory
+        host = alias_on(table, _HOST, writes=False)
+        prepared = BoundTable(front_of(device), host)
+        if len(region.prepared) >= _PREPARED:
+            region.prepared.clear()
+        region.prepared[key] = prepared
+    else:
+        # The paths of the CPU read what other streams have written.
+        region.wait_for_gpu(before_write=False)
+    region.note_gathers(device)
+    if torch.cuda.current_device() == device.index:
+        return prepared.index_select(index, wraps=wraps)
+    with torch.cuda.device(device):
+        return prepared.index_select(index, wraps=wraps)
 
 
 class _Rows(torch.autograd.Function):

@@ -164,6 +164,17 @@ class Chooser:
             lambda: self._candidates(request, look, found),
         )
 
+    def settled(
+        self, request: Request, look: Look, found: Reach, max_sms: int | None
+    ) -> Path | None:
+        """The path that `choose` has come to for such gathers; None while trials of
+        them go on."""
+        if found is Reach.NONE:
+            return Path.CPU
+        if is_little(request):
+            return Path.DIRECT
+        return self.trials.settled(self.cell(request, look, found, max_sms))
+
     def cell(
         self, request: Request, look: Look, found: Reach, max_sms: int | None
     ) -> Cell:

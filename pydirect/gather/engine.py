@@ -2,6 +2,7 @@
 except that the CPU and DMA paths wait for the index."""
 
 import functools
+import itertools
 import threading
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ class Engine:
         start: kernels.Start = kernels.Start.LINE,
     ) -> None:
         """Zero-copy in the order of the index; ``start`` for comparison."""
-        arguments = self._arguments(request, request.index)
+        arguments = self.arguments(request, request.index.data_ptr())
         arguments.check = 1
         arguments.wraps = request.wraps
         index = request.index
@@ -114,9 +115,7 @@ class Engine:
             index = index.long()
             arguments.index = index.data_ptr()
         shape = _shape_of(num_blocks=sms, start=start)
-        kernels.launch_gather(
-            self.module, arguments, index.dtype, shape, self._stream()
-        )
+        kernels.launch_gather(self.module, arguments, index.dtype, shape, self.stream())
 
     def _ordered(
         self, request: Request, max_sms: int | None, *, read_once: bool
@@ -130,7 +129,7 @@ class Engine:
         arguments = self._bucket_arguments(request)
         space = _Space(self.device, num, arguments.num_buckets, read_once=read_once)
         space.lend(arguments)
-        stream = self._stream()
+        stream = self.stream()
         wide = 4 * self.tuning.num_sms if max_sms is None else self._budget(max_sms)
         kernels.launch_order(
             self.module,
@@ -139,7 +138,7 @@ class Engine:
             num_blocks=wide,
             stream=stream,
         )
-        gather = self._arguments(request, space.order)
+        gather = self.arguments(request, space.order)
         gather.position = arguments.position
         gather.total = arguments.counts + 4 * (arguments.num_buckets + 1)
         shape = _shape_of(
@@ -188,18 +187,20 @@ class Engine:
             arguments.tiers = request.tiers.arguments
         return arguments
 
-    def _stream(self) -> int:
+    def stream(self) -> int:
+        """The raw handle of the current stream."""
         if self.device.type != "cuda":
             return 0
         # What torch's own generated code asks: a Stream object costs microseconds.
         raw = torch._C._cuda_getCurrentRawStream
         return int(raw(self.device.index))
 
-    def _arguments(self, request: Request, order: torch.Tensor) -> kernels.GatherArgs:
+    def arguments(self, request: Request, order: int) -> kernels.GatherArgs:
+        """Arguments of a gather that reads in the order at address ``order``."""
         arguments = kernels.GatherArgs(
             table=request.table.data_ptr(),
             out=request.out.data_ptr(),
-            index=order.data_ptr(),
+            index=order,
             error=self._faults.elected_address,
             fault=self._faults.record_address,
             num_indices=request.num_indices,
@@ -209,6 +210,35 @@ class Engine:
         if request.tiers is not None:
             arguments.tiers = request.tiers.arguments
         return arguments
+
+
+class DirectGather:
+    """`Engine.direct` over one table, with all that depends on the table settled."""
+
+    def __init__(self, engine: Engine, table: torch.Tensor) -> None:
+        """``table``: pinned, contiguous, shape (num_rows, ...)."""
+        self._engine = engine
+        empty = table.new_empty((0,), dtype=torch.int64)
+        request = Request(table=table, index=empty, out=table[:0])
+        self._template = engine.arguments(request, 0)
+        self._template.check = 1
+        self._shape = _shape_of(num_blocks=engine.tuning.direct_sms)
+
+    def __call__(self, index: torch.Tensor, out: torch.Tensor, *, wraps: bool) -> None:
+        """Write ``out`` (freshly allocated, at its storage's start) on the current
+        stream; ``index``: contiguous."""
+        arguments = kernels.GatherArgs.from_buffer_copy(self._template)
+        arguments.index = index.data_ptr()
+        arguments.out = out.data_ptr()
+        arguments.num_indices = index.shape[0]
+        arguments.wraps = wraps
+        kernels.launch_gather(
+            self._engine.module,
+            arguments,
+            index.dtype,
+            self._shape,
+            self._engine.stream(),
+        )
 
 
 class _Space:
@@ -223,16 +253,18 @@ class _Space:
         counts = num_buckets + 2
         parts = (num, num, counts, self._num_sums, owners, self._num_slots)
         # 8-byte rows first, so that all parts are aligned.
-        space = torch.empty(2 * num + sum(parts), dtype=torch.int32, device=device)
-        self.order = space[: 2 * num].view(torch.int64)
-        self._parts = space[2 * num :].split(parts)
+        self._space = torch.empty(
+            2 * num + sum(parts), dtype=torch.int32, device=device
+        )
+        self.order = self._space.data_ptr()
+        starts = itertools.accumulate(parts[:-1], initial=2 * num)
+        self._parts = [self.order + 4 * start for start in starts]
 
     def lend(self, arguments: kernels.BucketArgs) -> None:
         """Fill in the addresses; the memory must outlive the launches' enqueueing."""
-        addresses = [part.data_ptr() for part in self._parts]
-        position, rank, counts, sums, owner, slots = addresses
+        position, rank, counts, sums, owner, slots = self._parts
         arguments.sums, arguments.num_sums = sums, self._num_sums
-        arguments.order = self.order.data_ptr()
+        arguments.order = self.order
         arguments.position, arguments.rank, arguments.counts = position, rank, counts
         if self._num_slots:
             arguments.owner, arguments.slots = owner, slots

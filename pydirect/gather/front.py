@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pydirect.gather.chooser import UNKNOWN, Chooser, Survey, chooser_on
-from pydirect.gather.engine import Engine, engine_on
+from pydirect.gather.engine import DirectGather, Engine, engine_on
 from pydirect.gather.request import Path, Request
 from pydirect.gather.trials import Trial
 from pydirect.memory import Reach, reach
@@ -51,6 +52,11 @@ class Counters:
                 useful_bytes=self._useful_bytes,
                 num_unpinned=self._num_unpinned,
             )
+
+
+# Calls of one shape that go by without asking the survey and the chooser again.
+_CALLS = 7
+_SHAPES = 256
 
 
 class Front:
@@ -95,6 +101,74 @@ class Front:
             )
         if surveyed:
             self.survey.follow(request, max_sms)
+
+
+class BoundTable:
+    """A pinned host table, prepared for many gathers onto one device.
+
+    What a gather asks about a table and its shapes is asked once here, and the path of
+    a shape that has settled is looked up: one call that is waited for takes little more
+    than its kernels. The memory must stay pinned as long as this lives.
+    """
+
+    def __init__(self, front: Front, table: torch.Tensor) -> None:
+        """``table``: CPU, contiguous, shape (num_rows, ...)."""
+        self._front = front
+        self._table = table
+        self._found = reach(table)
+        self._row, self._dtype = tuple(table.shape[1:]), table.dtype
+        self._row_bytes = math.prod(self._row) * table.element_size()
+        self._direct = DirectGather(front.engine, table)
+        self._counters = process_counters()
+        self._settled: dict[int, _Settled] = {}
+
+    def index_select(self, index: torch.Tensor, *, wraps: bool) -> torch.Tensor:
+        """``table[index]``, shape (num_indices, ...), on the current stream.
+
+        Args:
+            index: int32 or int64, shape (num_indices,), on the front's device, which
+                must be the current one.
+            wraps: whether negative indices count from the end.
+        """
+        front, index = self._front, index.contiguous()
+        num = index.shape[0]
+        out = torch.empty((num, *self._row), dtype=self._dtype, device=index.device)
+        settled = self._settled.get(num)
+        if settled is None or settled.calls_left == 0:
+            request = Request(table=self._table, index=index, out=out, wraps=wraps)
+            front.gather(request, None, None)
+            self._look_up(request, num)
+            return out
+        settled.calls_left -= 1
+        front.engine.raise_if_any()
+        self._counters.count(settled.path, num * self._row_bytes, unpinned=False)
+        if settled.path is Path.DIRECT:
+            self._direct(index, out, wraps=wraps)
+            return out
+        request = Request(table=self._table, index=index, out=out, wraps=wraps)
+        front.engine.gather(
+            request, settled.path, distinct_share=settled.distinct_share
+        )
+        return out
+
+    def _look_up(self, request: Request, num: int) -> None:
+        """Remember what `Front.gather` would do with such a gather again."""
+        if self._found is Reach.NONE or num * request.row_bytes == 0:
+            return
+        look = self._front.survey.look(request)
+        path = self._front.chooser.settled(request, look, self._found, None)
+        if len(self._settled) >= _SHAPES:
+            self._settled.clear()
+        self._settled.pop(num, None)
+        if path is not None:
+            self._settled[num] = _Settled(path, look.distinct_share, _CALLS)
+
+
+@dataclass
+class _Settled:
+    path: Path
+    distinct_share: float
+    calls_left: int
 
 
 @functools.cache

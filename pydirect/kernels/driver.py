@@ -6,7 +6,7 @@ adds no dependency; nothing is loaded before `driver()` is called.
 
 import ctypes
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -32,9 +32,13 @@ class Driver:
         """Call ``name`` and raise `CudaDriverError` unless it succeeds."""
         code = int(getattr(self.library, name)(*arguments))
         if code:
-            text = ctypes.c_char_p()
-            self.library.cuGetErrorString(code, ctypes.byref(text))
-            raise CudaDriverError(name, code, (text.value or b"unknown").decode())
+            self.fail(name, code)
+
+    def fail(self, name: str, code: int) -> NoReturn:
+        """Raise `CudaDriverError` for what ``name`` returned."""
+        text = ctypes.c_char_p()
+        self.library.cuGetErrorString(code, ctypes.byref(text))
+        raise CudaDriverError(name, code, (text.value or b"unknown").decode())
 
 
 @functools.cache
@@ -76,16 +80,19 @@ class Kernel:
 
     def __init__(self, function: Handle) -> None:
         self._function = function
+        # Looked up once: one call of a gather waits for what Python takes before it.
+        self._launch = driver().library.cuLaunchKernel
 
     def launch(
         self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
     ) -> None:
         """Launch on ``stream`` (a raw handle) with one by-value struct."""
         parameters = _Parameters(ctypes.addressof(arguments))
-        sizes = (grid, 1, 1, block, 1, 1, 0)
-        driver().call(
-            "cuLaunchKernel", self._function, *sizes, stream, parameters, None
+        code = self._launch(
+            self._function, grid, 1, 1, block, 1, 1, 0, stream, parameters, None
         )
+        if code:
+            driver().fail("cuLaunchKernel", int(code))
 
 
 class Module:

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from pydirect.gather import chooser as module
+from pydirect.gather.bounds import GatherIndexError
 from pydirect.gather.chooser import Chooser, Look, Survey
 from pydirect.gather.cpu import Staging
 from pydirect.gather.engine import Engine, Tuning
-from pydirect.gather.front import Front
+from pydirect.gather.front import BoundTable, Front
 from pydirect.gather.request import Path, Request
 from pydirect.gather.trials import CellTimes, Trial, Trials
 from pydirect.kernels.cache import CacheDirectoryError
@@ -308,3 +309,36 @@ def test_front_times_the_gathers_of_a_cell(
         front.gather(request, None, None)
         assert torch.equal(request.out, table[index])
     assert os.path.exists(place), "the cell is settled"
+
+
+def test_a_bound_table_gives_what_indexing_gives_on_every_path(
+    host_module: Any,
+    survey: Survey,
+    clock: Clock,
+    place: FilePath,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its shapes have settled, after, and when what is known grows old."""
+    monkeypatch.setattr("pydirect.gather.front.reach", lambda table: Reach.PINNED)
+    engine = Engine(CPU, host_module, Staging(Event), Tuning(num_sms=2))  # type: ignore[arg-type]
+    front = Front(engine, Chooser(engine, Trials(place, clock.timer)), survey)
+    table = torch.randint(0, 255, (5000, 512), dtype=torch.uint8)
+    bound = BoundTable(front, table)
+    asked = []
+    gather = front.gather
+    monkeypatch.setattr(
+        front, "gather", lambda *given: asked.append(given) or gather(*given)
+    )
+    for step in range(40):
+        num = 3000 if step % 4 else 7
+        dtype = torch.int32 if step % 3 else torch.int64
+        index = torch.randint(-5000, 5000, (2 * num,), dtype=dtype)[::2]
+        rows = bound.index_select(index, wraps=True)
+        assert torch.equal(rows, table[index.long()])
+    assert 5 < len(asked) < 30, "most calls of a settled shape ask nobody"
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert bound.index_select(empty, wraps=True).shape == (0, 512)
+    for _ in range(9):
+        with pytest.raises(GatherIndexError, match="index -5001 at position 1 "):
+            bound.index_select(torch.tensor([3, -5001]), wraps=True)
+            engine.check()
