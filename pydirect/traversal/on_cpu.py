@@ -35,11 +35,11 @@ class CpuVisitor:
                 operation.sums.index_add_(0, node, operation.shares[following])
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
-        """See `Visitor.search`. Reads every unit: nothing is to be saved here."""
+        """See `Visitor.search`. Reads every list whole: nothing is to be saved here."""
         for node, edge in self._edges(placed, frontier):
             hit = mark.level[placed.edges[edge].long()] == mark.now
             mark.level[node[hit]] = mark.now + 1
-        return frontier.num_units
+        return placed.union_bytes(frontier)
 
     def _edges(
         self, placed: PlacedGraph, frontier: Frontier

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from pydirect.coalesce import SECTOR_BYTES
 from pydirect.kernels.nvrtc import load
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Link, Mark, Operation, Pull, Push, Relax
@@ -133,7 +134,7 @@ class GpuVisitor:
         arguments.counter = counter.data_ptr()
         ids = _LETTERS[placed.edges.dtype]
         self._launch(f"search_{ids}", arguments, placed.device)
-        return int(counter)
+        return int(counter) * SECTOR_BYTES
 
     def _arguments(
         self, placed: PlacedGraph, frontier: Frontier, *, weighted: bool

@@ -43,15 +43,14 @@ class Passes:
             frontier, weighted=isinstance(operation, Relax)
         )
         name = type(operation).__name__.lower()
-        self._note(name, frontier, frontier.num_units, num_bytes, (begun, start, end))
+        self._note(name, frontier, num_bytes, (begun, start, end))
 
     def search(self, mark: Mark, frontier: Frontier, *, begun: float) -> None:
         """Backward breadth-first step; see `Visitor.search`."""
         start = self.clock()
-        units = self._visitor.search(self.placed, frontier, mark)
+        num_bytes = self._visitor.search(self.placed, frontier, mark)
         end = self.clock()
-        num_bytes = units * self.placed.unit_bytes(weighted=False)
-        self._note("search", frontier, units, num_bytes, (begun, start, end))
+        self._note("search", frontier, num_bytes, (begun, start, end))
 
     def clock(self) -> float:
         """Seconds; after the device's work where the trace is timed."""
@@ -65,7 +64,6 @@ class Passes:
         self,
         name: str,
         frontier: Frontier,
-        num_units: int,
         num_bytes: int,
         clock: tuple[float, float, float],
     ) -> None:
@@ -77,7 +75,6 @@ class Passes:
                 operation=name,
                 num_nodes=frontier.num_nodes,
                 num_edges=frontier.num_edges,
-                num_units=num_units,
                 bytes_read=num_bytes,
                 seconds=end - start,
                 walked_seconds=end - begun,

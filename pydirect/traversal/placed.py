@@ -86,13 +86,6 @@ class PlacedGraph:
             narrowest = min(narrowest, self.weights.element_size())
         return (LINE_BYTES // narrowest).bit_length() - 1
 
-    def unit_bytes(self, *, weighted: bool) -> int:
-        """Bytes on the link for one unit."""
-        size = self.edges.element_size()
-        if weighted and self.weights is not None:
-            size += self.weights.element_size()
-        return size << self.unit_shift(weighted=weighted)
-
     def frontier(
         self,
         nodes: torch.Tensor | None,

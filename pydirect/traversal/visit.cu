@@ -66,7 +66,7 @@ struct VisitArgs {
   void* value;            // what the visit changes: see the operations
   const void* source;     // what it reads
   u8* marks;
-  i64* counter;           // search: units read
+  i64* counter;           // search: sectors of 32 bytes read
   i64 num_entries;
   i64 num_units;
   i64 limit;              // edges of a list that are visited, from its first
@@ -261,7 +261,8 @@ template <typename Id> DEVICE void search(const VisitArgs& a) {
                    << (threadIdx.x & 31 & ~(width - 1));
   const i64 groups = num_threads() >> a.unit_shift;
   volatile int* level = (volatile int*)a.value;
-  i64 units = 0;
+  const i64 per_sector = 32 / sizeof(Id);
+  i64 sectors = 0;
   for (i64 i = thread_number() >> a.unit_shift; i < a.num_entries; i += groups) {
     const i64 node = node_of(a, i);
     const List list = list_of(a, node);
@@ -272,11 +273,15 @@ template <typename Id> DEVICE void search(const VisitArgs& a) {
       if (e >= list.begin && e < list.end &&
           level[(i64)fetch<Id>(a, a.edges, a.hot_edges, e)] == (int)a.now)
         level[node] = (int)a.now + 1;
-      units += lane == 0;
+      if (lane == 0) {
+        const i64 first = start > list.begin ? start : list.begin;
+        const i64 last = start + width < list.end ? start + width - 1 : list.end - 1;
+        sectors += (last + a.shift) / per_sector - (first + a.shift) / per_sector + 1;
+      }
       TOGETHER(mask);
     }
   }
-  if (units) atomicAdd((u64*)a.counter, (u64)units);
+  if (sectors) atomicAdd((u64*)a.counter, (u64)sectors);
 }
 
 #define WAYS(NAME, ID, OP)                                                             \

@@ -71,5 +71,5 @@ class Visitor(Protocol):
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
         """Give nodes of the frontier that have a neighbour of level ``mark.now`` the
-        next level; returns the units read."""
+        next level; returns the bytes read."""
         ...

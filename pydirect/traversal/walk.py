@@ -30,14 +30,10 @@ class Step:
     num_edges: int
     """Edges of the frontier's lists; of a backward step those it may have read."""
 
-    num_units: int
-    """Lines (or pairs of lines, with 4-byte weights beside 8-byte ids) of the union of
-    the lists; of a backward step those it read."""
-
     bytes_read: int
-    """From the edge list and the weights, hot blocks included: sectors of 32 bytes,
-    each read once, which is what `Walk.LINES` does and the least for the other walks;
-    of backward steps whole lines, the most they can have read."""
+    """From the edge list and the weights, hot blocks included: the sectors of 32 bytes
+    that lists touch, each once, which is what `Walk.LINES` reads and the least for the
+    other walks; of backward steps those that were read."""
 
     seconds: float
     """Of the kernel alone, where the trace is timed; 0.0 otherwise."""

@@ -110,8 +110,12 @@ def test_backward_steps_stop_at_the_first_hit(module: Any, kernels: GpuVisitor) 
     level[1] = 0
     mark = Mark(level=level, now=0)
     frontier = placed.frontier(torch.tensor([0]))
-    found = loads(module, lambda: kernels.search(placed, frontier, mark))
+    num_bytes = []
+    found = loads(
+        module, lambda: num_bytes.append(kernels.search(placed, frontier, mark))
+    )
     assert level[0] == 1
+    assert num_bytes == [128]
     assert len(found) == 1  # threads run one by one here: the first one hits
 
 
