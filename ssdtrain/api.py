@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.verify import open_verifier
+from ssdtrain.cache.weights import Weights
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import (
     GpuDirect,
@@ -267,11 +269,12 @@ def _attach_recipes(
     budget: Budget = NoBudget()
     if on_gpu and fixed:
         budget = OverheadBudget(settings.max_overhead)
-    rebuilder = Rebuilder(cache, finder, budget)
+    weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)
-        rebuilder.trust(module.parameters())
-    cache.recipes = rebuilder
+        weights.trust(module.parameters())
+    patches.also(register_optimizer_step_pre_hook(weights.before_step).remove)
+    cache.recipes = Rebuilder(cache, finder, weights, budget)
 
 
 def _modules_of(model: Any) -> list[nn.Module]:

@@ -43,6 +43,7 @@ class Fallback(str, Enum):
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
+    RECIPE_UNSAVED = "stored: a recipe passes a tensor that may have been changed"
     RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"

@@ -9,7 +9,6 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 import logging
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +20,6 @@ from ssdtrain.cache.ledger import RECIPE, Ledger
 from ssdtrain.cache.record import (
     Handle,
     Kept,
-    Lane,
     ParameterView,
     Rebuilt,
     RebuiltView,
@@ -29,17 +27,15 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
 from ssdtrain.remat.budget import Budget
-from ssdtrain.remat.dropout import state_of_cuda
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder
 from ssdtrain.remat.producer import notes_of
+from ssdtrain.remat.scene import epsilon_now
 from ssdtrain.transfer.offloader import Offloader
-
-# A parameter whose data may be gone in backward is copied if it is this small.
-COPIED_PARAMETER_BYTES = 256 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +78,9 @@ class Note(NamedTuple):
 class Rebuilder:
     """Recipes of one cache."""
 
-    def __init__(self, cache: Cache, finder: Finder, budget: Budget) -> None:
+    def __init__(
+        self, cache: Cache, finder: Finder, weights: Weights, budget: Budget
+    ) -> None:
         self._cache = cache
         self._finder = finder
         self._budget = budget
@@ -91,18 +89,12 @@ class Rebuilder:
         self._alive: weakref.WeakValueDictionary[Key, Rebuilt] = (
             weakref.WeakValueDictionary()
         )
-        self._trusted: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._weights = weights
         self._failed: set[str] = set()
 
-    def trust(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The data of these stays in place from forward to backward.
-
-        ZeRO-3 marks the parameters that it gathers with `ds_id`; FSDP2's gathered
-        parameters are other objects than the model's own, and so never among these.
-        """
-        for parameter in parameters:
-            if type(parameter) is nn.Parameter and not hasattr(parameter, "ds_id"):
-                self._trusted[id(parameter)] = weakref.ref(parameter)
+    def forward_begins(self) -> None:
+        """A forward of the model is about to run."""
+        self._weights.forward_begins()
 
     # -- pack ---------------------------------------------------------------------
 
@@ -129,7 +121,7 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
-        expression = self._chosen(self._find(base), base, lane)
+        expression = self._chosen(self._find(base), base)
         if expression is None:
             return None
         lane.num_recipes += 1
@@ -161,36 +153,26 @@ class Rebuilder:
             self.refuse()
             return None
 
-    def _chosen(
-        self, plain: Expression | None, base: Tensor, lane: Lane
-    ) -> Expression | None:
+    def _chosen(self, plain: Expression | None, base: Tensor) -> Expression | None:
         """The first admitted way to make this tensor. See [Note: faster kernels]."""
         if plain is None:
             return None
         for expression in plain.faster:
-            if self._verdict(expression, base, None) is Verdict.ADMITTED:
+            if self._verdict(expression, base) is Verdict.ADMITTED:
                 return expression
-        if not self._is_admitted(plain, base, lane):
+        if self._verdict(plain, base) is not Verdict.ADMITTED:
+            self.refuse()
             return None
         if plain.faster:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
         return plain
 
-    def _is_admitted(self, expression: Expression, base: Tensor, lane: Lane) -> bool:
-        place = None
-        if expression.has_transients:
-            place = lane.name, lane.num_unguarded
-            lane.num_unguarded += 1
-        verdict = self._verdict(expression, base, place)
-        if verdict is Verdict.REFUSED:
-            self.refuse()
-        return verdict is Verdict.ADMITTED
-
-    def _verdict(
-        self, expression: Expression, base: Tensor, place: Hashable
-    ) -> Verdict:
+    def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
+        if expression.is_compared_always:
+            equal = self._check(expression, base)
+            return Verdict.ADMITTED if equal else Verdict.REFUSED
         layout = Layout.of(base).shape_class
-        signature = expression.signature, layout, base.device, place
+        signature = expression.signature, layout, base.device
         verdict = self._admission.verdict(signature)
         if verdict is Verdict.UNKNOWN:
             verdict = self._admission.decide(signature, self._check(expression, base))
@@ -242,8 +224,7 @@ class Rebuilder:
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember on the node of the base that this output was saved."""
-        if tensor.dim() == 4 and tensor.device.type == "cuda":
-            handle.random_state = state_of_cuda(tensor.device)
+        handle.epsilon = epsilon_now()
         base = tensor if tensor._base is None else tensor._base
         source, node = handle.source, base.grad_fn
         if node is None or base._version:
@@ -266,8 +247,8 @@ class Rebuilder:
 
     # -- the keeper of remat ------------------------------------------------------
 
-    def held(self, packed: Any) -> Held | None:
-        """The tensor behind a handle or a note, unless it was changed."""
+    def held(self, packed: Any, node: Any) -> Held | None:
+        """The tensor behind a handle or a note of this node, unless it was changed."""
         handle = packed.handle() if isinstance(packed, Note) else packed
         if not isinstance(handle, Handle):
             return None
@@ -276,11 +257,11 @@ class Rebuilder:
             tensor = source.tensor
             if tensor._version != source.version or not is_plain(tensor):
                 return None
-            return Held(holder=handle, layout=Layout.of(tensor))
+            return Held(holder=handle, layout=Layout.of(tensor), owner=tensor)
         if isinstance(source, ParameterView):
             if source.shape is not None or source.parameter._version != source.version:
                 return None
-            return self.parameter(source.parameter)
+            return self.parameter(source.parameter, node)
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe
@@ -295,25 +276,40 @@ class Rebuilder:
             holder=handle,
             layout=layout,
             depth=depth,
-            random_state=handle.random_state,
+            owner=owner,
+            epsilon=handle.epsilon,
         )
 
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""
         self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
 
-    def parameter(self, parameter: nn.Parameter) -> Held | None:
-        """A parameter that stays in place; a small one that may not is copied."""
+    def refuse_unsaved(self) -> None:
+        """Count a recipe refused by [Note: unsaved tensors]."""
+        self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
+
+    def parameter(
+        self, parameter: nn.Parameter, node: Any, edge: int | None = None
+    ) -> Held | None:
+        """A parameter as the operator of this node read it."""
         if not is_plain(parameter):
             return None
-        trusted = self._trusted.get(id(parameter))
-        if trusted is not None and trusted() is parameter:
-            view = ParameterView(parameter, parameter._version, None, (), 0)
-            handle = Handle(view)
-        elif parameter.nbytes <= COPIED_PARAMETER_BYTES:
-            copy = parameter.detach().clone()
-            handle = Handle(Kept(copy, copy._version))
+        state, seen = self._weights.state(parameter), None
+        if edge is not None:
+            seen = notes_of(node).parameters.get(edge)
+        if seen is None:
+            is_same = self._weights.was_read_as_is(
+                parameter, node, was_saved=edge is None
+            )
         else:
+            is_same = seen == state
+        if not is_same:
+            self.refuse()
+            return None
+        if edge is not None:
+            notes_of(node).parameters[edge] = state
+        handle = self._weights.operand(parameter)
+        if handle is None:
             return None
         layout = Layout.of(parameter)
         return Held(holder=handle, layout=layout, parameter=parameter)

@@ -11,6 +11,9 @@ from ssdtrain.cache.record import Handle, RebuiltView
 class Recipes(Protocol):
     """What the cache asks when it packs a record. Off is an object: `NoRecipes`."""
 
+    def forward_begins(self) -> None:
+        """A forward of the model is about to run."""
+
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
 
@@ -26,6 +29,9 @@ class Recipes(Protocol):
 
 class NoRecipes:
     """Rebuilds nothing and leaves no trace."""
+
+    def forward_begins(self) -> None:
+        """Remember nothing."""
 
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Store it."""

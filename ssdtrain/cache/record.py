@@ -25,7 +25,7 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
-from ssdtrain.remat.expression import Expression, Layout, State
+from ssdtrain.remat.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.parcel import Load, Parcel
 
 
@@ -113,8 +113,6 @@ class Lane:
         self.largest_bytes = 0
         self.num_recipes = 0
         """Admitted recipes so far: the places of [Note: recipe budget]."""
-        self.num_unguarded = 0
-        """Recipes so far that must be admitted by place: [Note: transients]."""
         self.has_moved = False
         """Whether a record of it was ever on its way out."""
         self.kept_last_bytes = 0
@@ -372,12 +370,12 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "random_state", "seal", "source")
+    __slots__ = ("__weakref__", "epsilon", "seal", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.random_state: State | None = None
-        """See [Note: attention's dropout]."""
+        self.epsilon: Epsilon | None = None
+        """Of the normalization that saved it; None: none was running."""
         self.seal: Any = None
         """What `verify` saw at pack; None: not to be checked."""
 

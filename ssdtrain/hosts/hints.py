@@ -106,6 +106,7 @@ class Hints:
         self._micro_batch = None
         lane = self._cache.lanes.begin(chunk, micro_batch)
         self._lanes[(chunk, micro_batch)] = lane
+        self._cache.recipes.forward_begins()
         self._depth += 1
         try:
             with self._cache.hooks():

@@ -5,26 +5,33 @@ A mask has no producer node to go by: it is not differentiable. But while the fo
 of an `nn.Dropout` runs, the first tensor without a node that autograd saves, as large
 as the input, is what the operator drew (the mask on CUDA, the scaled noise on a CPU).
 The generator's state from before the call (16 bytes on CUDA) draws it again. The
-state is whatever the model's own tracker of random states had set. Drawing in backward
-puts the state back, so the sequence of random numbers stays that of the plain run.
-(tests/ssdtrain/remat/test_dropout.py)
+state is whatever the model's own tracker of random states had set.
+The generator itself is never touched: other threads may draw from it at any moment. On
+a CPU a generator of our own takes the state; on CUDA a kernel of our own draws
+(triton_kernels.py). And another thread may draw between the look at the state and the
+operator: on CUDA the state behind must be the one before plus what the operator takes;
+on a CPU that would cost as much as drawing, so each mask is drawn and compared.
+(tests/ssdtrain/remat/test_dropout.py, tests/ssdtrain/remat/test_attacks.py)
 """
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ssdtrain.remat.expression import Expression, Layout, State
-from ssdtrain.remat.producer import Producer
+from ssdtrain.remat.producer import Producer, notes_of
 from ssdtrain.remat.registry import Registry
 
 DROPOUT = Registry()
 MASK = "dropout mask"
 VECTOR_BYTES = 16
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Draw(NamedTuple):
@@ -60,16 +67,32 @@ class Draws:
         self._running.draw = None
         if tuple(tensor.shape) != draw.layout.shape or tensor.device != draw.device:
             return None
-        return Expression(
-            recipe=MASK,
-            function=draw_mask if draw.device.type == "cuda" else draw_noise,
-            operands=(draw.state,),
-            constants=(
-                ("device", draw.device),
-                ("layout", draw.layout),
-                ("rate", draw.rate),
-            ),
+        constants = (
+            ("device", draw.device),
+            ("layout", draw.layout),
+            ("rate", draw.rate),
         )
+        if draw.device.type == "cpu":
+            return Expression(
+                recipe=MASK,
+                function=draw_noise,
+                operands=(draw.state,),
+                constants=constants,
+                is_compared_always=True,
+            )
+        if not _alone_has_drawn(draw, tensor.numel()):
+            return None
+        # Elements of the widest vector that torch reads; it was 4 before torch 2.7.
+        found = Expression(
+            recipe=MASK,
+            function=draw_mask,
+            operands=(draw.state,),
+            constants=(*constants, ("vector", 4)),
+        )
+        if draw.layout.dtype not in HALF:
+            return found
+        wide = replace(found, constants=(*constants, ("vector", 8)))
+        return replace(found, faster=(wide,))
 
 
 def _draw(module: nn.Dropout, source: Tensor) -> Draw | None:
@@ -78,63 +101,75 @@ def _draw(module: nn.Dropout, source: Tensor) -> Draw | None:
         return None
     if type(source) is not Tensor:
         return None
+    layout, state = Layout.of(source), None
     if source.device.type == "cuda":
         # The kernel draws in the order of its vectors, whose width is this address's.
         aligned = source.data_ptr() % VECTOR_BYTES == 0
-        state = state_of_cuda(source.device) if aligned else None
+        if aligned and layout.is_contiguous and has_triton():
+            state = state_of_cuda(source.device)
     elif source.device.type == "cpu":
-        generator = torch.default_generator
-        state = State(generator, generator.get_state())
-    else:
-        state = None
-    return (
-        None
-        if state is None
-        else Draw(state, Layout.of(source), source.device, module.p)
-    )
+        state = State(torch.default_generator.get_state())
+    return None if state is None else Draw(state, layout, source.device, module.p)
+
+
+def has_triton() -> bool:
+    """Whether our own kernel can draw."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def state_of_cuda(device: torch.device) -> State | None:
     """The present state; None while a graph is captured (it may not be read then)."""
     if torch.cuda.is_current_stream_capturing():
         return None
-    generator = torch.cuda.default_generators[device.index or 0]
-    return State(generator, generator.get_state())
+    return State(torch.cuda.default_generators[device.index or 0].get_state())
 
 
-@contextmanager
-def rewound(state: State) -> Iterator[None]:
-    """The generator as it was; put back behind."""
-    present = state.generator.get_state()
-    state.generator.set_state(state.state)
-    try:
-        yield
-    finally:
-        state.generator.set_state(present)
+def _alone_has_drawn(draw: Draw, num_elements: int) -> bool:
+    """Whether nobody but the operator took numbers since the state was read."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    after = state_of_cuda(draw.device)
+    if after is None:
+        return False
+    key, offset = draw.state.state.view(torch.int64).tolist()
+    taken = kernels.num_dropout_draws(num_elements, draw.device)
+    return after.state.view(torch.int64).tolist() == [key, offset + taken]
 
 
-def _like(layout: Layout, device: torch.device) -> Tensor:
-    return torch.empty_strided(
-        layout.shape, layout.stride, dtype=layout.dtype, device=device
-    )
+def saw(source: Tensor, result: Tensor) -> None:
+    """A dropout read `source`, which was at version 0, and made `result`.
+
+    See [Note: unsaved tensors] in scene.py.
+    """
+    node, made = source.grad_fn, result.grad_fn
+    if node is None or made is None:
+        return
+    for index, (before, number) in enumerate(made.next_functions):
+        if before is node and number == source.output_nr:
+            notes_of(made).witnessed.add(index)
 
 
 def draw_mask(
-    state: State, *, device: torch.device, layout: Layout, rate: float
+    state: State, *, device: torch.device, layout: Layout, rate: float, vector: int
 ) -> Tensor:
-    """CUDA: the fused kernel's mask (bool); the values that it drops do not matter."""
-    with rewound(state):
-        return torch.native_dropout(_like(layout, device), rate, True)[1]
+    """CUDA: the fused kernel's mask (bool), by a kernel of our own."""
+    from ssdtrain.remat import triton_kernels as kernels
+
+    drop = kernels.Drop(rate, vector)
+    return kernels.draw_mask(layout.shape, state.state, drop, device)
 
 
 def draw_noise(
     state: State, *, device: torch.device, layout: Layout, rate: float
 ) -> Tensor:
     """CPU: 0 or 1 / (1 - rate), in the input's dtype."""
-    with rewound(state):
-        # empty_like, as the operator does: it makes a sliced input's noise dense.
-        noise = torch.empty_like(_like(layout, device))
-        return noise.bernoulli_(1 - rate).div_(1 - rate)
+    generator = torch.Generator().set_state(state.state)
+    like = torch.empty_strided(
+        layout.shape, layout.stride, dtype=layout.dtype, device=device
+    )
+    # empty_like, as the operator does: it makes a sliced input's noise dense.
+    noise = torch.empty_like(like).bernoulli_(1 - rate, generator=generator)
+    return noise.div_(1 - rate)
 
 
 @DROPOUT.register("NativeDropoutBackward0")

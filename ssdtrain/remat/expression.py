@@ -55,11 +55,18 @@ class Layout(NamedTuple):
         return self.dtype, len(self.shape), last, dense, size.bit_length(), size % 64
 
 
+class Epsilon(NamedTuple):
+    """A known epsilon."""
+
+    value: float | None
+    """None: the dtype's own."""
+
+
 class State(NamedTuple):
     """The state a random generator had before it drew."""
 
-    generator: torch.Generator
     state: Tensor
+    """Of `get_state`, on the host."""
 
     @property
     def signature(self) -> Hashable:
@@ -84,8 +91,12 @@ class Held:
     """Set when the tensor is a parameter."""
     stored_bytes: int = 0
     """Bytes that are stored for the expression's sake alone."""
-    random_state: State | None = None
-    """Of the device's generator when it was saved, where that was remembered."""
+    owner: object = None
+    """Holds the tensor's bytes; all its handles have the same."""
+    is_noted: bool = False
+    """Found by a note: who saved it may be on no gradient's path."""
+    epsilon: Epsilon | None = None
+    """Of the normalization that saved it: [Note: epsilon] in scene.py."""
 
     @property
     def signature(self) -> Hashable:
@@ -103,27 +114,19 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
+    is_compared_always: bool = False
+    """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)
     """Length of the longest chain below, this one included."""
-    has_transients: bool = field(init=False)
-    """Whether a tensor on the way was never saved by anybody.
-
-    [Note: transients]
-    Nothing guards such a tensor: if the model changed it in place under no_grad
-    between the two operators, no version tells. Therefore such an expression is
-    admitted for every place in the lane separately, not for its class.
-    """
     held: tuple[Held, ...] = field(init=False)
     """Every tensor it is made of, in the order `compute` takes them."""
 
     def __post_init__(self) -> None:
-        self.has_transients = False
         deepest, held = 0, []
         for operand in self.operands:
             if isinstance(operand, Held):
                 held.append(operand)
             elif isinstance(operand, Expression):
-                self.has_transients = True
                 held.extend(operand.held)
             else:
                 continue

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssdtrain.remat.dropout import draw_mask
-from ssdtrain.remat.expression import Expression, Held, Layout, Operand, State
+from ssdtrain.remat.expression import Expression, Held, Operand
 from ssdtrain.remat.layout import to_dtype
 from ssdtrain.remat.norms import normalize, normalize_rms
 from ssdtrain.remat.producer import Producer
@@ -44,7 +43,6 @@ class Kernels:
         self._offers: dict[Callable[..., Tensor], Offer] = {
             normalize: self._normalized,
             normalize_rms: self._normalized,
-            draw_mask: self._drawn,
             to_dtype: self._widened,
             F.gelu: self._looked_up,
         }
@@ -106,17 +104,6 @@ class Kernels:
                 fused=fused,
             )
 
-    def _drawn(
-        self, plain: Expression, node: Producer | None
-    ) -> Iterator[Expression | None]:
-        layout = dict(plain.constants)["layout"]
-        if not isinstance(layout, Layout) or not layout.is_contiguous:
-            return
-        # Elements of the widest vector that torch reads; it was 4 before torch 2.7.
-        for vector in (8, 4) if layout.dtype in HALF else (4,):
-            constants = (*plain.constants, ("vector", vector))
-            yield replace(plain, function=draw_mask_alone, constants=constants)
-
     def _widened(
         self, plain: Expression, node: Producer | None
     ) -> Iterator[Expression | None]:
@@ -168,16 +155,6 @@ def normalize_rms_saved(
 
     statistics = kernels.Statistics(None, deviation)
     return kernels.normalize(source, statistics, weight, None, fused=fused)
-
-
-def draw_mask_alone(
-    state: State, *, device: torch.device, layout: Layout, rate: float, vector: int
-) -> Tensor:
-    """A mask without the tensors that torch's kernel reads and writes beside it."""
-    from ssdtrain.remat import triton_kernels as kernels
-
-    drop = kernels.Drop(rate, vector)
-    return kernels.draw_mask(layout.shape, state.state, drop, device)
 
 
 def widen(source: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Finds the recipe of a tensor at the moment it is saved."""
 
 from collections.abc import Callable
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -8,19 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.remat.attention import ATTENTION
-from ssdtrain.remat.constants import (
-    UNFUSED_GELU_ADDEND,
-    ModuleConstants,
-    is_unfused_gelu,
-)
-from ssdtrain.remat.dropout import DROPOUT, Draws
+from ssdtrain.remat.dropout import DROPOUT, Draws, saw
 from ssdtrain.remat.elementwise import ELEMENTWISE
 from ssdtrain.remat.expression import Expression
 from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.layout import LAYOUT
 from ssdtrain.remat.norms import NORMS
 from ssdtrain.remat.producer import Keeper, Producer, Sources
+from ssdtrain.remat.purity import Purity
 from ssdtrain.remat.registry import DEFAULT, Registry
+from ssdtrain.remat.scene import Scene, modes_may_alter, operators_frame
 
 Set = Callable[[Any, str, Any], None]
 """Replaces an attribute of an instance, and can undo it."""
@@ -41,22 +39,21 @@ class Finder:
         self, registry: Registry | None = None, kernels: Kernels | None = None
     ) -> None:
         self._registry = registry or built_in().merged(DEFAULT)
-        self._constants = ModuleConstants()
+        self._purity = Purity()
         self._draws = Draws()
         self._kernels = kernels or Kernels()
 
     def attach(self, root: nn.Module, replace: Set) -> None:
-        """Learn the model's constants, and listen to its dropouts."""
-        modules = list(root.modules())
-        self._constants.collect(modules)
-        for module in modules:
+        """Listen to the model's dropouts."""
+        for module in list(root.modules()):
             if type(module) is nn.Dropout and "forward" not in vars(module):
                 replace(module, "forward", self._around_dropout(module))
-            elif is_unfused_gelu(module) and "forward" not in vars(module):
-                replace(module, "forward", self._around_gelu(module))
 
     def find(self, tensor: Tensor, keeper: Keeper) -> Expression | None:
         """How to make this base tensor again; None without a recipe."""
+        if modes_may_alter():
+            keeper.refuse()
+            return None
         if tensor.grad_fn is None:
             drawn = self._draws.expression(tensor)
             return self._kernels.offer(drawn, tensor, None)
@@ -66,9 +63,16 @@ class Finder:
         recipe = self._registry.find(tensor.grad_fn.name())
         if recipe is None:
             return None
-        sources = Sources(keeper, self._constants, self._registry.find)
-        node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor, 0)
-        return self._kernels.offer(recipe(node), tensor, node)
+        # Now: a recipe may be a user's function, with a frame of its own.
+        caller = operators_frame()
+        scene = cache(lambda: Scene(self._purity, caller))
+        sources = Sources(keeper, scene, self._registry.find)
+        node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor=tensor)
+        found = recipe(node)
+        if found is not None and not sources.covers(found):
+            keeper.refuse()
+            return None
+        return self._kernels.offer(found, tensor, node)
 
     def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
         """Its forward, listened to.
@@ -81,19 +85,11 @@ class Finder:
         def forward(self: nn.Dropout, input: Tensor) -> Tensor:
             if torch.compiler.is_compiling():
                 return type(self).forward(self, input)
+            unchanged = input._version == 0
             with draws.around(self, input):
-                return type(self).forward(self, input)
-
-        return MethodType(forward, module)
-
-    def _around_gelu(self, module: nn.Module) -> Callable[..., Any]:
-        """As `_around_dropout`."""
-        constants = self._constants
-
-        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return type(self).forward(self, *args, **kwargs)
-            with constants.adding(UNFUSED_GELU_ADDEND):
-                return type(self).forward(self, *args, **kwargs)
+                result = type(self).forward(self, input)
+            if unchanged:
+                saw(input, result)
+            return result
 
         return MethodType(forward, module)

@@ -1,4 +1,4 @@
-"""Recipes of fused normalizations. See [Note: epsilon] in constants.py."""
+"""Recipes of fused normalizations. See [Note: epsilon] in scene.py."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,7 +14,7 @@ NORMS = Registry()
 def layer_norm(node: Producer) -> Expression | None:
     """`F.layer_norm` with a weight, with or without a bias."""
     source, weight, bias = (node.saved(name) for name in ("input", "weight", "bias"))
-    epsilon = None if source is None else node.epsilon(weight)
+    epsilon = None if source is None else node.epsilon("input")
     if epsilon is None:
         return None
     shape = tuple(node.constant("normalized_shape"))
@@ -42,7 +42,7 @@ def normalize(
 def rms_norm(node: Producer) -> Expression | None:
     """`F.rms_norm` where the device has a fused kernel."""
     source, weight = node.saved("input"), node.saved("weight")
-    epsilon = None if source is None else node.epsilon(weight)
+    epsilon = None if source is None else node.epsilon("input")
     if epsilon is None:
         return None
     shape = tuple(node.constant("normalized_shape"))

@@ -1,7 +1,8 @@
 """The autograd node that produced a tensor, as a recipe sees it."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from ssdtrain.remat.expression import (
     MAX_CHAIN,
     MAX_NODES,
+    Epsilon,
     Expression,
     Held,
     Layout,
     Operand,
-    State,
 )
+from ssdtrain.remat.scene import Scene
 
 NOTES = "ssdtrain"
 # Nodes that save their own result: an edge to one of them has a value.
@@ -34,17 +36,48 @@ RESULTS = {
 }
 
 
+# Their results share storage and version counter with their inputs. Not UnsafeView.
+VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Alias", "Expand", "Permute", "ReshapeAlias", "T", "Transpose"),
+        *("Unsqueeze", "View", "ViewAs"),
+    )
+)
+
+
+class Reach(Enum):
+    """Why nobody can have written to the tensor that a node made."""
+
+    MADE_HERE = auto()
+    """The pure forward that runs made it."""
+    SEEN = auto()
+    """It was seen at version 0 behind its consumer, or shares a version with it."""
+    SAVED = auto()
+    """It is being saved, at version 0."""
+    OPEN = auto()
+    """Not known of a view: its source will be asked for."""
+
+
 class Keeper(Protocol):
     """Who holds saved tensors (the cache)."""
 
-    def held(self, packed: Any) -> Held | None:
-        """The tensor behind what autograd packed, or behind a note of `notes_of`.
+    def held(self, packed: Any, node: Any) -> Held | None:
+        """The tensor behind what autograd packed for this node, or behind a note of
+        `notes_of`; None if it is nobody's, or was changed since it was saved."""
 
-        None if it is nobody's, or was changed since it was saved.
+    def parameter(
+        self, parameter: nn.Parameter, node: Any, edge: int | None = None
+    ) -> Held | None:
+        """A parameter as the operator of this node read it.
+
+        None if it may have been changed since, or its data may be gone in backward.
+
+        Args:
+            parameter: an input of the operator.
+            node: the operator's.
+            edge: its number among the inputs, if the node did not save it.
         """
-
-    def parameter(self, parameter: nn.Parameter) -> Held | None:
-        """A parameter, unless its data may be gone when backward comes."""
 
     def narrowed(self, tensor: Tensor) -> Held | None:
         """Keep a new tensor that stands for a wider one."""
@@ -52,22 +85,8 @@ class Keeper(Protocol):
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""
 
-
-class Epsilon(NamedTuple):
-    """A known epsilon."""
-
-    value: float | None
-    """None: the module leaves it to the operator."""
-
-
-class Constants(Protocol):
-    """What nodes do not expose."""
-
-    def epsilon(self, weight: nn.Parameter | None) -> Epsilon | None:
-        """Of the normalization that owns this weight; None if it is not certain."""
-
-    def addend(self) -> float | None:
-        """The number that the running module adds to a tensor; None outside."""
+    def refuse_unsaved(self) -> None:
+        """Count a recipe refused by [Note: unsaved tensors]."""
 
 
 @dataclass(slots=True)
@@ -75,9 +94,23 @@ class Sources:
     """Where the operands, constants and recipes of one expression come from."""
 
     keeper: Keeper
-    constants: Constants
+    scene: Callable[[], Scene]
+    """The running code; asked for where it matters alone."""
     find: Callable[[str], Callable[["Producer"], Expression | None] | None]
     nodes_left: int = MAX_NODES
+    owners: set[int] = field(default_factory=set)
+    """Of tensors that nodes of the expression saved, by id."""
+
+    def covers(self, expression: Expression) -> bool:
+        """Whether plain autograd, too, raises if an input is changed from now on.
+
+        An input found by a note does not count by itself: the node that saved it may
+        run in no backward (a metric's).
+        """
+        return all(
+            not held.is_noted or id(held.owner) in self.owners
+            for held in expression.held
+        )
 
 
 class Notes(NamedTuple):
@@ -85,15 +118,17 @@ class Notes(NamedTuple):
 
     outputs: dict[int, Any]
     """Saved tensors among the node's outputs, for the keeper (weak)."""
-    versions: dict[int, int]
-    """Versions of the parameters at its edges, when first seen."""
+    parameters: dict[int, Hashable]
+    """What the parameters at its edges were when the operator ran: `Weights.state`."""
+    witnessed: set[int]
+    """Edges whose tensor was at version 0 when the operator ran."""
 
 
 def notes_of(node: Any) -> Notes:
     """The notes on a node."""
     notes = node.metadata.get(NOTES)
     if notes is None:
-        notes = node.metadata[NOTES] = Notes({}, {})
+        notes = node.metadata[NOTES] = Notes({}, {}, set())
     return notes  # type: ignore[no-any-return]
 
 
@@ -101,7 +136,14 @@ class Producer:
     """A node: its saved tensors, its constants, its edges, and what it made."""
 
     def __init__(
-        self, node: Any, index: int, sources: Sources, tensor: Tensor | None, depth: int
+        self,
+        node: Any,
+        index: int,
+        sources: Sources,
+        *,
+        tensor: Tensor | None = None,
+        depth: int = 0,
+        reach: Reach = Reach.SAVED,
     ) -> None:
         self.node = node
         """The autograd node (`grad_fn`), or the `ctx` of a custom Function."""
@@ -112,6 +154,7 @@ class Producer:
         self._sources = sources
         self._depth = depth
         self._index = index
+        self._reach = reach
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,13 +176,10 @@ class Producer:
         packed = self._packed(name)
         if isinstance(packed, Tensor):
             return _number(packed)
-        return None if packed is None else self._sources.keeper.held(packed)
-
-    def random_state(self, name: str | int) -> State | None:
-        """The random generator's state when this input was saved, before the operator
-        drew; remembered for 4-D tensors on CUDA."""
-        saved = self.saved(name)
-        return saved.random_state if isinstance(saved, Held) else None
+        held = None if packed is None else self._sources.keeper.held(packed, self.node)
+        if held is not None:
+            self._sources.owners.add(id(held.owner))
+        return held
 
     def has_saved(self, name: str | int) -> bool:
         """Whether the node saved something under this name, whoever holds it."""
@@ -185,26 +225,52 @@ class Producer:
         node, number = self.node.next_functions[index]
         if node.name() == "torch::autograd::AccumulateGrad":
             return self._parameter(index, node.variable)
-        note = notes_of(node).outputs.get(number)
-        held = None if note is None else self._sources.keeper.held(note)
-        if held is not None:
-            return held
-        producer = Producer(node, number, self._sources, None, self._depth + 1)
-        result = RESULTS.get(producer.name)
+        name = node.name()
+        result = RESULTS.get(name)
         if result is not None and number == 0:
-            found = producer.saved(result)
+            found = Producer(node, number, self._sources).saved(result)
             if found is not None:
                 return found
-        make = self._sources.find(producer.name)
-        return None if make is None else make(producer)
+        note = notes_of(node).outputs.get(number)
+        held = None if note is None else self._sources.keeper.held(note, node)
+        if held is not None:
+            held.is_noted = not self._sources.scene().saves(node, number)
+            return held
+        make = self._sources.find(name)
+        if make is None:
+            return None
+        reach = self._reach_of(index, node, number)
+        depth, known = self._depth + 1, reach or Reach.OPEN
+        found = make(Producer(node, number, self._sources, depth=depth, reach=known))
+        if found is not None and reach is None:
+            self._sources.keeper.refuse_unsaved()
+            return None
+        return found
+
+    def _reach_of(self, index: int, node: Any, number: int) -> Reach | None:
+        """Why the unsaved tensor at this edge is what the operator read; None: it need
+        not be. See [Note: unsaved tensors]."""
+        if index in notes_of(self.node).witnessed:
+            return Reach.SEEN
+        argument = self._sources.scene().argument(node, number)
+        if argument is not None:
+            return None if argument._version else Reach.SEEN
+        if self._is_made_here():
+            return Reach.MADE_HERE
+        if self.name in VIEWS and self._reach is Reach.SEEN:
+            return Reach.SEEN
+        return Reach.OPEN if node.name() in VIEWS else None
+
+    def _is_made_here(self) -> bool:
+        if self._reach is not Reach.SAVED:
+            return self._reach is Reach.MADE_HERE
+        scene = self._sources.scene()
+        return scene.is_pure and scene.argument(self.node, self._index) is None
 
     def _parameter(self, index: int, variable: Tensor) -> Held | None:
-        # The operator read the version that the node saw first: a cached autocast
-        # cast may be older than the parameter is now.
-        seen = notes_of(self.node).versions.setdefault(index, variable._version)
-        if seen != variable._version or not isinstance(variable, nn.Parameter):
+        if not isinstance(variable, nn.Parameter):
             return None
-        return self._sources.keeper.parameter(variable)
+        return self._sources.keeper.parameter(variable, self.node, index)
 
     def source_dtype(self, index: int) -> torch.dtype | None:
         """The dtype of the input at this position; None if it is not known."""
@@ -221,17 +287,17 @@ class Producer:
             return None
         return self._sources.keeper.narrowed(self.tensor.detach().to(dtype))
 
-    def epsilon(self, weight: Operand | None) -> Epsilon | None:
-        """The epsilon of the normalization that owns this weight, if certain."""
-        parameter = weight.parameter if isinstance(weight, Held) else None
-        epsilon = self._sources.constants.epsilon(parameter)
+    def epsilon(self, name: str) -> Epsilon | None:
+        """The epsilon of the normalization that saved this input, if certain."""
+        source = self.saved(name)
+        epsilon = source.epsilon if isinstance(source, Held) else None
         if epsilon is None:
             self._sources.keeper.refuse()
         return epsilon
 
     def addend(self) -> float | None:
         """The number that the running module adds; None outside known modules."""
-        return self._sources.constants.addend()
+        return self._sources.scene().addend if self._is_made_here() else None
 
     @property
     def layout(self) -> Layout | None:

@@ -228,6 +228,12 @@ def draw_mask(
     return target
 
 
+def num_dropout_draws(size: int, device: torch.device) -> int:
+    """What torch's fused dropout adds to the generator's offset."""
+    per_round = 4 * num_dropout_threads(size, device)
+    return 4 * int(triton.cdiv(size, per_round))
+
+
 def num_dropout_threads(size: int, device: torch.device) -> int:
     """Threads of torch's fused dropout over so many elements."""
     properties = torch.cuda.get_device_properties(device)

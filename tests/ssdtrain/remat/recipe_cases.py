@@ -44,18 +44,65 @@ def cube(net: Net, a: Tensor) -> Tensor:
     return torch.pow(a, 3.0) * a
 
 
-def sigmoids(net: Net, a: Tensor) -> Tensor:
-    return a.square() * torch.sigmoid(a)
+# Tensors that nobody saves are passed inside pure code: [Note: unsaved tensors].
 
 
-def sums(net: Net, a: Tensor) -> Tensor:
-    total = a.square() + a.tanh()
-    return total * total
+class Sigmoids(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = torch.sigmoid(a.square())
+        return b * b
 
 
-def copied(net: Net, a: Tensor) -> Tensor:
-    b = F.gelu(a)
-    return b.view(ROWS, 2, WIDTH // 2).transpose(0, 1).contiguous()
+class Sums(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        total = a.square() + F.gelu(a)
+        return total * total
+
+
+class Copied(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).view(a.shape[0], 2, -1).transpose(0, 1).contiguous()
+        return b * b
+
+
+class Widened(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        return a * a.float().square().mean(-1, keepdim=True).bfloat16()
+
+
+class Transposed(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).view(2, 3, -1).transpose(-1, 0).contiguous()
+        return b * b
+
+
+class Permuted(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).view(2, 3, -1).permute(2, 0, -2).contiguous()
+        return b * b
+
+
+class Expanded(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).unsqueeze(-2).expand(-1, 2, -1).contiguous()
+        return b * b
+
+
+class Unsqueezed(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).t().unsqueeze(-1).contiguous()
+        return b * b
+
+
+class MatrixTransposed(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = F.gelu(a).t().contiguous()
+        return b * b
+
+
+def calls(module: nn.Module) -> Callable[[Net, Tensor], Tensor]:
+    """A body that calls the module."""
+    return lambda net, a: module(a)
 
 
 def dropped(net: Net, a: Tensor) -> Tensor:
@@ -79,21 +126,21 @@ CASES = {
     "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a), 1))),
     "gated product": Case("MulBackward0", gated),
     "power": Case("PowBackward0", cube),
-    "sigmoid": Case("SigmoidBackward0", sigmoids),
-    "sum": Case("AddBackward0", sums),
+    "sigmoid": Case("SigmoidBackward0", calls(Sigmoids())),
+    "sum": Case("AddBackward0", calls(Sums())),
     "unfused gelu: tanh": Case("TanhBackward0", lambda net, a: net.act(a)),
     "unfused gelu: one more": Case("AddBackward0", lambda net, a: net.act(a)),
     "unfused gelu": Case("MulBackward0", lambda net, a: net.act(a)),
     "layer norm": Case("NativeLayerNormBackward0", lambda net, a: net.norm(a)),
     "rms norm": Case("MulBackward0", lambda net, a: net.rms(a)),
-    "copy": Case("CloneBackward0", copied),
+    "copy": Case("CloneBackward0", calls(Copied())),
     "dropout mask": Case("dropout mask", lambda net, a: net.drop(a)),
     "dropout output": Case("MulBackward0", dropped),
     "cast weight": Case("ToCopyBackward0", lambda net, a: a, autocast=True),
     "cast norm": Case("ToCopyBackward0", lambda net, a: net.norm(a), autocast=True),
     "widened": Case(
         "ToCopyBackward0",
-        lambda net, a: a.float().square().bfloat16(),
+        calls(Widened()),
         False,
         torch.bfloat16,
     ),

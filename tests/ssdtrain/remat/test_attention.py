@@ -1,4 +1,4 @@
-"""Attention from query, key and value: [Note: attention's dropout]."""
+"""Attention from query, key and value."""
 
 from typing import Any
 
@@ -40,10 +40,10 @@ class Net(nn.Module):
 
 
 def attend_on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, *, rate: float, causal: bool, scale: Any
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: Any
 ) -> Tensor:
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return operator(query, key, value, rate, causal, scale=scale)[0]
+    return operator(query, key, value, 0.0, causal, scale=scale)[0]
 
 
 def on_cpu(node: Producer) -> Expression | None:
@@ -88,6 +88,6 @@ def test_fused_attention_and_masks_on_cuda(rate: float) -> None:
         ours = gradients(net, x, 2)
     recipes = session.steps[0].recipes
     assert recipes["dropout mask"] > 0
-    assert any("Attention" in name for name in recipes), recipes
-    assert not session.steps[0].fallbacks
+    # With dropout it would have to rewind the process-wide generator.
+    assert any("Attention" in name for name in recipes) == (rate == 0), recipes
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from ssdtrain.counters import Fallback
 from ssdtrain.remat import fast, finder
-from ssdtrain.remat.dropout import draw_mask
-from ssdtrain.remat.expression import Expression, Held, Layout, State
-from ssdtrain.remat.fast import Kernels, draw_mask_alone
+from ssdtrain.remat.expression import Expression, Held, Layout
+from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.tables import every_number, tabulate
 from tests.ssdtrain.remat.recipe_cases import CASES, WIDTH, Case, Result, run
 
@@ -165,27 +164,6 @@ def test_a_gpu_alone_has_faster_kernels() -> None:
     plain = Expression(recipe="", function=F.gelu, operands=(held,), constants=())
     assert Kernels(min_bytes=0).offer(plain, torch.zeros(4).half(), None) is plain
     assert Kernels().offer(None, torch.zeros(4), None) is None
-
-
-@pytest.mark.parametrize(("dtype", "vectors"), [(torch.half, [8, 4]), (None, [4])])
-def test_masks_are_drawn_in_both_widths(
-    dtype: torch.dtype | None, vectors: list[int]
-) -> None:
-    source = torch.zeros(64, 64, dtype=dtype)
-    state = State(torch.default_generator, torch.zeros(16, dtype=torch.uint8))
-    layout = Layout.of(source)
-    constants = {"device": source.device, "layout": layout, "rate": 0.1}
-    plain = Expression(
-        recipe="dropout mask",
-        function=draw_mask,
-        operands=(state,),
-        constants=tuple(constants.items()),
-    )
-    kernels = Kernels(min_bytes=1, device_types=("cpu",))
-    found = kernels.offer(plain, source.bool(), None)
-    assert found is not None
-    assert {each.function for each in found.faster} == {draw_mask_alone}
-    assert [dict(each.constants)["vector"] for each in found.faster] == vectors
 
 
 @pytest.mark.parametrize("dtype", HALF)

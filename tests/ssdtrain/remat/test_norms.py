@@ -1,4 +1,4 @@
-"""Where a normalization's epsilon comes from: [Note: epsilon]."""
+"""Where a normalization's epsilon comes from: [Note: epsilon] in scene.py."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,6 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.counters import Fallback, StepReport
-from ssdtrain.remat.constants import ModuleConstants
-from ssdtrain.remat.producer import Epsilon
 
 WIDTH = 8
 NAME = "NativeLayerNormBackward0"
@@ -57,33 +55,49 @@ def recipes_of(net: Net) -> dict[str, int]:
     return report_of(net).recipes
 
 
-@pytest.mark.parametrize("name", ["norm", "plain"])
-def test_owner_tells(name: str) -> None:
-    assert recipes_of(Net(lambda net, a: getattr(net, name)(a)))[NAME] > 0
+def another(net: Net, a: Tensor) -> Tensor:
+    return F.layer_norm(a, (WIDTH,), net.norm.weight, None, 1e-1)
 
 
 def unowned(net: Net, a: Tensor) -> Tensor:
     return F.layer_norm(a, (WIDTH,), net.weight, None, 1e-5)
 
 
-def no_weight(net: Net, a: Tensor) -> Tensor:
-    return net.bare(a)
+def by_keyword(net: Net, a: Tensor) -> Tensor:
+    return F.layer_norm(a, (WIDTH,), weight=net.weight, eps=3e-2)
 
 
-@pytest.mark.parametrize("body", [unowned, no_weight])
-def test_without_an_owner_it_is_refused(body: Any) -> None:
-    report = report_of(Net(body))
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda net, a: net.norm(a),
+        lambda net, a: net.plain(a),
+        another,
+        unowned,
+        by_keyword,
+    ],
+)
+def test_the_call_tells(body: Any) -> None:
+    assert recipes_of(Net(body))[NAME] > 0
+
+
+def past_the_function(net: Net, a: Tensor) -> Tensor:
+    return torch.layer_norm(a, (WIDTH,), net.norm.weight, net.norm.bias, 1e-5)
+
+
+def test_a_call_past_the_function_is_refused() -> None:
+    report = report_of(Net(past_the_function))
     assert NAME not in report.recipes
     assert report.fallbacks[Fallback.RECIPE_REFUSED.value] == 1
 
 
-def test_two_owners_that_disagree_are_refused() -> None:
-    net = Net(lambda net, a: net.norm(a))
-    net.plain = nn.LayerNorm(WIDTH, eps=1e-5)
-    net.plain.weight = net.norm.weight
-    assert NAME not in recipes_of(net)
-    net.plain.eps = net.norm.eps
-    assert recipes_of(net)[NAME] > 0
+def test_without_a_weight_there_is_no_recipe() -> None:
+    assert NAME not in recipes_of(Net(lambda net, a: net.bare(a)))
+
+
+def test_rms_norm_tells_its_epsilon() -> None:
+    """Where the device has no fused kernel, its parts are rebuilt."""
+    assert recipes_of(Net(lambda net, a: net.rms(a)))["MulBackward0"] > 0
 
 
 def test_a_guess_could_not_be_verified() -> None:
@@ -91,19 +105,3 @@ def test_a_guess_could_not_be_verified() -> None:
     x = torch.randn(64, 512)
     tiny, small = (F.layer_norm(x, (512,), eps=eps) for eps in (1e-12, 1e-8))
     assert torch.equal(tiny, small)
-
-
-def test_epsilon_of_none_is_known_and_is_none() -> None:
-    constants, rms = ModuleConstants(), nn.RMSNorm(WIDTH)
-    constants.collect([rms])
-    assert constants.epsilon(rms.weight) == Epsilon(None)
-    assert constants.epsilon(nn.Parameter(torch.ones(WIDTH))) is None
-
-
-def test_epsilon_follows_a_replaced_weight() -> None:
-    constants, norm = ModuleConstants(), nn.LayerNorm(WIDTH, eps=0.25)
-    constants.collect([norm])
-    before = norm.weight
-    assert constants.epsilon(before) == Epsilon(0.25)
-    norm.weight = nn.Parameter(torch.ones(WIDTH))
-    assert constants.epsilon(norm.weight) == Epsilon(0.25)

@@ -1,0 +1,133 @@
+"""Weights as inputs of recipes: what they were when an operator read them.
+
+[Note: weights that change]
+A recipe that reads a weight must read what the operator read. Three things can come
+between:
+- the weight is changed before its reader's result is saved (a cast of a weight saves
+  nothing). So a weight counts for operators of the running forward alone, while its
+  version and the number of optimizer steps are those of the forward's start; or for a
+  reader that was found so before and since when both are the same (autocast's cache).
+- an optimizer steps between two backwards. Fused ones leave the version as it was. So
+  before any optimizer that owns a weight steps, the weights that recipes still need
+  are copied, once each, and the recipes read the copies: in the usual loop there are
+  none left by then.
+- its data may be gone (ZeRO-3): a small one is copied at once, a large one refused.
+A write past `torch.optim` that leaves the version (through `.data`) is not seen.
+(tests/ssdtrain/remat/test_attacks.py)
+"""
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from ssdtrain.cache.record import Handle, Kept, ParameterView
+
+# A parameter whose data may be gone in backward is copied if it is this small.
+COPIED_BYTES = 256 * 1024
+
+
+class Weights:
+    """The parameters of one session's modules."""
+
+    def __init__(self) -> None:
+        self._trusted: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._versions: dict[int, int] = {}
+        self._thread = -1
+        self._first_node = 0
+        self._num_steps = 0
+        self._steps_at_start = 0
+        self._read: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def trust(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The data of these stays in place from forward to backward.
+
+        ZeRO-3 marks the parameters that it gathers with `ds_id`; FSDP2's gathered
+        parameters are other objects than the model's own, and so never among these.
+        """
+        for parameter in parameters:
+            if type(parameter) is nn.Parameter and not hasattr(parameter, "ds_id"):
+                self._trusted[id(parameter)] = weakref.ref(parameter)
+
+    def is_trusted(self, parameter: nn.Parameter) -> bool:
+        """Whether its data stays in place."""
+        trusted = self._trusted.get(id(parameter))
+        return trusted is not None and trusted() is parameter
+
+    def forward_begins(self) -> None:
+        """Remember all versions: what operators read from now on."""
+        self._thread = threading.get_ident()
+        self._first_node = torch._C._autograd._get_sequence_nr()
+        self._steps_at_start = self._num_steps
+        self._versions = {
+            key: parameter._version
+            for key, reference in self._trusted.items()
+            if (parameter := reference()) is not None
+        }
+
+    def state(self, parameter: nn.Parameter) -> Hashable:
+        """Changes with every write that anybody can see."""
+        return parameter._version, self._num_steps
+
+    def was_read_as_is(
+        self, parameter: nn.Parameter, node: Any, *, was_saved: bool
+    ) -> bool:
+        """Whether the operator of this node read what the parameter holds now.
+
+        Args:
+            parameter: its input.
+            node: the operator's.
+            was_saved: whether the node saved it, at its present version.
+        """
+        begun = self._thread == threading.get_ident()
+        if not begun or node._sequence_nr() < self._first_node:
+            return False
+        if self._num_steps != self._steps_at_start:
+            return False
+        return was_saved or self._versions.get(id(parameter)) == parameter._version
+
+    def operand(self, parameter: nn.Parameter) -> Handle | None:
+        """A handle of its present value; None if backward may not find it."""
+        if self.is_trusted(parameter):
+            view = ParameterView(parameter, parameter._version, None, (), 0)
+            handle = Handle(view)
+            with self._lock:
+                self._read.add(handle)
+            return handle
+        if parameter.nbytes <= COPIED_BYTES:
+            return Handle(_copy_of(parameter))
+        return None
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer is about to step: copy what recipes still read of its weights.
+
+        For `torch.optim.optimizer.register_optimizer_step_pre_hook`.
+        """
+        groups = (group["params"] for group in optimizer.param_groups)
+        stepped = {id(parameter) for group in groups for parameter in group}
+        self._num_steps += 1
+        if not self._read or stepped.isdisjoint(self._trusted):
+            return
+        with self._lock:
+            copies: dict[int, Kept] = {}
+            for handle in list(self._read):
+                source = handle.source
+                if not isinstance(source, ParameterView):
+                    continue
+                parameter = source.parameter
+                if id(parameter) not in stepped or parameter._version != source.version:
+                    continue
+                if id(parameter) not in copies:
+                    copies[id(parameter)] = _copy_of(parameter)
+                handle.source = copies[id(parameter)]
+            self._read.clear()
+
+
+def _copy_of(parameter: Tensor) -> Kept:
+    copy = parameter.detach().clone()
+    return Kept(copy, copy._version)
