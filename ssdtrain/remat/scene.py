@@ -32,13 +32,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from ssdtrain.remat.expression import Epsilon
 from ssdtrain.remat.purity import Purity
 
-_OURS = ("ssdtrain.cache", "ssdtrain.remat", "torch._dynamo")
+# Of hooks, and of the function mode behind `torch.set_default_device`.
+_BETWEEN = ("ssdtrain.cache", "ssdtrain.remat", "torch._dynamo", "torch.utils._device")
 _CALL: CodeType = nn.Module._call_impl.__code__
 _NORMS: tuple[CodeType, ...] = (F.layer_norm.__code__, F.rms_norm.__code__)
 # From an operator to its module's call: helpers of a pure forward, torch's functions.
@@ -78,7 +77,7 @@ def operators_frame() -> FrameType | None:
     """The frame that called the operator whose hook is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not str(frame.f_globals.get("__name__", "")).startswith(_OURS):
+        if not str(frame.f_globals.get("__name__", "")).startswith(_BETWEEN):
             return frame
         frame = frame.f_back
     return None
@@ -114,11 +113,9 @@ class Scene:
         self.module = module
         self.arguments = [*found.get("args", ()), *found.get("kwargs", {}).values()]
         certificate = purity.certificate(module)
-        if certificate is None or not all(map(certificate.covers, codes)):
-            return
-        modes = _get_current_function_mode_stack()
-        plain = all(type(mode) is DeviceContext for mode in modes)
-        self.is_pure = plain and certificate.holds_for(module, self.arguments)
+        # A function mode, too, has a frame on the way, and is in no certificate.
+        if certificate is not None and all(map(certificate.covers, codes)):
+            self.is_pure = certificate.holds_for(module, self.arguments)
 
     @property
     def addend(self) -> float | None:

@@ -293,6 +293,17 @@ def test_a_mode_that_comes_later(mode: Any) -> None:
     check(body)
 
 
+def test_a_default_device_changes_nothing() -> None:
+    before = torch.get_default_device()
+    torch.set_default_device("cpu")
+    try:
+        reports = check(with_module(Pure))
+    finally:
+        torch.set_default_device(None)
+    assert torch.get_default_device() == before
+    assert reports[0].recipes["ToCopyBackward0"] > 0
+
+
 # -- epsilons ----------------------------------------------------------------------
 
 
