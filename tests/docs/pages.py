@@ -39,7 +39,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    return sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -162,7 +162,7 @@ def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
     assert "3 % slower in 1 of 2 cells (median +3.0%, worst +5.0%)" in text
     assert "at least 0.88 of the peak in 1 of 1 sizes, least 0.900" in text
     assert "8 SMs 10.0 ms alone, +1.3 ms to the products." in text
-    assert text.endswith("a GPU, 16 CPU cores; torch 2.11; `gather.py`")
+    assert text.endswith("a GPU, 16 CPU cores; torch 2.11; ")
     every = table.every_cell(gather_results())
     assert "| managed | 16 | 1000000 | 512 | direct | 1.000 | 0.800 |" in every
     assert "| pinned | 16 | 1000000 | 128 | direct | 1.250 |" in every

@@ -47,6 +47,7 @@ def environment() -> dict[str, Any]:
         "num_cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join([_program(), *sys.argv[1:]]),
     }
 

@@ -1,21 +1,25 @@
-"""The README's measured tables, generated from `results/*.json`; never typed.
+"""The pages of measured results and the README's headline, generated; never typed.
 
-python -m recipes.bench.common.report          # print
-python -m recipes.bench.common.report --write  # put them between the README's markers
-python -m recipes.bench.common.report --check  # fail if the README is out of date
+python -m recipes.bench.common.report             # print
+python -m recipes.bench.common.report --write     # docs/results/ and the README's rows
+python -m recipes.bench.common.report --check     # fail if one of them is out of date
+python -m recipes.bench.common.report --pictures  # draw docs/img/results-*.svg
 """
 
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.bench.common.cells import RESULTS, ROOT
+from recipes.bench.common.headline import headline
+from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import Data, find
 from recipes.bench.gather.tables import gather
 from recipes.bench.gnn.tables import gnn
 from recipes.bench.megatron.tables import megatron
-from recipes.bench.models.tables import models
+from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
 from recipes.bench.rgnn.tables import rgnn
@@ -23,11 +27,16 @@ from recipes.bench.safety.tables import sanitize, searches, survival, verify
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
 
 README = ROOT / "README.md"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+DOCS = ROOT / "docs" / "results"
+BEGIN, END = "<!-- headline: begin -->", "<!-- headline: end -->"
+GENERATED = "<!-- Written by `python -m recipes.bench.common.report --write`. -->"
+
+Table = Callable[[Path], str]
+"""Builds its text from a folder of results; empty if nothing is recorded there."""
 
 
-def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
-    """A table from the record `name`; empty if nothing is recorded."""
+def of_file(name: str, build: Callable[[Data], str]) -> Table:
+    """A table of one record."""
 
     def table(results: Path) -> str:
         data = find(results / f"{name}.json")
@@ -36,60 +45,177 @@ def of_file(name: str, build: Callable[[Data], str]) -> Callable[[Path], str]:
     return table
 
 
-TABLES: tuple[tuple[str, Callable[[Path], str]], ...] = (
-    ("offload", of_file("placement", placement)),
-    ("planner", planner),
-    ("planner", rok),
-    ("models", models),
-    ("offload", rivals),
-    ("megatron", megatron),
-    ("offload", of_file("recipes", recipes)),
-    ("storage", of_file("io", io)),
-    ("storage", of_file("gds", gds)),
-    ("storage", of_file("malloc_hook", malloc_hook)),
-    ("storage", of_file("soak_cpu", soak)),
-    ("safety", of_file("verify", verify)),
-    ("offload", of_file("host_time", host_time)),
-    ("safety", survival),
-    ("safety", searches),
-    ("safety", of_file("sanitize", sanitize)),
-    ("gather", gather),
-    ("gnn", gnn),
-    ("rgnn", rgnn),
-)
-"""The folder of the results, and what builds a table from that folder."""
+@dataclass(frozen=True)
+class Page:
+    """One page of docs/results.
+
+    question: that it answers. tables: folder of the results, and the table.
+    """
+
+    title: str
+    question: str
+    tables: tuple[tuple[str, Table], ...]
+    note: str = ""
+    """What a reader has to know of how old or how partial the figures are."""
+
+    def text(self, name: str) -> str:
+        """The page; empty if nothing is recorded for it."""
+        found = [text for area, table in self.tables if (text := table(RESULTS / area))]
+        if not found:
+            return ""
+        pictures = [
+            f"![{picture.caption}](../img/{picture.file})\n\n*{picture.caption}*"
+            for picture in PICTURES
+            if picture.page == name and (ROOT / "docs/img" / picture.file).exists()
+        ]
+        head = [GENERATED, f"# {self.title}", self.question]
+        parts = [*head, *filter(None, [self.note]), *pictures, *found]
+        return "\n\n".join(parts) + "\n"
 
 
-def render() -> str:
-    """All tables whose results are recorded."""
-    return "\n\n".join(
-        text for area, table in TABLES if (text := table(RESULTS / area))
+PAGES = {
+    "real-models": Page(
+        "Models as people train them",
+        "Is it fast where it matters: stock models of transformers, beside "
+        "checkpointing and the other ways to save memory?",
+        (
+            ("models", of_file("real_models", real_models)),
+            ("models", models),
+            ("offload", of_file("host_time", host_time)),
+        ),
+    ),
+    "placement": Page(
+        "Where activations live",
+        "What does each way to place activations cost, and what does it free?",
+        (
+            ("offload", of_file("placement", placement)),
+            ("offload", rivals),
+            ("offload", of_file("recipes", recipes)),
+        ),
+        "The rows `ours auto` of the first table are of back-pressure alone, before "
+        "the planner.",
+    ),
+    "planner": Page(
+        "The planner",
+        "Does a plan do what it predicts, and is it the best one?",
+        (("planner", planner), ("planner", rok)),
+        "Measured before predicted peaks knew what the model's own frames hold: "
+        "8192x4, 16384x2, 6144x24, 4096x8, the budgets and the curves over batch "
+        "sizes. 24 narrow layers keep more than was aimed at. Time is predicted less "
+        "well than memory: at its power limit a device's clock depends on how much it "
+        "waits ([what the planner does not know]"
+        "(../planner.md#what-it-does-not-know)). Behind cuFile's compatibility mode "
+        "plans cost more than through pinned memory (`gpu_direct: off`).",
+    ),
+    "megatron": Page(
+        "Megatron-Core on several GPUs",
+        "Is it fast and right under tensor and pipeline parallelism?",
+        (("megatron", megatron),),
+        "Under tensor parallelism 60 % of the peak at 1 % overhead is just missed by "
+        "GPT at 12288x3 and by T5 at the two narrower sizes, which had no turn with a "
+        "budget; T5's pipeline is just above 2 %. `ours auto`, but for GPT at 16384x2, "
+        "was measured before predicted peaks knew what the model's own frames hold.",
+    ),
+    "storage": Page(
+        "The path to the SSD",
+        "Is it as fast as the disk, and does anything grow?",
+        (
+            ("storage", of_file("io", io)),
+            ("storage", of_file("gds", gds)),
+            ("storage", of_file("malloc_hook", malloc_hook)),
+            ("storage", of_file("soak_cpu", soak)),
+        ),
+    ),
+    "safety": Page(
+        "Is it right?",
+        "Are gradients the plain run's to the last bit, and what does watching cost?",
+        (
+            ("safety", survival),
+            ("safety", searches),
+            ("safety", of_file("verify", verify)),
+            ("safety", of_file("sanitize", sanitize)),
+        ),
+    ),
+    "gather": Page(
+        "Gathering rows of host memory",
+        "How much of the link does `features[index]` reach?",
+        (("gather", gather),),
+    ),
+    "gnn": Page(
+        "GNN training with features in host memory",
+        "How much faster is an epoch?",
+        (("gnn", gnn),),
+    ),
+    "relational": Page(
+        "Relational layers",
+        "How fast are compiled layers, and do they train alike?",
+        (("rgnn", rgnn),),
+        "The layers' own times beside their ablation are older than their last "
+        "changes. Relational attention in bfloat16, trained on small graphs, is bound "
+        "by the host.",
+    ),
+}
+
+
+def rendered() -> dict[Path, str]:
+    """Every generated page by its path, and the README with its headline."""
+    texts = {name: page.text(name) for name, page in PAGES.items()}
+    found = {DOCS / f"{name}.md": text for name, text in texts.items() if text}
+    lines = [
+        f"- [{PAGES[name].title}]({name}.md): {PAGES[name].question}"
+        for name, text in texts.items()
+        if text
+    ]
+    intro = (
+        "Every figure here was measured by a script of `recipes/bench/` and is "
+        "generated from the file that it wrote to `recipes/bench/results/`, which "
+        "holds the device, all versions and the command line. "
+        "[How to measure](../benchmarks.md)."
     )
-
-
-def updated(readme: str) -> str:
-    """The README with the tables between its markers."""
-    before, rest = readme.split(BEGIN)
+    found[DOCS / "README.md"] = "\n\n".join(
+        [GENERATED, "# Results", intro, "\n".join(lines) + "\n"]
+    )
+    before, rest = README.read_text().split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{render()}\n{END}{after}"
+    found[README] = f"{before}{BEGIN}\n{headline(RESULTS)}\n{END}{after}"
+    return found
 
 
-def main() -> None:
-    """Print, write or check."""
+def stale() -> list[str]:
+    """Pages that are not what the results say, and pages that nothing generates."""
+    wanted = rendered()
+    different = [
+        str(path.relative_to(ROOT))
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text() != text
+    ]
+    return different + [
+        str(p.relative_to(ROOT)) for p in DOCS.glob("*") if p not in wanted
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print, write, check or draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--pictures", action="store_true", help="needs matplotlib")
+    options = parser.parse_args(argv)
+    if options.pictures:
+        for picture in PICTURES:
+            picture.write(RESULTS, ROOT / "docs" / "img")
     if options.write:
-        README.write_text(updated(README.read_text()))
+        DOCS.mkdir(parents=True, exist_ok=True)
+        for path, text in rendered().items():
+            path.write_text(text)
     elif options.check:
-        if updated(README.read_text()) != README.read_text():
+        if found := stale():
             sys.exit(
-                "README.md is out of date; run "
+                f"{found} are out of date; run "
                 "python -m recipes.bench.common.report --write"
             )
-    else:
-        print(render())
+    elif not options.pictures:
+        print("\n\n".join(rendered().values()))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ from recipes.bench.common.results import Data
 
 
 def where(data: Data) -> str:
-    """Device, versions and command in one line."""
+    """Device, torch and date in one line; the file says the rest."""
     env = data["environment"]
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(env["versions"].items()))
+    torch = env["versions"].get("torch", "")
     devices = f"{env['num_devices']} x " if env["num_devices"] > 1 else ""
     cpus = "" if "CPU" in env["device"] else f", {env['num_cpus']} CPU cores"
-    return f"{devices}{env['device']}{cpus}; {versions}; `{env['command']}`"
+    date = env.get("date", "")
+    return f"{devices}{env['device']}{cpus}; torch {torch}; {date}"
 
 
 def markdown(head: list[str], rows: list[list[str]], column: str = "--:") -> str:

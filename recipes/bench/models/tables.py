@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS
-from recipes.bench.common.results import find
+from recipes.bench.common.results import Data, find
 from recipes.bench.common.text import markdown, where
 
 SEED_CUT = (0.28, 0.40)
@@ -92,6 +92,64 @@ def models(results_dir: Path) -> str:
     head = ["", "keep", "offloaded", "peak cut", "recompute", "offloaded, no recipes"]
     rival = rivals_of_the_full_model(rows)
     return "\n\n".join(filter(None, [text, markdown(head, body), rival, where(data)]))
+
+
+def real_models(data: Data) -> str:
+    """Stock models: ratio, peak and prediction of every column; the host's rows."""
+    table: dict[str, dict[str, Data]] = {}
+    host: dict[str, Data] = {}
+    for name, cell in data["cells"].items():
+        place, column = name.rsplit("/", 1)
+        if f"/{data['settings']['host_tokens']}/" in name:
+            host[column] = cell
+        else:
+            table.setdefault(column, {})[place] = cell
+    places = list(dict.fromkeys(p for cells in table.values() for p in cells))
+    rows = [
+        [column, *(real_entry(cells.get(place)) for place in places)]
+        for column, cells in table.items()
+    ]
+    text = (
+        "**Stock models of transformers**, random weights, bf16, sdpa, Liger's fused "
+        "linear cross-entropy for every column, fused AdamW, a process a row: step "
+        "over the plain step and activation peak above the level before the step; in "
+        "brackets what the plan predicted. `gc` is transformers' non-reentrant "
+        "checkpointing, `ours` the defaults. Model, what is trained, tokens a step, "
+        "mode; `:24` has 24 layers."
+    )
+    parts = [text, markdown(["", *places], rows)]
+    timed = [
+        [
+            column,
+            f"{cell['host_ms']:.1f}",
+            f"{cell.get('host_ratio', 1):.2f}x",
+            f"{cell.get('host_us_per_saved', 0):.1f}",
+        ]
+        for column, cell in host.items()
+        if "host_ms" in cell
+    ]
+    if timed:
+        parts.append(
+            "Host time until forward and backward are enqueued, 4B shape, "
+            f"{data['settings']['host_tokens']} tokens: microseconds for each tensor "
+            "that autograd saves, parameters included, over plain PyTorch."
+        )
+        parts.append(markdown(["", "ms", "over plain", "us a tensor"], timed))
+    return "\n\n".join([*parts, where(data)])
+
+
+def real_entry(cell: Data | None) -> str:
+    """A column of a model in a table."""
+    if cell is None:
+        return "-"
+    if "step_ms" not in cell:
+        return str(cell.get("error", "-"))[:40]
+    ratio = cell.get("step_ratio")
+    text = f"{ratio:.3f}x" if ratio else f"{cell['step_ms']:.0f} ms"
+    text += f", {cell['peak_gb']:.1f} GB"
+    if "predicted_ms" in cell:
+        text += f" ({cell['predicted_ms'] / cell['step_ms'] - 1:+.1%} of the step)"
+    return text
 
 
 def rivals_of_the_full_model(rows: Rows) -> str:

@@ -1,28 +1,13 @@
-"""Plots of the results of `rgnn.layers`: memory and speed-up (Figures 3.9 and 3.10)."""
+"""Plots of the results of `rgnn.layers` on axes of matplotlib."""
 
-from pathlib import Path
 from typing import Any
 
-from recipes.bench.rgnn.records import TASKS, Records, compare, used_mib
+from recipes.bench.rgnn.choice import taken
+from recipes.bench.rgnn.records import TASKS, Records, cells, compare, used_mib
 
 
-def write_plots(results: Records, directory: Path) -> None:
-    """Write `rgnn_memory.svg` and `rgnn_speedup.svg`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, draw in (("memory", _memory), ("speedup", _speedup)):
-        figure, axes = pyplot.subplots(figsize=(7, 4))
-        draw(axes, results)
-        figure.tight_layout()
-        figure.savefig(directory / f"rgnn_{name}.svg")
-        pyplot.close(figure)
-
-
-def _memory(axes: Any, results: Records) -> None:
+def memory(axes: Any, results: Records) -> None:
+    """Memory with compaction over without (Figure 3.10)."""
     for task, marker in zip(TASKS, "os", strict=True):
         points = []
         for graph, about in results.graphs.items():
@@ -43,7 +28,8 @@ def _memory(axes: Any, results: Records) -> None:
         axes.legend()
 
 
-def _speedup(axes: Any, results: Records) -> None:
+def speedup(axes: Any, results: Records) -> None:
+    """Ours over the best other (Figure 3.9)."""
     graphs = list(results.graphs)
     bars = [(m, t) for m in ("rgcn", "rgat", "hgt") for t in TASKS]
     for index, (model, task) in enumerate(bars):
@@ -59,3 +45,29 @@ def _speedup(axes: Any, results: Records) -> None:
     axes.set_xticks(range(len(graphs)), graphs)
     axes.set_ylabel("speed-up over the best other (float32)")
     axes.legend(fontsize=7, ncols=3)
+
+
+def ablation(axes: Any, results: Records) -> None:
+    """Each setting's time of `none` over its own, and the cost model's (Table 3.5)."""
+    wanted = [(n, c) for n, c in cells(results, ("float32",))]
+    for setting, marker in (("compaction", "o"), ("reordering", "s"), ("both", "^")):
+        points = []
+        for at, (_, cell) in enumerate(wanted):
+            base = results.ms("hector-none", **cell)
+            own = results.ms(f"hector-{setting}", **cell)
+            if base and own:
+                points.append((at, base / own))
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=marker, ls="", label=setting)
+    chosen = []
+    for at, (_, cell) in enumerate(wanted):
+        base, own = results.ms("hector-none", **cell), taken(results, **cell).get("ms")
+        if base and own:
+            chosen.append((at, base / own))
+    if chosen:
+        axes.plot(*zip(*chosen, strict=True), "kx", label="chosen")
+    axes.axhline(1.0, linewidth=0.5, color="grey")
+    names = [name.removesuffix(" float32") for name, _ in wanted]
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
+    axes.set_ylabel("times faster than without")
+    axes.legend(fontsize=7, ncols=4)

@@ -1,5 +1,7 @@
 """What `rgnn.layers` recorded, found by graph, model, task and contender."""
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 MODELS = ("rgcn", "rgat", "hgt")
@@ -7,6 +9,7 @@ TASKS = ("inference", "training")
 DTYPES = ("float32", "bfloat16")
 
 Record = dict[str, Any]
+Named = tuple[str, dict[str, str]]
 
 
 class Records:
@@ -76,3 +79,22 @@ def used_mib(record: Record | None) -> float | None:
     if not record or not record.get("peak_bytes"):
         return None
     return float(record["peak_bytes"] - (record["resident_bytes"] or 0)) / 2**20
+
+
+def cells(records: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
+    """(text, cell) of every cell of 64 channels."""
+    return [
+        (
+            f"{graph} {model} {task} {dtype}",
+            {"graph": graph, "model": model, "task": task, "dtype": dtype},
+        )
+        for graph in records.graphs
+        for model in MODELS
+        for task in TASKS
+        for dtype in dtypes
+    ]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -1,12 +1,11 @@
-"""Markdown tables and plots out of the results of `rgnn.layers`.
+"""Markdown tables out of the results of `rgnn.layers`.
 
-python -m recipes.bench.rgnn.tables RGNN_JSON --plots docs/img
+python -m recipes.bench.rgnn.tables RGNN_JSON    # all of them
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 from recipes.bench.common import results as files
 from recipes.bench.common.text import markdown, where
 from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
-from recipes.bench.rgnn.plot import write_plots
 from recipes.bench.rgnn.records import (
-    DTYPES,
-    MODELS,
     TASKS,
     Comparison,
     Records,
+    cells,
     compare,
+    geometric_mean,
     used_mib,
 )
 
@@ -34,28 +32,6 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
-
-
-Named = tuple[str, dict[str, str]]
-
-
-def cells(results: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
-    """(text, cell) of every cell of 64 channels."""
-    return [
-        (
-            f"{graph} {model} {task} {dtype}",
-            {"graph": graph, "model": model, "task": task, "dtype": dtype},
-        )
-        for graph in results.graphs
-        for model in MODELS
-        for task in TASKS
-        for dtype in dtypes
-    ]
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -236,8 +212,8 @@ SECTIONS = {
 }
 
 
-def machines(results: Records) -> str:
-    """Device, versions and command of every run that took something."""
+def machines(results: Records, date: str) -> str:
+    """Device and versions of every run that took something."""
     used = {r["run"] for r in results.by_key.values()}
     lines = {}
     for i in sorted(used):
@@ -245,13 +221,12 @@ def machines(results: Records) -> str:
         versions = ", ".join(
             f"{k} {run[k]}" for k in ("torch", "triton", "torch_geometric") if k in run
         )
-        lines[f"{run['device']}; {versions}; `{run.get('command', '')}`"] = None
+        lines[f"{run['device']}; {versions}; {date}"] = None
     return "\n".join(lines)
 
 
-IN_README = {
+ON_THE_PAGE = {
     "Speed-up over the best other": summary,
-    "Ablation (Table 3.5)": ablation,
     "Cost model": choice,
     "Small groups share programs": mapping,
     "Memory against compaction ratio (Figure 3.10)": memory,
@@ -259,7 +234,7 @@ IN_README = {
 
 
 def rgnn(results: Path) -> str:
-    """The README's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
+    """The page's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
     empty if neither is there."""
     parts = []
     data = files.find(results / "rgnn.json")
@@ -271,11 +246,11 @@ def rgnn(results: Path) -> str:
             "product and torch's grouped product, over ours. "
             "Medians of 20 steps, all in one process."
         )
-        sections = {name: build(found) for name, build in IN_README.items()}
+        sections = {name: build(found) for name, build in ON_THE_PAGE.items()}
         # A table without rows is a header and a line.
         filled = {n: t for n, t in sections.items() if t and t.count("\n") != 1}
         parts += [f"*{name}*\n\n{text}" for name, text in filled.items()]
-        parts.append(machines(found))
+        parts.append(machines(found, data["environment"].get("date", "")))
     data = files.find(results / "rgnn_parity.json")
     if data is not None:
         parts.append(parity(data))
@@ -303,13 +278,10 @@ def parity(data: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("results", type=Path)
-    parser.add_argument("--plots", type=Path, help="also write SVG plots here")
     args = parser.parse_args(argv)
     results = Records(files.read(args.results))
     for title, section in SECTIONS.items():
         print(f"### {title}\n\n{section(results)}\n")
-    if args.plots:
-        write_plots(results, args.plots)
     return 0
 
 

@@ -1,0 +1,85 @@
+"""The generated pages are those of the recorded results."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recipes.bench.common import report
+from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
+from recipes.bench.common.pictures import PICTURES
+from recipes.bench.common.results import find, read, write
+
+
+def test_readme_and_pages_are_up_to_date() -> None:
+    assert report.stale() == []
+
+
+def test_a_changed_page_and_one_that_nobody_generates_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs, readme = tmp_path / "docs/results", tmp_path / "README.md"
+    readme.write_text(report.README.read_text())
+    for name, value in (("ROOT", tmp_path), ("DOCS", docs), ("README", readme)):
+        monkeypatch.setattr(report, name, value)
+    assert "docs/results/gather.md" in report.stale()
+    report.main(["--write"])
+    assert report.stale() == []
+    (docs / "other.md").write_text("typed")
+    readme.write_text(readme.read_text().replace("GraphSAGE", "GraphSage"))
+    assert report.stale() == ["README.md", "docs/results/other.md"]
+    with pytest.raises(SystemExit, match="--write"):
+        report.main(["--check"])
+
+
+def test_the_headline_has_a_date_and_a_device_in_every_row() -> None:
+    rows = report.headline(RESULTS).splitlines()[2:]
+    assert len(rows) >= 5
+    for row in rows:
+        assert re.search(r"\S+, 20\d\d-\d\d-\d\d \|$", row), row
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda p: p.stem)
+def test_every_recorded_file_is_of_the_one_format(path: Path) -> None:
+    env = read(path)["environment"]
+    assert env["device"] and re.fullmatch(r"20\d\d-\d\d-\d\d", env["date"])
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert find(path) is None
+    path.write_text('{"environment": {}, "cells": []}')
+    with pytest.raises(ValueError, match=r"no \['settings', 'cells'\]"):
+        read(path)
+    whole = {"environment": environment(), "settings": {}, "cells": {"a": {"b": 1}}}
+    write(path, whole)
+    assert read(path) == whole and list(tmp_path.iterdir()) == [path]
+
+
+def test_cells_without_a_name_are_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    cells = Cells(path, 60)
+    cells.add(what="write", gb=1.23456789)
+    cells.add(what="read", gb=2)
+    cells.attempt("broken", lambda: [][0])
+    cells.attempt("long", lambda: None, need_s=1e9)
+    cells.fact("left_behind", [])
+    data = read(path)
+    assert data["left_behind"] == []
+    assert data["cells"]["write 0"] == {"what": "write", "gb": 1.234568}
+    assert [next(iter(cell)) for cell in data["cells"].values()] == [
+        *("what", "what", "failed", "skipped")
+    ]
+    assert len(Cells(path, 60, {}).data["cells"]) == 4
+    assert not Cells(path, 60, {}, anew=True).data["cells"]
+
+
+def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for picture in PICTURES:
+        picture.write(RESULTS, tmp_path)
+        recorded = (RESULTS / f"{picture.record}.json").exists()
+        assert (tmp_path / picture.file).exists() == recorded
+        if recorded:
+            page = ROOT / "docs" / "results" / f"{picture.page}.md"
+            assert f"../img/{picture.file}" in page.read_text()
