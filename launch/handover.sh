@@ -25,3 +25,14 @@ side_of() {
     after:*=* | after:~*) goes=trainer ;;
   esac
 }
+
+# refuse_slots WORD: ends where a flag chooses among GPUs and this machine has none; the
+# launcher itself would answer with a traceback.
+refuse_slots() {
+  case $1 in
+    localhost:* | --include=localhost:* | --exclude=localhost:*)
+      echo "${1#*=} chooses GPUs and this machine has none; say --num_accelerators 2" >&2
+      exit 2
+      ;;
+  esac
+}

@@ -1,4 +1,4 @@
-"""`ssdtrain train | plan | rok | doctor | project`: the command line.
+"""`ssdtrain train | report | plan | rok | doctor | project`: the command line.
 
 `train` composes a Hydra config and runs the trainer that it names; the others are
 mounted as they are. Exit status: 0 success, 1 the run ended and its verdict is bad,
@@ -18,6 +18,7 @@ from ssdtrain.errors import AttachError, ConfigError
 # Their modules offer HELP, add_arguments(parser) and run(args).
 COMMANDS: Mapping[str, str] = {
     "train": "ssdtrain.cli.train",
+    "report": "ssdtrain.report.page_command",
     "plan": "ssdtrain.report.plan_command",
     "rok": "ssdtrain.report.rok_command",
     "doctor": "ssdtrain.machine.command",

@@ -323,6 +323,9 @@ class _Run:
             directory.mkdir(parents=True, exist_ok=True)
             values = dict(result)
             recorded = values.pop("recorded", None)
+            if recorded is not None:
+                about = ("rank", "step", "peak_bytes")
+                values["picture"] = {name: recorded[name] for name in about}
             text = json.dumps(values, indent=1)
             (directory / "result.json").write_text(text + "\n", encoding="utf-8")
             if recorded is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ssdtrain.machine.doctor import Examination
+from ssdtrain.machine.doctor import POOR_FIT, Examination
 from ssdtrain.machine.findings import Level
 from ssdtrain.machine.links import Link, LinkFile
 
@@ -111,15 +111,20 @@ def plot_links(links: LinkFile, path: str) -> None:
         axes.plot(sizes, rates, "o", color=colour, markersize=4)
         grid = _grid(sizes[0], sizes[-1])
         fitted = [link.curve.gb_per_s(size) for size in grid]
-        axes.plot(grid, fitted, color=colour, label=_label(link))
+        style = "--" if link.curve.fit_error > POOR_FIT else "-"
+        axes.plot(grid, fitted, style, color=colour, label=_label(link))
     axes.set(xscale="log", yscale="log", xlabel="transfer size (bytes)", ylabel="GB/s")
+    axes.set_title("bandwidth by transfer size: points measured, lines fitted")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path)
 
 
 def _label(link: Link) -> str:
-    return f"{link.kind.value} {link.source} to {link.target}, {link.depth} in flight"
+    error = link.curve.fit_error
+    doubt = f" (dashed: misses by up to {error:.0%})" if error > POOR_FIT else ""
+    place = f"{link.source} to {link.target}, {link.depth} in flight"
+    return f"{link.kind.value} {place}{doubt}"
 
 
 def _grid(first: int, last: int) -> list[float]:

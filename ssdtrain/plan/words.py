@@ -132,7 +132,17 @@ def _advice(profile: Profile, prediction: Prediction) -> str:
             f"nothing waits, and the {link} is nearly full ({what}): a lower peak "
             "costs time now; raise max_overhead to buy it."
         )
-    if prediction.recompute_ms > 0.5 * (prediction.step_ms - prediction.keep_ms) > 0:
+    if not any(load.num_bytes for load in prediction.links.values()):
+        return (
+            f"nothing is moved: on a step of {prediction.step_ms:.1f} ms no copy pays "
+            "within the goal. A larger max_overhead, a lower memory_budget_bytes or a "
+            "larger micro-batch moves more."
+        )
+    rebuilding_ms = prediction.recompute_ms
+    if (
+        rebuilding_ms > SMALL_STALL * prediction.step_ms
+        and rebuilding_ms > 0.5 * (prediction.step_ms - prediction.keep_ms) > 0
+    ):
         return (
             "most of the overhead is rebuilding; recompute='off' gives it back at the "
             "cost of memory."

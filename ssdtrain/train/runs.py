@@ -26,6 +26,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ssdtrain import __version__
 from ssdtrain.errors import ConfigError
 
 RUNS = Path("runs")
@@ -34,7 +35,7 @@ CONFIG = "config.yaml"
 RECORD = "run.json"
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
-PACKAGES = ("ssdtrain", "torch", "transformers", "deepspeed", "megatron-core", "triton")
+PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 # What may differ between a run and its continuation: gradients do not depend on it.
 FREE = (
     "data.cache_directory",
@@ -236,7 +237,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def facts() -> dict[str, Any]:
     """Versions, git state and machine, as plain values."""
-    versions = {"python": platform.python_version()}
+    versions = {"ssdtrain": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)

@@ -37,6 +37,7 @@ OPTIONS = {
         "-q",
         "overrides",
     },
+    "report": {"--out", "runs"},
     "plan": SUBJECT
     | {
         "--batch",

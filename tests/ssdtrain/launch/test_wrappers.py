@@ -50,6 +50,19 @@ def test_the_headline(fakes: Path) -> None:
     assert call(fakes, "deepspeed", *words) == handed
 
 
+@pytest.mark.skipif(not NO_GPU, reason="GPUs can be chosen here")
+@pytest.mark.parametrize(
+    "flag", [["--include", "localhost:0,1"], ["--include=localhost:0,1"]]
+)
+def test_choosing_gpus_where_there_are_none(fakes: Path, flag: list[str]) -> None:
+    """DeepSpeed's launcher answers with a traceback."""
+    words = [str(LAUNCH / "deepspeed"), *flag, "--config", "ssdtrain.yaml"]
+    path = f"{LAUNCH}:{fakes}:/usr/bin:/bin"
+    done = subprocess.run(words, env={"PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert "localhost:0,1 chooses GPUs and this machine has none" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "flags", "trained"),
     [

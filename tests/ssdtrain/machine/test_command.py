@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from ssdtrain.arguments import size_argument
 from ssdtrain.machine import command
 from ssdtrain.machine.doctor import judge_links
+from ssdtrain.machine.findings import Level
 from ssdtrain.machine.fit import fit_curve
-from ssdtrain.machine.links import LINK_FILE, Link, LinkKind, Sample
+from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind, Sample
+from ssdtrain.machine.render import plot_links
 
 
 def doctor(*arguments: str) -> int:
@@ -112,3 +115,17 @@ def test_findings_about_links() -> None:
     tiers = (*fast, link(LinkKind.SSD_WRITE, 2.5), link(LinkKind.SSD_READ, 2.7))
     assert any("tiered" in f.advice for f in judge_links(tiers))
     assert list(judge_links(())) == []
+
+
+def test_a_curve_that_misses_what_was_measured_is_named(tmp_path: Path) -> None:
+    """91 % off was shown as a number in a column, and drawn as a line."""
+    fine = link(LinkKind.D2H, 55.0)
+    poor = replace(fine, curve=replace(fine.curve, fit_error=0.91))
+    found = [f for f in judge_links((fine, poor)) if f.level is Level.WARNING]
+    assert len(found) == 1
+    assert "misses a measured time by 91%" in found[0].text
+    assert "measure again" in found[0].advice
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "links.svg"
+    plot_links(LinkFile(created_utc="", links=(poor,), machine={}), str(path))
+    assert "misses by up to 91%" in path.read_text()

@@ -238,3 +238,14 @@ def test_a_leaf_of_the_caller_is_in_no_estimate() -> None:
     moved = choose(own, Goal(max_overhead=100.0))
     assert moved.orders["model/0"][0].placement is Placement.KEEP
     assert any(i.recipe and i.inputs == (0,) for i in own.items_of(0)), "the norm's"
+
+
+def test_a_plan_that_moves_nothing_does_not_blame_rebuilding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A step of less than a millisecond hides no copy, whatever is rebuilt."""
+    model = "blocks:1024x2 --micro-batch 1 --sequence 512 --no-gpu".split()
+    assert main(["plan", "--model", *model]) == 0
+    text = capsys.readouterr().out
+    assert "Moved 0 B out and 0 B back" in text
+    assert "Next: nothing is moved" in text and "rebuilding;" not in text

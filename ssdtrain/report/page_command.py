@@ -1,0 +1,57 @@
+"""`ssdtrain report RUN [RUN ...]`: runs in, one HTML page out."""
+
+import argparse
+from pathlib import Path
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.report.page import page, read_run
+
+HELP = "one HTML page of a run, or of several beside one another"
+EXAMPLES = """examples:
+  ssdtrain report latest                 writes runs/latest/report.html
+  ssdtrain report RUN OTHER --out compared.html
+"""
+RUNS = Path("runs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a directory, a name below runs/, latest"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="default: report.html of the (first) run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page.
+
+    Raises:
+        ConfigError: no such run, or it has not finished.
+    """
+    paths = [find(name) for name in args.runs]
+    text = page([read_run(path) for path in paths])
+    out = Path(args.out).expanduser() if args.out else paths[0] / "report.html"
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error})") from error
+    print(f"written to {out}")
+    return 0
+
+
+def find(name: str) -> Path:
+    """The directory of a run, links resolved: a page names the run, not the link.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for path in (Path(name).expanduser(), RUNS / name):
+        if path.is_dir():
+            return path.resolve()
+    raise ConfigError(
+        f"report expects a run, got {name!r}: no directory, nor below runs/"
+    )

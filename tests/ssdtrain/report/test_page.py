@@ -1,0 +1,157 @@
+"""The HTML page of a run: its figures are result.json's, and a browser shows them."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssdtrain.cli import main
+from ssdtrain.errors import ConfigError
+from ssdtrain.report.page import MAX_POINTS, page, read_run
+from ssdtrain.report.table import rows
+from tests.ssdtrain.report.test_table import a_result
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory as `ssdtrain train` leaves it."""
+    return a_run(tmp_path / "runs" / "one")
+
+
+def a_run(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True)
+    peaks = {"without ssdtrain": 8000.0, "with ssdtrain": 1600.0}
+    picture = {"rank": 1, "step": 2, "peak_bytes": peaks}
+    result = a_result(picture=picture, ok=True, **changes)
+    result["legs"]["with ssdtrain"]["explained"] = "Plan: <moved> & kept."
+    (path / "result.json").write_text(json.dumps(result))
+    record = {"words": [], "command": ["ssdtrain", "train"], "status": "finished"}
+    (path / "run.json").write_text(json.dumps(record))
+    (path / "config.yaml").write_text(f"seed: 0\nname: {path.name}\n")
+    courses = {name: [(0.0, 0), (5.0, peak)] for name, peak in peaks.items()}
+    (path / "memory.json").write_text(json.dumps(courses))
+    lines = [
+        {"leg": leg, "step": step, "loss": 2.0 - step, "step_ms": 10.0, "stall_ms": 1.0}
+        for leg in peaks
+        for step in range(2)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (path / "metrics.jsonl").write_text(text)
+    return path
+
+
+class Cells(HTMLParser):
+    """The cells of the table of figures, and everything that is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.fetched: list[str] = []
+        self._table = self._cell = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.fetched += [v or "" for k, v in attrs if k in ("src", "href")]
+        self.fetched += [tag] if tag in ("script", "link", "iframe") else []
+        self._table = found.get("id") == "figures" if tag == "table" else self._table
+        if tag == "tr" and self._table:
+            self.rows.append([])
+        self._cell = tag in ("td", "th") and self._table
+        if self._cell:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = False if tag in ("td", "th") else self._cell
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.rows[-1][-1] += data
+
+
+def test_figures_are_those_of_the_result(run: Path) -> None:
+    text = page([read_run(run)])
+    cells = Cells()
+    cells.feed(text)
+    assert not cells.fetched  # nothing is asked of a network
+    expected = [
+        list(row) for row in rows(json.loads((run / "result.json").read_text()))
+    ]
+    assert cells.rows[1:] == expected
+    for part in (
+        "verified: losses equal, weights equal",
+        "Memory over step 2 (the last), rank 1: saved tensors",
+        "with ssdtrain, peak 1.60 kB",
+        "Loss by step",
+        "Time of each step",
+        "Plan: &lt;moved&gt; &amp; kept.",
+        "time since the step began (ms)",
+    ):
+        assert part in text
+
+
+def test_a_failed_verdict_is_red(tmp_path: Path) -> None:
+    verdict = {"losses_equal": False, "weights_equal": True}
+    text = page([read_run(a_run(tmp_path / "bad", verdict=verdict))])
+    assert "class='bad'>FAILED: losses equal" in text
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    paths = [a_run(tmp_path / name) for name in ("one", "two")]
+    text = page([read_run(path) for path in paths])
+    assert "id='compared'" in text
+    assert "one:\nname: one\ntwo:\nname: two" in text  # what differs, and no more
+    assert "one, with ssdtrain" in text and "two, with ssdtrain" in text
+
+
+def test_long_courses_are_thinned_without_losing_the_peak(run: Path) -> None:
+    course = [(float(i), 10 if i != 7777 else 8000) for i in range(100_000)]
+    (run / "memory.json").write_text(json.dumps({"with ssdtrain": course}))
+    text = page([read_run(run)])
+    points = text.split("<polyline points='")[1].split("'")[0].split()
+    assert len(points) <= MAX_POINTS
+    heights = [float(point.split(",")[1]) for point in points]
+    assert max(heights) - min(heights) > 100  # the one high sample is drawn
+
+
+def test_the_command(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parents[1])
+    (run.parent / "latest").symlink_to("one")
+    assert main(["report", "latest"]) == 0
+    assert "<h1>one</h1>" in (run / "report.html").read_text()
+    assert main(["report", "nothing"]) == 2
+    assert "report expects a run, got 'nothing'" in capsys.readouterr().err
+    (run / "result.json").unlink()
+    assert main(["report", "latest"]) == 2
+    with pytest.raises(ConfigError, match="has not finished"):
+        read_run(run)
+
+
+def test_a_browser_shows_it(run: Path, tmp_path: Path) -> None:
+    """Headless and offline: the figures are on the screen."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH")
+    path, picture = tmp_path / "report.html", tmp_path / "report.png"
+    path.write_text(page([read_run(run)]))
+    common = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,2400")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    for what in (f"--screenshot={picture}", "--dump-dom"):
+        done = subprocess.run(
+            [browser, *common, profile, what, path.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    for row in rows(json.loads((run / "result.json").read_text())):
+        assert row.with_ in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000  # a blank page is smaller
