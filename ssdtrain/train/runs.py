@@ -26,7 +26,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ssdtrain import __version__
+import ssdtrain
 from ssdtrain.errors import ConfigError
 
 RUNS = Path("runs")
@@ -237,7 +237,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def facts() -> dict[str, Any]:
     """Versions, git state and machine, as plain values."""
-    versions = {"ssdtrain": __version__, "python": platform.python_version()}
+    versions = {"ssdtrain": ssdtrain.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
