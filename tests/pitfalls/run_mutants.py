@@ -28,9 +28,11 @@ MUTANTS = Path(__file__).parent / "mutants"
 COPIED = (
     "ssdtrain",
     "pydirect",
+    "hector",
     "tests/pitfalls",
     "tests/ssdtrain",
     "tests/pydirect",
+    "tests/hector",
     "pyproject.toml",
 )
 TIME_LIMIT_S = 120

@@ -73,6 +73,11 @@ def by_weight(g: Any, feature: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return g.ndata["feature"] @ weight + bias
 
 
+@hector.compile
+def by_scale(g: Any, feature: Tensor, scale: Tensor) -> Tensor:
+    return g.ndata["feature"] * scale
+
+
 def changed(module: Slope, name: str) -> None:
     if name == "slope":
         module.slope = 7.0
@@ -151,6 +156,13 @@ def test_first_sizes_of_parameters() -> None:
         x, w = rows(ins), torch.ones(ins, outs, dtype=torch.float64)
         b = torch.arange(outs, dtype=torch.float64)
         torch.testing.assert_close(by_weight(G, x, w, b), x @ w + b)
+
+
+def test_the_length_of_a_vector_alone() -> None:
+    x = rows(4)
+    for scale in (torch.tensor([3.0]), torch.arange(4.0)):
+        scale = scale.double()
+        torch.testing.assert_close(by_scale(G, x, scale), x * scale)
 
 
 def test_a_parameter_with_as_many_rows_as_nodes() -> None:

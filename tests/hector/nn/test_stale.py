@@ -4,6 +4,7 @@ that of a layer that never saw anything else."""
 import copy
 import gc
 import io
+import os
 import subprocess
 import sys
 import weakref
@@ -278,7 +279,7 @@ watch = DeviceWatch([ends, kinds], watch_kernels)
 out, wide = torch.ones(5, 3), torch.ones(2, dtype=torch.float16)
 watch.check([out, wide])
 assert watch.unchanged([ends, kinds]) and bool((out == 1).all())
-kinds.numpy()[[0, 5000]] = kinds.numpy()[[5000, 0]]
+kinds.numpy()[[0, 5]] = kinds.numpy()[[5, 0]]
 watch.check([out, wide])
 assert bool(out.isnan().all()) and bool(wide.isnan().all())
 try:
@@ -295,7 +296,7 @@ def test_digests_on_a_device() -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK],
-        env={**__import__("os").environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,
