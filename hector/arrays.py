@@ -3,14 +3,16 @@
 The lowering collects which of them a program needs (Wu, section 3.3.6: the
 preprocessing is read off the generated code); asking here is that preprocessing. All
 of it happens once a graph, never in the hot path: host synchronisation is allowed
-here and nowhere else.
+here and nowhere else, and not for graphs that are sampled anew in every step.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hector.compact import CompactMap, bounded_map
 from hector.graph import HeteroGraph
 from hector.ir.types import PAIR_DOMAINS, Domain, Index
 
@@ -63,15 +65,27 @@ class GraphArrays:
             case Domain.EDGE:
                 return g.num_edges
             case Domain.SRC_PAIR:
-                return g.unique_src().num_unique
+                return self.pairs(Domain.SRC_PAIR).num_unique
             case Domain.DST_PAIR:
-                return g.unique_dst().num_unique
+                return self.pairs(Domain.DST_PAIR).num_unique
             case Domain.ETYPE:
                 return g.num_edge_types
             case Domain.NTYPE:
                 return g.num_node_types
             case Domain.GLOBAL:
                 return 1
+
+    def pairs(self, domain: Domain) -> CompactMap:
+        """The pairs of SRC_PAIR or DST_PAIR."""
+        g = self.graph
+        return g.unique_src() if domain is Domain.SRC_PAIR else g.unique_dst()
+
+    def num_types(self, domain: Domain, index: Index) -> int:
+        """Types of a typed index: one less than `type_ptr` has elements."""
+        if index is Index.ALL:
+            return 1
+        node = domain is Domain.NODE
+        return self.graph.num_node_types if node else self.graph.num_edge_types
 
     def index(self, domain: Domain, index: Index) -> Tensor:
         """[rows of domain] where each row leads."""
@@ -89,11 +103,11 @@ class GraphArrays:
                 Index.SRC: lambda: g.src,
                 Index.DST: lambda: g.dst,
                 Index.ETYPE: lambda: g.edge_type,
-                Index.SRC_PAIR: lambda: g.unique_src().edge_to_unique,
-                Index.DST_PAIR: lambda: g.unique_dst().edge_to_unique,
+                Index.SRC_PAIR: lambda: self.pairs(Domain.SRC_PAIR).edge_to_unique,
+                Index.DST_PAIR: lambda: self.pairs(Domain.DST_PAIR).edge_to_unique,
             }[index]()
         if domain in PAIR_DOMAINS:
-            pairs = g.unique_src() if domain is Domain.SRC_PAIR else g.unique_dst()
+            pairs = self.pairs(domain)
             if index is Index.PAIR_NODE:
                 return pairs.unique_node
             types = torch.arange(g.num_edge_types, device=g.device)
@@ -106,16 +120,16 @@ class GraphArrays:
         """[num_types + 1] int64: rows of each type; rows are sorted by type."""
         g = self.graph
         if index is Index.ALL:
-            return torch.tensor([0, self.rows(domain)], device=g.device)
+            return torch.arange(2, device=g.device) * self.rows(domain)
         match domain:
             case Domain.NODE:
                 return g.node_type_ptr
             case Domain.EDGE:
                 return g.etype_ptr
             case Domain.SRC_PAIR:
-                return g.unique_src().etype_ptr
+                return self.pairs(Domain.SRC_PAIR).etype_ptr
             case _:
-                return g.unique_dst().etype_ptr
+                return self.pairs(Domain.DST_PAIR).etype_ptr
 
     def type_offsets(self, domain: Domain, index: Index) -> tuple[int, ...]:
         """`type_ptr` on the host, without a copy from the device after the first."""
@@ -128,9 +142,9 @@ class GraphArrays:
             case Domain.EDGE:
                 return g.etype_offsets
             case Domain.SRC_PAIR:
-                return g.unique_src().etype_offsets
+                return self.pairs(Domain.SRC_PAIR).etype_offsets
             case _:
-                return g.unique_dst().etype_offsets
+                return self.pairs(Domain.DST_PAIR).etype_offsets
 
     def segments(self, domain: Domain, index: Index) -> Segments:
         """The items of `domain` grouped by `index`."""
@@ -143,15 +157,17 @@ class GraphArrays:
         g = self.graph
         if index in (Index.ETYPE, Index.NTYPE, Index.ALL):
             return Segments(self.type_ptr(domain, index).to(self.dtype), None)
+        source = partial(self.pairs, Domain.SRC_PAIR)
+        target = partial(self.pairs, Domain.DST_PAIR)
         if (domain, index) == (Domain.EDGE, Index.DST_PAIR):
             # Edges are sorted by (type, destination): the pairs are runs of edges.
-            return Segments(g.unique_dst().edges().ptr.to(self.dtype), None)
+            return Segments(target().edges().ptr.to(self.dtype), None)
         group = {
             (Domain.EDGE, Index.DST): lambda: g.csc(),
             (Domain.EDGE, Index.SRC): lambda: g.csr(),
-            (Domain.EDGE, Index.SRC_PAIR): lambda: g.unique_src().edges(),
-            (Domain.SRC_PAIR, Index.PAIR_NODE): lambda: g.unique_src().by_node(),
-            (Domain.DST_PAIR, Index.PAIR_NODE): lambda: g.unique_dst().by_node(),
+            (Domain.EDGE, Index.SRC_PAIR): lambda: source().edges(),
+            (Domain.SRC_PAIR, Index.PAIR_NODE): lambda: source().by_node(),
+            (Domain.DST_PAIR, Index.PAIR_NODE): lambda: target().by_node(),
         }[domain, index]()
         return Segments(group.ptr.to(self.dtype), group.items.to(self.dtype))
 
@@ -211,6 +227,63 @@ class GraphArrays:
             sizes = self.segments(domain, index).ptr.diff()
             self._numbers[key] = sizes.to(dtype).view(-1, 1)
         return self._numbers[key]
+
+
+class BoundedArrays(GraphArrays):
+    """Index arrays whose sizes are bounds, so that none of them waits for the device.
+
+    There is a row a pair that could exist and a tile that could be needed; those behind
+    the real ones are empty: they belong to no type, node or edge, and what kernels
+    compute for them is read by none.
+    """
+
+    def __init__(self, graph: HeteroGraph) -> None:
+        super().__init__(graph)
+        self._pairs: dict[Domain, CompactMap] = {}
+
+    def pairs(self, domain: Domain) -> CompactMap:
+        if domain not in self._pairs:
+            g = self.graph
+            node = g.src if domain is Domain.SRC_PAIR else g.dst
+            found = bounded_map(g.edge_type, node, g.num_edge_types, g.num_nodes)
+            self._pairs[domain] = found
+        return self._pairs[domain]
+
+    def type_ptr(self, domain: Domain, index: Index) -> Tensor:
+        if index is Index.ALL and domain in PAIR_DOMAINS:
+            last = self.pairs(domain).etype_ptr[-1:]
+            return torch.cat((torch.zeros_like(last), last))
+        return super().type_ptr(domain, index)
+
+    def _make_index(self, domain: Domain, index: Index) -> Tensor:
+        if domain in PAIR_DOMAINS and index is Index.ETYPE:
+            return self._types(domain, self.rows(domain))
+        return super()._make_index(domain, index)
+
+    def _types(self, domain: Domain, rows: int) -> Tensor:
+        """[rows]: the last type for rows behind all types."""
+        ends = self.type_ptr(domain, Index.ETYPE)[1:]
+        places = torch.arange(rows, device=ends.device)
+        found = torch.searchsorted(ends, places, right=True)
+        return found.clamp_(max=max(ends.numel() - 1, 0))
+
+    def _make_tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
+        ptr = self.type_ptr(domain, index)
+        num = self.rows(domain) // block + self.num_types(domain, index)
+        counts = (ptr.diff() + block - 1) // block
+        first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        places = torch.arange(num, device=ptr.device)
+        segment = torch.searchsorted(first[1:], places, right=True)
+        segment = segment.clamp_(max=counts.numel() - 1)
+        ends = ptr[segment + 1]
+        start = torch.minimum(ptr[segment] + (places - first[segment]) * block, ends)
+        end = torch.minimum(start + block, ends)
+        return Tiles(
+            *(t.to(self.dtype).contiguous() for t in (segment, start, end, first))
+        )
+
+    def num_heavy(self, domain: Domain, index: Index, rows: int) -> int:
+        raise ValueError("expected a schedule that counts no groups for sampled graphs")
 
 
 GRAPH_NUMBERS: dict[str, tuple[Domain, Index]] = {

@@ -23,13 +23,19 @@ class CompactMap:
     """int64 [num_edge_types + 1]: segment of each edge type in `unique_node`."""
     edge_to_unique: Tensor
     """int64 [num_edges]: the pair of each stored edge."""
-    etype_offsets: tuple[int, ...]
-    """`etype_ptr` on the host."""
     num_nodes: int
+    real: Tensor | None = None
+    """bool [num_unique]: which pairs exist; None: all. The others stand behind them:
+    see `bounded_map`."""
 
     @property
     def num_unique(self) -> int:
         return self.unique_node.numel()
+
+    @cached_property
+    def etype_offsets(self) -> tuple[int, ...]:
+        """`etype_ptr` on the host; one copy from the device, on first use."""
+        return tuple(self.etype_ptr.tolist())
 
     @cached_property
     def _edges(self) -> Grouping:
@@ -37,7 +43,11 @@ class CompactMap:
 
     @cached_property
     def _by_node(self) -> Grouping:
-        return group_by(self.unique_node, self.num_nodes)
+        nodes = self.unique_node
+        if self.real is not None:
+            # Behind all nodes: in no node's group.
+            nodes = nodes.masked_fill(~self.real, self.num_nodes)
+        return group_by(nodes, self.num_nodes)
 
     def edges(self) -> Grouping:
         """The edges of each pair: the inverse of `edge_to_unique`."""
@@ -63,6 +73,30 @@ def compact_map(
         unique_node=pairs % step,
         etype_ptr=ptr,
         edge_to_unique=inverse,
-        etype_offsets=tuple(ptr.tolist()),
         num_nodes=num_nodes,
+    )
+
+
+def bounded_map(
+    edge_type: Tensor, node: Tensor, num_edge_types: int, num_nodes: int
+) -> CompactMap:
+    """The same map with one row an edge, without waiting for the device.
+
+    How many pairs there are is known to the device alone, so there are as many rows as
+    edges; those behind the pairs belong to no edge type, edge or node.
+    """
+    step = max(num_nodes, 1)
+    ordered, order = torch.sort(edge_type * step + node)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    number = first.cumsum(0) - 1
+    beyond = num_edge_types * step
+    pairs = torch.full_like(ordered, beyond).scatter_(0, number, ordered)
+    bounds = torch.arange(num_edge_types + 1, device=node.device) * step
+    return CompactMap(
+        unique_node=pairs % step,
+        etype_ptr=torch.searchsorted(pairs, bounds),
+        edge_to_unique=torch.empty_like(order).scatter_(0, order, number),
+        num_nodes=num_nodes,
+        real=pairs < beyond,
     )

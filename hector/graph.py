@@ -10,8 +10,10 @@ the caller gave them.
 Node ids are global: the nodes of type 0 come first, then those of type 1, and so on.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -45,6 +47,8 @@ __all__ = [
 ]
 
 EdgeTypeName = tuple[str, str, str]
+Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
+"""PyG's: (node types, edge types)."""
 
 
 class GraphState:
@@ -55,8 +59,8 @@ class GraphState:
 
     def clear(self) -> None:
         """Forget everything; what is still in use elsewhere goes on to work."""
-        self.arrays: Any = None
-        """`hector.arrays.GraphArrays`."""
+        self.arrays: dict[type, Any] = {}
+        """`hector.arrays.GraphArrays`, exact ones and bounded ones."""
         self.executables: dict[Any, Any] = {}
         self.prepared: dict[Any, Any] = {}
         """Calls that layers prepared for the graph."""
@@ -88,6 +92,9 @@ class HeteroGraph:
     node_type_names: tuple[str, ...]
     edge_type_names: tuple[EdgeTypeName, ...] | None = None
     """(source type, relation, destination type) a relation, when known."""
+    sampled: bool = False
+    """One of many graphs alike, such as a mini-batch: nothing that is made of it waits
+    for the device, and what was compiled for the first one serves all."""
     state: GraphState = field(default_factory=GraphState, init=False, repr=False)
 
     @classmethod
@@ -126,49 +133,131 @@ class HeteroGraph:
     @classmethod
     def from_pyg(
         cls,
-        edge_index: Tensor,
+        edge_index: Any,
         edge_type: Tensor,
         *,
         num_nodes: int | None = None,
         num_relations: int | None = None,
+        sampled: bool = False,
     ) -> "HeteroGraph":
-        """A one-node-type graph from PyG's `edge_index` [2, E], `edge_type` [E]."""
+        """A one-node-type graph from PyG's `edge_index` [2, E], `edge_type` [E].
+
+        A `sampled` graph needs `num_nodes` and `num_relations`: see `from_batch`.
+        """
         src, dst = endpoints("edge_index", edge_index)
-        return cls.from_arrays(
-            src,
-            dst,
-            edge_type,
-            num_nodes=num_nodes,
-            num_edge_types=num_relations,
+        if not sampled:
+            return cls.from_arrays(
+                src,
+                dst,
+                edge_type,
+                num_nodes=num_nodes,
+                num_edge_types=num_relations,
+            )
+        if num_nodes is None or num_relations is None:
+            raise ValueError(
+                "expected num_nodes and num_relations of a sampled graph, got none: "
+                "counting them would wait for the device"
+            )
+        kind = integers("edge_type", edge_type)
+        check_parallel(src, dst, kind)
+        edges, ptr = _Edges(src, dst, kind), offsets([num_nodes], src.device)
+        return _build(edges, ptr, num_nodes, num_relations, ("n0",), sampled=True)
+
+    @classmethod
+    def from_hetero_data(
+        cls,
+        data: Any,
+        metadata: "Metadata | None" = None,
+        *,
+        sampled: bool = False,
+    ) -> "HeteroGraph":
+        """A graph from a `torch_geometric.data.HeteroData`, types in its order, or in
+        that of `metadata` (node types, edge types), which may name types that the data
+        lack.
+
+        Edges are counted relation after relation: the caller's edge id used by
+        `edge_order` is the position in that concatenation. Reads `edge_index`, or
+        `adj_t` where there is none.
+        """
+        found = (tuple(data.node_types), tuple(tuple(t) for t in data.edge_types))
+        names, relations = metadata or found
+        sizes = {n: _pyg_num_nodes(data, n) for n in found[0]}
+        edges = {r: _pyg_edges(data[r], r) for r in found[1]}
+        types = (tuple(names), tuple(tuple(r) for r in relations))
+        return cls.from_dicts(sizes, edges, types, sampled=sampled)
+
+    @classmethod
+    def from_batch(
+        cls,
+        batch: Any,
+        metadata: "Metadata | None" = None,
+        *,
+        num_relations: int | None = None,
+    ) -> "HeteroGraph":
+        """A mini-batch of PyG's `NeighborLoader` or `HGTLoader` as it is: `HeteroData`,
+        or `Data` with `edge_type` (then `num_relations` is needed).
+
+        Making it and running compiled layers on it does not wait for the device and
+        compiles nothing after the first batch. Ids are checked on a GPU too, there
+        without waiting: results of ids out of range are NaN, and the next call raises.
+        """
+        if hasattr(batch, "node_types") and hasattr(batch, "edge_types"):
+            return cls.from_hetero_data(batch, metadata, sampled=True)
+        edges = batch.edge_index
+        if edges is None:
+            edges = batch.adj_t
+        return cls.from_pyg(
+            edges,
+            batch.edge_type,
+            num_nodes=int(batch.num_nodes),
+            num_relations=num_relations,
+            sampled=True,
         )
 
     @classmethod
-    def from_hetero_data(cls, data: Any) -> "HeteroGraph":
-        """A graph from a `torch_geometric.data.HeteroData`, types in its order.
-
-        Edges are counted relation after relation: the caller's edge id used by
-        `edge_order` is the position in that concatenation.
-        """
-        names = tuple(data.node_types)
-        relations = tuple(tuple(t) for t in data.edge_types)
+    def from_dicts(
+        cls,
+        num_nodes: "Mapping[str, int]",
+        edges: "Mapping[EdgeTypeName, Any]",
+        metadata: "Metadata",
+        *,
+        sampled: bool = False,
+    ) -> "HeteroGraph":
+        """A graph from nodes and edges by type, local ids; a type of `metadata` that
+        has none is empty. Edges are [2, num_edges] or `adj_t`."""
+        names, relations = metadata
         if not relations:
-            raise ValueError("expected HeteroData with at least one edge type, got 0")
-        sizes = {n: _pyg_num_nodes(data, n) for n in names}
-        ptr = offsets(list(sizes.values()), data[relations[0]].edge_index.device)
-        first = dict(zip((*names, ""), ptr.tolist(), strict=True))
-        src, dst, kind = [], [], []
-        for i, (from_type, name, to_type) in enumerate(relations):
-            ends = data[from_type, name, to_type].edge_index
-            label = f"edge_index of {(from_type, name, to_type)}"
-            s, d = endpoints(label, ends)
-            check_range(f"{label}[0]", s, sizes[from_type], f"{from_type}.num_nodes")
-            check_range(f"{label}[1]", d, sizes[to_type], f"{to_type}.num_nodes")
-            src.append(s + first[from_type])
-            dst.append(d + first[to_type])
-            kind.append(torch.full_like(s, i))
-        edges = _Edges(torch.cat(src), torch.cat(dst), torch.cat(kind))
-        graph = _build(edges, ptr, sum(sizes.values()), len(relations), names)
-        return graph.replace(edge_type_names=relations)
+            raise ValueError("expected a graph with at least one edge type, got 0")
+        unknown = [*(set(num_nodes) - set(names)), *(set(edges) - set(relations))]
+        if unknown:
+            raise ValueError(
+                f"expected types of the metadata {list(names)} and {list(relations)}, "
+                f"got {unknown}"
+            )
+        if not edges:
+            raise ValueError("expected the edges of at least one edge type, got none")
+        sizes = {n: num_nodes.get(n, 0) for n in names}
+        first = dict(zip(names, accumulate(sizes.values(), initial=0), strict=False))
+        parts: list[_Edges] = []
+        for i, relation in enumerate(relations):
+            if relation not in edges:
+                continue
+            label = f"edge_index of {relation}"
+            s, d = endpoints(label, edges[relation])
+            part = _Edges(s, d, torch.full_like(s, i))
+            ends = (relation[0], relation[2])
+            part = _checked(part, tuple(sizes[e] for e in ends), label, ends, sampled)
+            parts.append(part.moved(first[ends[0]], first[ends[1]]))
+        joined = _Edges(
+            torch.cat([p.src for p in parts]),
+            torch.cat([p.dst for p in parts]),
+            torch.cat([p.kind for p in parts]),
+            _any([p.wrong for p in parts]),
+        )
+        ptr = offsets(list(sizes.values()), joined.src.device)
+        total = sum(sizes.values())
+        made = _build(joined, ptr, total, len(relations), tuple(names), sampled=sampled)
+        return made.replace(edge_type_names=tuple(relations))
 
     def __post_init__(self) -> None:
         num_edges = self.src.numel()
@@ -299,7 +388,9 @@ class HeteroGraph:
     def replace(self, **changes: Any) -> "HeteroGraph":
         """A copy with some fields changed and no cached maps."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return HeteroGraph(**{**values, **changes})
+        made = HeteroGraph(**{**values, **changes})
+        made.state.watch = self.state.watch
+        return made
 
     def to(self, device: torch.device | str) -> "HeteroGraph":
         """The graph on `device`; maps are made anew there."""
@@ -317,6 +408,33 @@ class _Edges(NamedTuple):
     src: Tensor
     dst: Tensor
     kind: Tensor
+    wrong: Tensor | None = None
+    """bool []: whether an id was out of range, where that was not waited for."""
+
+    def moved(self, source: int, target: int) -> "_Edges":
+        return self._replace(src=self.src + source, dst=self.dst + target)
+
+
+def _any(found: Sequence[Tensor | None]) -> Tensor | None:
+    wrong = [w for w in found if w is not None]
+    return torch.stack(wrong).any() if wrong else None
+
+
+def _checked(
+    edges: _Edges,
+    sizes: tuple[int, ...],
+    label: str,
+    names: tuple[str, ...],
+    sampled: bool,
+) -> _Edges:
+    """Edges with ids below the sizes of both ends; see `HeteroGraph.from_batch`."""
+    if not (sampled and edges.src.is_cuda):
+        for i, (ids, size) in enumerate(zip(edges[:2], sizes, strict=True)):
+            check_range(f"{label}[{i}]", ids, size, f"{names[i]}.num_nodes")
+        return edges
+    wrong = [(ids < 0) | (ids >= n) for ids, n in zip(edges[:2], sizes, strict=True)]
+    kept = [i.clamp(0, max(n - 1, 0)) for i, n in zip(edges[:2], sizes, strict=True)]
+    return edges._replace(src=kept[0], dst=kept[1], wrong=(wrong[0] | wrong[1]).any())
 
 
 def _build(
@@ -325,15 +443,25 @@ def _build(
     num_nodes: int,
     num_edge_types: int,
     node_type_names: tuple[str, ...],
+    sampled: bool = False,
 ) -> HeteroGraph:
     """Check ids, sort the edges ([Note: edge order]) and make the graph."""
-    src, dst, kind = edges
-    check_range("src", src, num_nodes, "num_nodes")
-    check_range("dst", dst, num_nodes, "num_nodes")
-    check_range("edge_type", kind, num_edge_types, "num_edge_types")
-    order = edge_sort(kind, dst, src, num_nodes)
+    known = edges.wrong
+    if sampled and edges.src.is_cuda:
+        ends = ("src", "dst")
+        edges = _checked(edges, (num_nodes,) * 2, "edges", ends, sampled)
+        high = (edges.kind < 0) | (edges.kind >= num_edge_types)
+        kinds = edges.kind.clamp(0, max(num_edge_types - 1, 0))
+        wrong = _any([known, edges.wrong, high.any()])
+        edges = edges._replace(kind=kinds, wrong=wrong)
+    else:
+        check_range("src", edges.src, num_nodes, "num_nodes")
+        check_range("dst", edges.dst, num_nodes, "num_nodes")
+        check_range("edge_type", edges.kind, num_edge_types, "num_edge_types")
+    src, dst, kind, wrong = edges
+    order = edge_sort(kind, dst, src, num_nodes, num_edge_types)
     kind = kind[order]
-    return HeteroGraph(
+    made = HeteroGraph(
         num_nodes=num_nodes,
         node_type_ptr=node_type_ptr,
         etype_ptr=segment_ptr(kind, num_edge_types),
@@ -342,7 +470,21 @@ def _build(
         edge_type=kind,
         edge_order=order,
         node_type_names=node_type_names,
+        sampled=sampled,
     )
+    if wrong is not None:
+        from hector.runtime.watch import RangeWatch
+
+        made.state.watch = RangeWatch(wrong)
+    return made
+
+
+def _pyg_edges(store: Any, relation: EdgeTypeName) -> Any:
+    """`edge_index`, or `adj_t`, of one edge type."""
+    for name in ("edge_index", "adj_t"):
+        if name in store:
+            return store[name]
+    raise ValueError(f"expected edge_index or adj_t of {relation}, got neither")
 
 
 def _pyg_num_nodes(data: Any, name: str) -> int:

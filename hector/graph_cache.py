@@ -35,6 +35,7 @@ class GraphCache:
 
     def __init__(self, capacity: int = 8) -> None:
         self.capacity = capacity
+        self._num_made = 0
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,21 +49,25 @@ class GraphCache:
         self,
         tensors: Sequence[Tensor],
         facts: Hashable,
-        make: Callable[[], HeteroGraph],
+        make: Callable[[bool], HeteroGraph],
     ) -> HeteroGraph:
         """The graph of these tensors, made when there is none that is up to date.
 
-        `facts` is whatever else the graph depends on.
+        `facts` is whatever else the graph depends on. `make` is told whether the graph
+        is one of many alike: more were made than are kept, as with mini-batches.
         """
         if any(t.is_inference() for t in tensors):
-            return make()
+            return make(self._num_made > self.capacity)
         key = (facts, *map(id, tensors))
         found = self._entries.get(key)
         if found is not None and _up_to_date(found, tensors):
             self._entries.move_to_end(key)
+            # A graph that is used again is worth what is prepared for it.
+            self._num_made = 0
             return found.graph
         self._drop(key)
-        entry = self._enter(key, tensors, make())
+        self._num_made += 1
+        entry = self._enter(key, tensors, make(self._num_made > self.capacity))
         while len(self._entries) > self.capacity:
             self._drop(next(iter(self._entries)))
         return entry.graph
@@ -87,7 +92,8 @@ class GraphCache:
             watch=watch(tensors),
             graph=graph,
         )
-        graph.state.watch = entry.watch
+        if graph.state.watch is None:
+            graph.state.watch = entry.watch
         self._entries[key] = entry
         return entry
 

@@ -61,8 +61,12 @@ def segment_ptr(ascending: Tensor, num_segments: int) -> Tensor:
 
 
 def offsets(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """int64 [len(sizes) + 1]: exclusive prefix sum of host integers."""
-    return torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0).to(device)
+    """int64 [len(sizes) + 1]: exclusive prefix sum of host integers, on the device
+    without waiting for it."""
+    made = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    if device.type == "cuda":
+        return made.pin_memory().to(device, non_blocking=True)
+    return made.to(device)
 
 
 def group_by(keys: Tensor, num_groups: int) -> Grouping:
@@ -71,9 +75,10 @@ def group_by(keys: Tensor, num_groups: int) -> Grouping:
     return Grouping(ptr=segment_ptr(ordered, num_groups), items=items)
 
 
-def edge_sort(edge_type: Tensor, dst: Tensor, src: Tensor, num_nodes: int) -> Tensor:
+def edge_sort(
+    edge_type: Tensor, dst: Tensor, src: Tensor, num_nodes: int, num_types: int
+) -> Tensor:
     """The stable order of edges by (edge type, destination, source)."""
-    num_types = int(edge_type.max()) + 1 if edge_type.numel() else 0
     if num_types * num_nodes * num_nodes < 2**63:
         key = (edge_type * num_nodes + dst) * num_nodes + src
         return torch.sort(key, stable=True).indices
@@ -131,8 +136,27 @@ def type_ptr(node_type: Tensor, num_nodes: int | None) -> Tensor:
     return segment_ptr(node_type, num_types)
 
 
-def endpoints(label: str, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Sources and destinations of PyG's `edge_index` [2, num_edges]."""
+def adjacency(adj: Any) -> tuple[Tensor, Tensor | None]:
+    """`edge_index` [2, num_edges] and values of PyG's `adj_t`: a sparse tensor of
+    PyTorch or of torch_sparse with a row a destination and a column a source."""
+    if not isinstance(adj, Tensor):
+        row, col, value = adj.coo()
+        return torch.stack((col, row)), value
+    coo = adj.to_sparse_coo().coalesce()
+    return coo.indices().flip(0), coo.values()
+
+
+def is_adjacency(edges: object) -> bool:
+    """Whether edges are given as `adj_t`."""
+    if isinstance(edges, Tensor):
+        return edges.layout is not torch.strided
+    return hasattr(edges, "coo") and hasattr(edges, "storage")
+
+
+def endpoints(label: str, edge_index: Any) -> tuple[Tensor, Tensor]:
+    """Sources and destinations of PyG's `edge_index` [2, num_edges] or `adj_t`."""
+    if is_adjacency(edge_index):
+        edge_index = adjacency(edge_index)[0]
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ValueError(
             f"expected {label} of shape [2, num_edges], got {list(edge_index.shape)}"

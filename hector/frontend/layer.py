@@ -131,12 +131,17 @@ class CompiledLayer:
         rows = x.shape[0] if isinstance(x, Tensor) else None
         relations = values.get("num_relations")
 
-        def make() -> HeteroGraph:
+        def make(sampled: bool) -> HeteroGraph:
+            known = rows is not None and relations is not None
             kinds = edge_type
             if kinds is None:
                 kinds = torch.zeros_like(edge_index[0])
             return HeteroGraph.from_pyg(
-                edge_index, kinds, num_nodes=rows, num_relations=relations
+                edge_index,
+                kinds,
+                num_nodes=rows,
+                num_relations=relations,
+                sampled=sampled and known,
             )
 
         tensors = [t for t in (edge_index, edge_type) if isinstance(t, Tensor)]

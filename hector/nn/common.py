@@ -95,12 +95,16 @@ class CompiledConv(nn.Module):
             raise ValueError("expected edge_type [edges] beside edge_index")
         ends, kinds = edge_index, edge_type
 
-        def make() -> HeteroGraph:
+        def make(sampled: bool) -> HeteroGraph:
             moved = ends
             if first_target:
                 moved = torch.stack((ends[0], ends[1] + first_target))
             return HeteroGraph.from_pyg(
-                moved, kinds, num_nodes=num_nodes, num_relations=num_relations
+                moved,
+                kinds,
+                num_nodes=num_nodes,
+                num_relations=num_relations,
+                sampled=sampled,
             )
 
         facts = (num_nodes, num_relations, first_target)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.graph import HeteroGraph
+from hector.indexing import is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
 from hector.nn.layers import hgt
 
@@ -137,12 +138,12 @@ class HGTConv(CompiledConv):
             raise ValueError("expected edge_index_dict beside x_dict")
         graph = self._graph(x, edges)
         out = self._run(self._join(x), graph)
-        ends = graph.node_type_offsets
-        names = graph.node_type_names
+        sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
+        rows = dict(zip(self.node_types, out.split(sizes), strict=True))
         return {
-            n: self._gated(n, out[a:b], x[n])
-            for n, a, b in zip(names, ends, ends[1:], strict=False)
-            if n in self.dst_node_types
+            n: self._gated(n, rows[n], x[n])
+            for n in self.node_types
+            if n in self.dst_node_types and n in x
         }
 
     @property
@@ -189,54 +190,29 @@ class HGTConv(CompiledConv):
     def _join(self, x: dict[str, Tensor]) -> Tensor:
         width = max(self.in_channels.values())
         return torch.cat(
-            [functional.pad(x[n], (0, width - x[n].shape[1])) for n in self.node_types]
+            [
+                functional.pad(x[n], (0, width - x[n].shape[1]))
+                for n in self.node_types
+                if n in x
+            ]
         )
 
     def _graph(
         self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]
     ) -> HeteroGraph:
-        sizes = tuple(x[n].shape[0] for n in self.node_types)
+        sizes = {n: x[n].shape[0] for n in self.node_types if n in x}
         present = tuple(t for t in self.edge_types if t in edges)
-        return self._graphs.get(
-            [edges[t] for t in present],
-            (sizes, present),
-            lambda: _joined_graph(self.node_types, self.edge_types, sizes, edges),
-        )
+        metadata = (tuple(self.node_types), tuple(self.edge_types))
+        given = {t: edges[t] for t in present}
+        facts = (tuple(sizes.items()), present)
+
+        def make(sampled: bool) -> HeteroGraph:
+            return HeteroGraph.from_dicts(sizes, given, metadata, sampled=sampled)
+
+        if any(is_adjacency(e) for e in given.values()):
+            # Of a sparse tensor, PyTorch tells no version.
+            return make(False)
+        return self._graphs.get(list(given.values()), facts, make)
 
     def extra_repr(self) -> str:
         return f"-1, {self.out_channels}, heads={self.heads}"
-
-
-def _joined_graph(
-    names: list[str],
-    relations: list[EdgeType],
-    sizes: tuple[int, ...],
-    edges: dict[EdgeType, Tensor],
-) -> HeteroGraph:
-    """All types on one numbering of nodes; absent relations stay empty."""
-    first = dict(zip(names, [0, *torch.tensor(sizes).cumsum(0).tolist()], strict=False))
-    src, dst, kind = [], [], []
-    for i, relation in enumerate(relations):
-        if relation not in edges:
-            continue
-        ends = edges[relation]
-        src.append(ends[0] + first[relation[0]])
-        dst.append(ends[1] + first[relation[-1]])
-        kind.append(torch.full_like(ends[0], i))
-    node_type = torch.arange(len(names)).repeat_interleave(torch.tensor(sizes))
-    graph = HeteroGraph.from_arrays(
-        torch.cat(src),
-        torch.cat(dst),
-        torch.cat(kind),
-        node_type=node_type,
-        num_nodes=sum(sizes),
-        num_edge_types=len(relations),
-    )
-    if graph.num_node_types != len(names):
-        counts = torch.tensor([0, *sizes]).cumsum(0).to(graph.device)
-        return graph.replace(
-            node_type_ptr=counts,
-            node_type_names=tuple(names),
-            edge_type_names=tuple(relations),
-        )
-    return graph.replace(node_type_names=tuple(names), edge_type_names=tuple(relations))

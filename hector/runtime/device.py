@@ -1,6 +1,7 @@
 """The Triton back end: generated modules, launches, memory of intermediate values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,68 +55,120 @@ def dot_precision(dtype: torch.dtype) -> DotPrecision:
     )
 
 
-class DevicePlan:
-    """A plan bound to a graph, ready to launch."""
+@dataclass(frozen=True)
+class _Part:
+    """One kernel of a program: what is launched, or what PyTorch runs."""
+
+    launches: tuple[tuple[Emitted, Any], ...]
+    makes: tuple[Node, ...]
+    sums: tuple[Sum, ...]
+    operation: TorchOp | None
+    dead: tuple[Key, ...]
+
+
+class DeviceProgram:
+    """A plan's generated kernels, without a graph: `DevicePlan` has the sizes."""
 
     def __init__(
-        self,
-        plan: Plan,
-        arrays: GraphArrays,
-        dtypes: "ValueTypes",
-        schedules: Sequence[Schedule | None],
+        self, plan: Plan, dtypes: "ValueTypes", schedules: Sequence[Schedule | None]
     ) -> None:
-        self.plan, self.arrays, self.dtypes = plan, arrays, dtypes
-        self.schedules = tuple(schedules)
-        self.reference = Reference(arrays, torch.float32)
+        self.plan, self.dtypes, self.schedules = plan, dtypes, tuple(schedules)
+        self.views = _views(plan)
+        self.constants = constants(plan)
+        self.compiled: dict[Any, Any] = {}
+        """{generated function: the kernel that Triton made for aligned values}."""
+        self._texts: list[str] = []
         precision = dot_precision(dtypes.feature)
-        self._views = _views(plan)
-        texts: list[str] = []
         lives, late = lifetimes(plan), late_sums(plan)
-        steps: list[Step] = []
+        parts: list[_Part] = []
         left: list[Sum] = []
         for position, kernel in enumerate(plan.kernels):
             ended = (n for n, (_, last) in lives.items() if last == position)
-            dead: tuple[Key, ...] = tuple(n for n in ended if n not in self._views)
+            dead: tuple[Key, ...] = tuple(n for n in ended if n not in self.views)
             if isinstance(kernel, ParameterOp | Fallback):
-                if kernel.out not in self._views:
-                    reads = tuple(self._memory(i) for i in kernel.out.inputs)
-                    steps.append(Step((), (TorchOp(kernel.out, reads),), dead))
-                elif dead:
-                    steps.append(Step((), (), dead))
+                parts += self._operation(kernel.out, dead)
                 continue
-            made = generate(kernel, self.schedules[position], precision, late)
-            texts.append(made.text)
-            makes = [
-                (n, dtypes.shapes.get(n) or self._shape(n), dtypes.of(n))
-                for n in kernel.outputs
-            ]
-            sums = sums_of(kernel, self.schedules[position])
-            partials = [self._partial(s) for s in sums]
+            schedule = self.schedules[position]
+            made = generate(kernel, schedule, precision, late)
+            sums = sums_of(kernel, schedule)
             dead += tuple(Partial(s.out) for s in sums if s.out not in late)
-            steps.append(Step((*makes, *partials), self._launches(made), dead))
+            parts.append(self._kernel(made, kernel.outputs, sums, dead))
             left += made.sums
         if left:
-            made = generate_sums(left)
-            texts.append(made.text)
             last = tuple(Partial(s.out) for s in left)
-            steps.append(Step((), self._launches(made), last))
-        self.steps = tuple(steps)
-        self.source = "\n\n".join(texts)
+            parts.append(self._kernel(generate_sums(left), (), (), last))
+        self.parts = tuple(parts)
+        self.source = "\n\n".join(self._texts)
+
+    def _operation(self, out: Node, dead: tuple[Key, ...]) -> Iterator[_Part]:
+        if out not in self.views:
+            reads = tuple(self.memory(i) for i in out.inputs)
+            yield _Part((), (), (), TorchOp(out, reads), dead)
+        elif dead:
+            yield _Part((), (), (), None, dead)
+
+    def _kernel(
+        self,
+        made: Generated,
+        makes: Sequence[Node],
+        sums: Sequence[Sum],
+        dead: tuple[Key, ...],
+    ) -> _Part:
+        self._texts.append(made.text)
+        launches = tuple(made.functions())
+        return _Part(launches, tuple(makes), tuple(sums), None, dead)
+
+    def memory(self, node: Node) -> Node:
+        """The value whose memory `node` is."""
+        while node in self.views:
+            node = node.inputs[0]
+        return node
+
+
+class DevicePlan:
+    """A program with a graph's sizes and arrays, ready to launch."""
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        arrays: GraphArrays,
+        shapes: Mapping[Node, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.program, self.arrays, self.dtypes = program, arrays, program.dtypes
+        self.plan = program.plan
+        self.shapes = dict(shapes or {})
+        """Those that differ from rows of (heads, width): kernels see memory alone."""
+        self.reference = Reference(arrays, torch.float32)
+        self.steps = tuple(map(self._step, program.parts))
         self.compiled = False
         self.bound: BoundPlan | None = None
         self._kept: dict[Node, Tensor] = {}
-        self._constant = constants(plan)
         self._contractions = {
             k.out: Contraction(k.out, arrays.rows)
-            for k in plan.kernels
+            for k in self.plan.kernels
             if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
         }
+        launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
+        if program.compiled and all(w.function in program.compiled for w in launches):
+            # Another graph compiled them all.
+            for launch in launches:
+                launch.compiled = program.compiled[launch.function]
+            self.compiled = True
+            self._bind(arrays.graph.device)
 
-    def _memory(self, node: Node) -> Node:
-        """The value whose memory `node` is."""
-        while node in self._views:
-            node = node.inputs[0]
-        return node
+    def _step(self, part: _Part) -> Step:
+        makes = [
+            (n, self.shapes.get(n) or self._shape(n), self.dtypes.of(n))
+            for n in part.makes
+        ]
+        partials = [self._partial(s) for s in part.sums]
+        work: tuple[Launch | TorchOp, ...]
+        if part.operation is not None:
+            work = (part.operation,)
+        else:
+            found = (self._launch(e, f) for e, f in part.launches)
+            work = tuple(launch for launch in found if launch is not None)
+        return Step((*makes, *partials), work, part.dead)
 
     def _shape(self, node: Node) -> tuple[int, ...]:
         return (self.arrays.rows(node.domain), *node.shape)
@@ -123,10 +176,6 @@ class DevicePlan:
     def _partial(self, s: Sum) -> tuple[Partial, tuple[int, ...], torch.dtype]:
         rows = self.arrays.tiles(*s.tiles).num_tiles
         return Partial(s.out), (rows, s.out.type.width), torch.float32
-
-    def _launches(self, made: Generated) -> tuple[Launch, ...]:
-        found = (self._launch(e, f) for e, f in made.functions())
-        return tuple(launch for launch in found if launch is not None)
 
     def _launch(self, e: Emitted, function: Any) -> Launch | None:
         grid = tuple(self._extent(g) for g in e.grid)
@@ -141,7 +190,7 @@ class DevicePlan:
                 if arg.what.op is Op.GRAPH:
                     fixed[-1] = self.arrays.number(arg.what.name, torch.float32)
                 else:
-                    slots.append((position, self._memory(arg.what)))
+                    slots.append((position, self.program.memory(arg.what)))
             elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
                 partials.append((position, arg.what))
             else:
@@ -175,9 +224,7 @@ class DevicePlan:
         return -(-self.arrays.rows(domain) // int(block))
 
     def _programs(self, sums: tuple[Sum, ...]) -> int:
-        return sum(
-            s.programs * (len(self.arrays.type_offsets(*s.tiles[:2])) - 1) for s in sums
-        )
+        return sum(s.programs * self.arrays.num_types(*s.tiles[:2]) for s in sums)
 
     def _shares(self, shares: tuple[Share, ...]) -> int:
         return sum(s.programs(self.arrays.rows(s.domain)) for s in shares)
@@ -247,7 +294,7 @@ class DevicePlan:
                 work(aligned)
                 # The stream orders this memory's next use after the kernel.
                 work.release()
-            made = (n for n, _, _ in step.makes if n in self._constant)
+            made = (n for n, _, _ in step.makes if n in self.program.constants)
             self._kept.update((n, values[n]) for n in made)
             for node in step.dead:
                 del values[node]
@@ -260,6 +307,7 @@ class DevicePlan:
         none."""
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
         if self.bound is None and all(w.compiled is not None for w in launches):
+            self.program.compiled.update((w.function, w.compiled) for w in launches)
             self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
 
     def _compile(self, values: Mapping[Node, Tensor]) -> None:
@@ -291,7 +339,7 @@ class DevicePlan:
         return found
 
     def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
-        value = values.get(self._memory(node.inputs[0]))
+        value = values.get(self.program.memory(node.inputs[0]))
         if value is not None and _is_view(node):
             # Kernels widen what they load: no copy unless the caller wants a dtype.
             dtype = self.dtypes.fixed.get(node, value.dtype)
@@ -299,7 +347,7 @@ class DevicePlan:
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)
-            else _rows(values[self._memory(i)], i.shape)
+            else _rows(values[self.program.memory(i)], i.shape)
             for i in node.inputs
         ]
         contraction = self._contractions.get(node)
@@ -331,17 +379,14 @@ def _rows(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class ValueTypes:
-    """Which dtype each stored value has, and the shapes that differ from rows of
-    (heads, width): kernels see memory alone."""
+    """Which dtype each stored value has."""
 
     def __init__(
         self,
         feature: torch.dtype,
         fixed: Mapping[Node, torch.dtype] | None = None,
-        shapes: Mapping[Node, tuple[int, ...]] | None = None,
     ) -> None:
-        self.feature = feature
-        self.fixed, self.shapes = dict(fixed or {}), dict(shapes or {})
+        self.feature, self.fixed = feature, dict(fixed or {})
 
     def of(self, node: Node) -> torch.dtype:
         if node in self.fixed:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hector.arrays import GraphArrays
+from hector.arrays import BoundedArrays, GraphArrays
 from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
@@ -74,11 +74,13 @@ class Report:
     fallbacks: int
 
 
-def graph_arrays(graph: HeteroGraph) -> GraphArrays:
-    """The graph's index arrays, kept with the graph."""
-    if graph.state.arrays is None:
-        graph.state.arrays = GraphArrays(graph)
-    found: GraphArrays = graph.state.arrays
+def graph_arrays(graph: HeteroGraph, bounded: bool = False) -> GraphArrays:
+    """The graph's index arrays, kept with the graph; see `BoundedArrays`."""
+    kind = BoundedArrays if bounded else GraphArrays
+    known = graph.state.arrays
+    if kind not in known:
+        known[kind] = kind(graph)
+    found: GraphArrays = known[kind]
     return found
 
 
@@ -109,21 +111,17 @@ class _Runner:
         arrays: GraphArrays,
         feature: torch.dtype,
         results: "_Results",
-        options: Options,
+        compiled: "Compiled",
     ) -> None:
         self.plan = plan
         self._reference: Reference | None = None
         self.source = ""
-        if uses_triton(options.backend, arrays, feature):
-            from hector.runtime.device import DevicePlan, ValueTypes
-            from hector.runtime.tune import schedules_for
+        if uses_triton(compiled.options.backend, arrays.graph, feature):
+            from hector.runtime.device import DevicePlan
 
-            types = ValueTypes(feature, results.dtypes, results.shapes)
-            chosen: Sequence[Schedule | None] = schedules_for(
-                plan, arrays, types, options.tune, options.mapping
-            )
-            self._device = DevicePlan(plan, arrays, types, chosen)
-            self.source = self._device.source
+            program = compiled.device_program(plan, arrays, feature, results.dtypes)
+            self._device = DevicePlan(program, arrays, results.shapes)
+            self.source = program.source
         else:
             self._reference = Reference(arrays, feature)
 
@@ -141,7 +139,7 @@ class _Runner:
         return self._device.fetch(self._device.run(bindings), wanted)
 
 
-def uses_triton(backend: Backend, arrays: GraphArrays, dtype: torch.dtype) -> bool:
+def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> bool:
     """Whether generated kernels run; ValueError if they were asked for and cannot."""
     known = dtype in (torch.float32, torch.bfloat16, torch.float16)
     if backend is Backend.TRITON and not known:
@@ -150,29 +148,28 @@ def uses_triton(backend: Backend, arrays: GraphArrays, dtype: torch.dtype) -> bo
             f"set backend to auto or reference"
         )
     if backend is Backend.AUTO:
-        return known and arrays.graph.device.type == "cuda"
+        return known and graph.device.type == "cuda"
     return backend is Backend.TRITON
 
 
 class Executable:
     """A program bound to a graph, dtypes and a set of wanted gradients."""
 
-    def __init__(self, compiled: "Compiled", key: "_Key", arrays: GraphArrays) -> None:
+    def __init__(self, compiled: "Compiled", key: "_Key", graph: HeteroGraph) -> None:
         self.inputs = compiled.inputs
-        self.arrays = arrays
         self.trains = bool(key.wanted)
-        options = compiled.options
-        self._check(key.shapes)
         dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
         floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
         feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
         self.feature = feature
-        settings = compiled.settings_for(arrays, bool(key.wanted), feature)
-        program = compiled.optimized(settings)
+        triton = uses_triton(compiled.options.backend, graph, feature)
+        arrays = graph_arrays(graph, bounded=graph.sampled and triton)
+        self.arrays = arrays
+        self._check(key.shapes)
+        settings = compiled.settings_for(graph, bool(key.wanted), feature)
         backward: Plan | None = None
         if key.wanted:
-            wanted = tuple(self.inputs[i] for i in key.wanted)
-            plans = training_plan(compiled.builder, program, wanted)
+            plans = compiled.training_plan(settings, key.wanted)
             forward, backward = plans.forward, plans.backward
             self.outputs = plans.outputs
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
@@ -183,10 +180,10 @@ class Executable:
                 gradient = self.gradients[i]
                 if gradient is not None:
                     asked.add(gradient, key.dtypes[i], key.shapes[i])
-            self._backward = _Runner(backward, arrays, feature, asked, options)
+            self._backward = _Runner(backward, arrays, feature, asked, compiled)
         else:
-            forward = inference_plan(compiled.builder, program)
-            self.outputs = compiled.finished_outputs(program)
+            forward = compiled.inference_plan(settings)
+            self.outputs = compiled.finished_outputs(settings)
             self.saved = ()
         self.shapes = tuple(
             (arrays.rows(n.domain), *(n.shape if s is None else s))
@@ -195,8 +192,26 @@ class Executable:
         asked = _Results()
         for node, shape in zip(self.outputs, self.shapes, strict=True):
             asked.add(node, feature, shape)
-        self._forward = _Runner(forward, arrays, feature, asked, options)
-        self.report = self._describe(settings, forward, backward, options)
+        self._forward = _Runner(forward, arrays, feature, asked, compiled)
+        self._settings, self._plans = settings, (forward, backward)
+        self._backend = Backend.TRITON if triton else Backend.REFERENCE
+
+    @property
+    def report(self) -> Report:
+        """What runs: made when asked for."""
+        forward, backward = self._plans
+        lines = self._forward.source.count("\n")
+        if backward is not None:
+            lines += self._backward.source.count("\n")
+        plans = [p for p in (forward, backward) if p is not None]
+        return Report(
+            backend=self._backend,
+            optimizations=self._settings,
+            forward=forward,
+            backward=backward,
+            generated_lines=lines,
+            fallbacks=sum(len(p.fallbacks()) for p in plans),
+        )
 
     def _check(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """ValueError where a tensor has not one row for each node, edge or type:
@@ -217,32 +232,17 @@ class Executable:
             return result
         return tuple(self.forward(tensors)[0])
 
-    def _describe(
-        self, settings: Optimizations, forward: Plan, backward: Plan | None, o: Options
-    ) -> Report:
-        plans = [p for p in (forward, backward) if p is not None]
-        triton = uses_triton(o.backend, self.arrays, self.feature)
-        lines = self._forward.source.count("\n")
-        if backward is not None:
-            lines += self._backward.source.count("\n")
-        return Report(
-            backend=Backend.TRITON if triton else Backend.REFERENCE,
-            optimizations=settings,
-            forward=forward,
-            backward=backward,
-            generated_lines=lines,
-            fallbacks=sum(len(p.fallbacks()) for p in plans),
-        )
-
     def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs, and what backward needs."""
+        watch = self.arrays.graph.state.watch
+        if watch is not None:
+            watch.raise_if_known()
         bindings = self._bind(self.inputs, tensors)
         made = tuple(n for n in self.saved if n not in bindings)
         results = self._forward.run(bindings, (*self.outputs, *made))
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
-        watch = self.arrays.graph.state.watch
         if watch is not None:
             watch.check(outputs)
         shaped = zip(outputs, self.shapes, strict=True)
@@ -252,6 +252,9 @@ class Executable:
         self, grads: Sequence[Tensor], saved: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """Gradients of the inputs, None where none is wanted."""
+        watch = self.arrays.graph.state.watch
+        if watch is not None:
+            watch.raise_if_known()
         bindings = self._bind(self.output_grads, grads)
         bindings.update(zip(self.saved, saved, strict=True))
         wanted = [g for g in self.gradients if g is not None]
@@ -322,7 +325,13 @@ class Compiled:
         width)."""
         self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
         self._optimized: dict[Optimizations, Program] = {}
-        self._candidates: dict[tuple[Optimizations, bool], Plan | TrainingPlan] = {}
+        self._training: dict[object, TrainingPlan] = {}
+        self._inference: dict[Optimizations, Plan] = {}
+        self._chosen: dict[object, Optimizations] = {}
+        """What the first of the sampled graphs was given, and all others are."""
+        self._device: dict[object, Any] = {}
+        """{(plan, dtypes, schedules): `hector.runtime.device.DeviceProgram`}."""
+        self._schedules: dict[object, Sequence[Schedule | None]] = {}
 
     def __call__(
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
@@ -340,7 +349,7 @@ class Compiled:
         key = _Key(tuple(dtypes), tuple(shapes), wanted)
         cache = graph.state.executables
         if (self, key) not in cache:
-            cache[self, key] = Executable(self, key, graph_arrays(graph))
+            cache[self, key] = Executable(self, key, graph)
         found: Executable = cache[self, key]
         return found
 
@@ -351,21 +360,80 @@ class Compiled:
             )
         return self._optimized[settings]
 
-    def finished_outputs(self, program: Program) -> tuple[Node, ...]:
+    def finished_outputs(self, settings: Optimizations) -> tuple[Node, ...]:
         """The outputs after the last rewrites."""
+        program = self.optimized(settings)
         return rewrite(self.builder, program, finish.RULES).nodes
 
+    def training_plan(
+        self, settings: Optimizations, wanted: tuple[int, ...]
+    ) -> TrainingPlan:
+        """The plans of a setting, with the gradients of the inputs `wanted`."""
+        key = (settings, wanted)
+        if key not in self._training:
+            program = self.optimized(settings)
+            inputs = tuple(self.inputs[i] for i in wanted)
+            self._training[key] = training_plan(self.builder, program, inputs)
+        return self._training[key]
+
+    def inference_plan(self, settings: Optimizations) -> Plan:
+        if settings not in self._inference:
+            made = inference_plan(self.builder, self.optimized(settings))
+            self._inference[settings] = made
+        return self._inference[settings]
+
+    def device_program(
+        self,
+        plan: Plan,
+        arrays: GraphArrays,
+        feature: torch.dtype,
+        dtypes: Mapping[Node, torch.dtype],
+    ) -> Any:
+        """The generated kernels of a plan: made once for all graphs that want the same
+        schedules, and sampled graphs take those of the first."""
+        from hector.runtime.device import DeviceProgram, ValueTypes, dot_precision
+        from hector.runtime.tune import schedules_for
+
+        types = ValueTypes(feature, dtypes)
+        # Plans live as long as this object.
+        key = (id(plan), feature, tuple(dtypes.items()), dot_precision(feature))
+        chosen = self._schedules.get(key) if arrays.graph.sampled else None
+        if chosen is None:
+            o, mapping = self.options, self.options.mapping
+            if arrays.graph.sampled and mapping is None:
+                # Others count the heavy groups of each graph.
+                mapping = SegmentMapping.PROGRAM
+            chosen = schedules_for(plan, arrays, types, o.tune, mapping)
+            if arrays.graph.sampled:
+                self._schedules[key] = chosen
+        whole = (*key, tuple(chosen))
+        if whole not in self._device:
+            self._device[whole] = DeviceProgram(plan, types, chosen)
+        return self._device[whole]
+
     def settings_for(
-        self, arrays: GraphArrays, training: bool, feature: torch.dtype
+        self, graph: HeteroGraph, training: bool, feature: torch.dtype
     ) -> Optimizations:
         """The chosen optimizations, or the fastest ones that fit into memory by the
-        cost model; if none fits, the ones that need least."""
+        cost model; if none fits, the ones that need least. Sampled graphs get what the
+        first of them got."""
         if self.options.optimizations is not None:
             return self.options.optimizations
+        if not graph.sampled:
+            return self._choose(graph, training, feature)
+        key = (training, feature, graph.device)
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(graph, training, feature)
+        return self._chosen[key]
+
+    def _choose(
+        self, graph: HeteroGraph, training: bool, feature: torch.dtype
+    ) -> Optimizations:
+        arrays = graph_arrays(graph)
         costs = self.predicted_seconds(arrays, training, feature)
         limit = self.options.memory_limit_bytes
         if limit is None:
-            limit = available_bytes(arrays.graph.device)
+            limit = available_bytes(graph.device)
         if limit is None:
             return min(costs, key=lambda s: costs[s])
         needed = self.predicted_bytes(arrays, training, feature)
@@ -400,12 +468,6 @@ class Compiled:
 
     def _plans(self, settings: Optimizations, training: bool) -> Plan | TrainingPlan:
         """The plans of a setting, with the gradients of all inputs."""
-        key = (settings, training)
-        if key not in self._candidates:
-            program = self.optimized(settings)
-            self._candidates[key] = (
-                training_plan(self.builder, program, self.inputs)
-                if training
-                else inference_plan(self.builder, program)
-            )
-        return self._candidates[key]
+        if training:
+            return self.training_plan(settings, tuple(range(len(self.inputs))))
+        return self.inference_plan(settings)

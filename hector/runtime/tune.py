@@ -27,7 +27,7 @@ from hector.private_files import (
     read_private,
     write_private,
 )
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 
 _log = logging.getLogger(__name__)
 _KINDS = {c.__name__: c for c in (GemmSchedule, OuterSchedule, TraversalSchedule)}
@@ -142,7 +142,7 @@ def time_kernel(
         if n.op not in (Op.GRAPH, Op.CONST)
     }
     try:
-        ready = DevicePlan(plan, arrays, types, [schedule])
+        ready = DevicePlan(DeviceProgram(plan, types, [schedule]), arrays)
         ready.run(bindings)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         best = float("inf")

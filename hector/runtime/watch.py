@@ -37,6 +37,39 @@ class Watch:
     def check(self, results: Sequence[Tensor]) -> None:
         """Called with what a layer computed of the graph; nothing is left to do."""
 
+    def raise_if_known(self) -> None:
+        """Raise what the device found since the last call."""
+
+
+class RangeWatch(Watch):
+    """Ids of a sampled graph that are out of range: known to the device alone."""
+
+    def __init__(self, wrong: Tensor) -> None:
+        self._wrong = wrong
+        self._flag = torch.zeros((), dtype=torch.bool, pin_memory=wrong.is_cuda)
+        self._seen = self._flag.numpy()
+        self._flag.copy_(wrong, non_blocking=True)
+
+    def unchanged(self, tensors: Sequence[Tensor]) -> bool:
+        return not self._seen
+
+    def check(self, results: Sequence[Tensor]) -> None:
+        """NaN into all results if an id was out of range."""
+        for out in results:
+            out.masked_fill_(self._wrong, float("nan"))
+
+    def raise_if_known(self) -> None:
+        """
+        Raises:
+            ValueError: the results so far are NaN.
+        """
+        if self._seen:
+            raise ValueError(
+                "expected the ids of a sampled graph to be below its numbers of nodes "
+                "and relations; results on it are NaN. HeteroGraph.from_pyg on a CPU "
+                "says which"
+            )
+
 
 class DeviceWatch(Watch):
     """Compares digests on a GPU; see [Note: changes behind PyTorch]."""

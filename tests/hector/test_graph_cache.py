@@ -41,7 +41,7 @@ def test_without_a_look_at_the_values(
     monkeypatch.setattr(graph_cache, "watch", Blind)
     cache, ends = GraphCache(), torch.arange(6).view(2, 3)
 
-    def make() -> HeteroGraph:
+    def make(_: bool = False) -> HeteroGraph:
         return HeteroGraph.from_pyg(ends, torch.zeros_like(ends[0]))
 
     first = cache.get([ends], None, make)
@@ -56,7 +56,7 @@ def test_inference_tensors_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.inference_mode():
         ends = torch.arange(6).view(2, 3)
 
-        def make() -> HeteroGraph:
+        def make(_: bool = False) -> HeteroGraph:
             return HeteroGraph.from_pyg(ends, torch.zeros_like(ends[0]))
 
         assert cache.get([ends], None, make) is not cache.get([ends], None, make)
@@ -70,7 +70,9 @@ def test_the_least_recently_used_leaves() -> None:
     def get(i: int) -> HeteroGraph:
         ends = tensors[i]
         return cache.get(
-            [ends], None, lambda: HeteroGraph.from_pyg(ends, torch.zeros_like(ends[0]))
+            [ends],
+            None,
+            lambda _: HeteroGraph.from_pyg(ends, torch.zeros_like(ends[0])),
         )
 
     first, second = get(0), get(1)
@@ -79,7 +81,7 @@ def test_the_least_recently_used_leaves() -> None:
     assert get(0) is first and get(1) is not second
     assert len(cache) == 2
     cache.clear()
-    assert len(cache) == 0 and first.state.arrays is None
+    assert len(cache) == 0 and not first.state.arrays
 
 
 def test_facts_are_part_of_the_key() -> None:
@@ -90,7 +92,7 @@ def test_facts_are_part_of_the_key() -> None:
         graph = cache.get(
             [ends, kinds],
             nodes,
-            lambda n=nodes: HeteroGraph.from_pyg(ends, kinds, num_nodes=n),
+            lambda _, n=nodes: HeteroGraph.from_pyg(ends, kinds, num_nodes=n),
         )
         sizes.append(graph.num_nodes)
     assert sizes == [3, 5]

@@ -17,7 +17,7 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.runtime import Compiled, Options, graph_arrays
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.launch import Launch
 from recipes.bench.rgnn.models import MODELS
 
@@ -113,7 +113,7 @@ def test_the_back_end_allocates_what_is_counted(
             if n.op.value != "graph"
         }
         schedules = [default_schedule(k, arrays) for k in plan.kernels]
-        values = DevicePlan(plan, arrays, types, schedules).run(given)
+        values = DevicePlan(DeviceProgram(plan, types, schedules), arrays).run(given)
         made = {n for n in values if n not in given}
         assert made == {n for n in plan.outputs if n in lifetimes(plan)}
     assert alive and not any(alive)
@@ -141,14 +141,14 @@ def test_the_choice_respects_memory() -> None:
     costs = compiled.predicted_seconds(arrays, True)
     peaks = {s: m.peak_bytes for s, m in needed.items()}
     fastest = min(costs, key=lambda s: costs[s])
-    assert compiled.settings_for(arrays, True, torch.float32) == fastest
-    assert program(10**12).settings_for(arrays, True, torch.float32) == fastest
+    assert compiled.settings_for(graph, True, torch.float32) == fastest
+    assert program(10**12).settings_for(graph, True, torch.float32) == fastest
     # Less than any needs: the least, never an error before the device says so.
     least = min(peaks, key=lambda s: peaks[s])
-    assert program(1).settings_for(arrays, True, torch.float32) == least
+    assert program(1).settings_for(graph, True, torch.float32) == least
     for limit in sorted(peaks.values()):
         room = int(1.2 * limit)
-        chosen = program(room).settings_for(arrays, True, torch.float32)
+        chosen = program(room).settings_for(graph, True, torch.float32)
         assert peaks[chosen] <= room
         fits = [s for s in costs if 1.1 * peaks[s] <= room]
         assert costs[chosen] == min(costs[s] for s in fits)

@@ -29,7 +29,7 @@ from hector.graph import HeteroGraph
 from hector.ir.kernels import Kernel, Plan
 from hector.ir.node import Node, Op
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
 from recipes.bench.common.cells import environment
 from recipes.bench.rgnn.layer_checks import CHECKS, layer_errors
@@ -112,7 +112,9 @@ def error_of(
     types = ValueTypes(dtype)
     bound = operands(kernel, arrays, types) if given is None else given
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
-    ready = DevicePlan(plan, arrays, types, [default_schedule(kernel, arrays)])
+    ready = DevicePlan(
+        DeviceProgram(plan, types, [default_schedule(kernel, arrays)]), arrays
+    )
     got, again = ready.run(bound), ready.run(bound)
     oracle = Reference(arrays, torch.float64)
     leaves = {n: t.double() for n, t in bound.items()}

@@ -12,7 +12,7 @@ from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Fallback, Kernel, ParameterOp, Plan
 from hector.runtime import executables, graph_arrays
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from recipes.bench.rgnn.check import operands
 
 NUM_TIMED = 10
@@ -44,7 +44,9 @@ def _one(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> dict[str, A
     model = CostModel(arrays, DeviceModel(), dtype.itemsize)
     work = model.work(kernel)
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
-    ready = DevicePlan(plan, arrays, types, [default_schedule(kernel, arrays)])
+    ready = DevicePlan(
+        DeviceProgram(plan, types, [default_schedule(kernel, arrays)]), arrays
+    )
     bound = operands(kernel, arrays, types)
     us = 1e6 * seconds_of(lambda: ready.run(bound), arrays.graph.device)
     moved = work.moved_bytes

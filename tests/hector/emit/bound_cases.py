@@ -21,7 +21,7 @@ from hector.passes.lifetimes import constants
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
 from hector.runtime import Backend, bound, executables, graph_arrays
 from hector.runtime.bound import BoundPlan
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.launch import Launch
 from hector.runtime.reference import Reference
 from recipes.bench.rgnn.check import random_graph
@@ -96,7 +96,7 @@ def made(
     arrays, types = graph_arrays(graph), ValueTypes(torch.float32)
     plan = dict(plans(name, 8, settings))[f"{settings}/backward"]
     schedules = [default_schedule(k, arrays) for k in plan.kernels]
-    device = DevicePlan(plan, arrays, types, schedules)
+    device = DevicePlan(DeviceProgram(plan, types, schedules), arrays)
     given = _given(plan, graph, types)
     yield device, given, device.run(given)
 
@@ -161,7 +161,7 @@ def test_contractions_are_einsums(model: str, settings: Optimizations) -> None:
     oracle = Reference(arrays, torch.float32)
     for _, plan in plans(model, 8, settings):
         schedules = [default_schedule(k, arrays) for k in plan.kernels]
-        device = DevicePlan(plan, arrays, types, schedules)
+        device = DevicePlan(DeviceProgram(plan, types, schedules), arrays)
         for node, contraction in device._contractions.items():
             args = [torch.randn(arrays.rows(i.domain), *i.shape) for i in node.inputs]
             want = oracle.evaluate(node, args)

@@ -36,7 +36,7 @@ from hector.passes.pipeline import (
     optimize_program,
     training_plan,
 )
-from hector.runtime.device import DevicePlan, ValueTypes
+from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
 from recipes.bench.rgnn.check import TOLERANCE, error_of, operands, random_graph
 from recipes.bench.rgnn.layer_checks import layer_error
@@ -144,7 +144,7 @@ def run(kernel: Kernel, arrays: GraphArrays, schedule: Schedule) -> list[torch.T
     types = ValueTypes(torch.float32)
     bound: dict[Node, torch.Tensor] = operands(kernel, arrays, types)
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
-    found = DevicePlan(plan, arrays, types, [schedule]).run(bound)
+    found = DevicePlan(DeviceProgram(plan, types, [schedule]), arrays).run(bound)
     return [found[n] for n in kernel.outputs]
 
 
@@ -196,7 +196,9 @@ def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
 
 def _count_launches(k: Kernel, arrays: GraphArrays, schedule: Schedule) -> int:
     plan = Plan(kernels=(k,), outputs=k.outputs)
-    made = DevicePlan(plan, arrays, ValueTypes(torch.float32), [schedule])
+    made = DevicePlan(
+        DeviceProgram(plan, ValueTypes(torch.float32), [schedule]), arrays
+    )
     return len(made.steps[0].work)
 
 
@@ -224,11 +226,8 @@ def test_a_score_is_read_back_after_a_barrier() -> None:
     types = ValueTypes(torch.float32)
     arrays = GraphArrays(SMALL)
     texts = [
-        DevicePlan(
-            Plan(kernels=(k,), outputs=k.outputs),
-            arrays,
-            types,
-            [default_schedule(k, arrays)],
+        DeviceProgram(
+            Plan(kernels=(k,), outputs=k.outputs), types, [default_schedule(k, arrays)]
         ).source
         for k in walks
     ]

@@ -111,11 +111,11 @@ def test_backends() -> None:
     g = small()
     arrays = GraphArrays(g)
     f32, f64 = torch.float32, torch.float64
-    assert not uses_triton(Backend.AUTO, arrays, f32)
-    assert not uses_triton(Backend.REFERENCE, arrays, f32)
-    assert uses_triton(Backend.TRITON, arrays, f32)
+    assert not uses_triton(Backend.AUTO, arrays.graph, f32)
+    assert not uses_triton(Backend.REFERENCE, arrays.graph, f32)
+    assert uses_triton(Backend.TRITON, arrays.graph, f32)
     with pytest.raises(ValueError, match="expected float32, bfloat16 or float16"):
-        uses_triton(Backend.TRITON, arrays, f64)
+        uses_triton(Backend.TRITON, arrays.graph, f64)
     layer = comp_gcn.with_options(backend=Backend.TRITON)
     with pytest.raises(ValueError, match="set backend to auto or reference"):
         layer(g, *arguments(g))
@@ -342,5 +342,5 @@ def test_the_choice_can_be_overridden() -> None:
     compiled = comp_gcn.program(g, *arguments(g))
     costs = compiled.predicted_seconds(GraphArrays(g), training=True)
     assert set(costs) == set(ALL_SETTINGS)
-    best = compiled.settings_for(GraphArrays(g), True, torch.float32)
+    best = compiled.settings_for(g, True, torch.float32)
     assert costs[best] == min(costs.values())
