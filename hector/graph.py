@@ -195,12 +195,18 @@ class HeteroGraph:
         num_relations: int | None = None,
     ) -> "HeteroGraph":
         """A mini-batch of PyG's `NeighborLoader` or `HGTLoader` as it is: `HeteroData`,
-        or `Data` with `edge_type` (then `num_relations` is needed).
+        or `Data` with `edge_type` (then `num_relations` is needed); or one of
+        pydirect's heterogeneous samplers.
 
         Making it and running compiled layers on it does not wait for the device and
         compiles nothing after the first batch. Ids are checked on a GPU too, there
         without waiting: results of ids out of range are NaN, and the next call raises.
         """
+        if isinstance(getattr(batch, "node_ids", None), Mapping):
+            # pydirect's samplers: ids and edges by type.
+            sizes = {n: ids.numel() for n, ids in batch.node_ids.items()}
+            types = metadata or (tuple(sizes), tuple(batch.edge_index))
+            return cls.from_dicts(sizes, batch.edge_index, types, sampled=True)
         if hasattr(batch, "node_types") and hasattr(batch, "edge_types"):
             return cls.from_hetero_data(batch, metadata, sampled=True)
         edges = batch.edge_index
@@ -222,9 +228,11 @@ class HeteroGraph:
         metadata: "Metadata",
         *,
         sampled: bool = False,
+        device: torch.device | str | None = None,
     ) -> "HeteroGraph":
         """A graph from nodes and edges by type, local ids; a type of `metadata` that
-        has none is empty. Edges are [2, num_edges] or `adj_t`."""
+        has none is empty. Edges are [2, num_edges] or `adj_t`; `device` is that of a
+        graph without edges."""
         names, relations = metadata
         if not relations:
             raise ValueError("expected a graph with at least one edge type, got 0")
@@ -235,7 +243,8 @@ class HeteroGraph:
                 f"got {unknown}"
             )
         if not edges:
-            raise ValueError("expected the edges of at least one edge type, got none")
+            none = torch.zeros(2, 0, dtype=torch.int64, device=device)
+            edges = {relations[0]: none}
         sizes = {n: num_nodes.get(n, 0) for n in names}
         first = dict(zip(names, accumulate(sizes.values(), initial=0), strict=False))
         parts: list[_Edges] = []
@@ -477,6 +486,28 @@ def _build(
 
         made.state.watch = RangeWatch(wrong)
     return made
+
+
+def subgraph(graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor) -> HeteroGraph:
+    """A sampled graph of ascending `node_ids` and stored `edge_ids` between them."""
+    ends = (graph.src, graph.dst)
+    src, dst = (torch.searchsorted(node_ids, e[edge_ids]) for e in ends)
+    kind = graph.edge_type[edge_ids]
+    num = node_ids.numel()
+    order = edge_sort(kind, dst, src, num, graph.num_edge_types)
+    kind = kind[order]
+    return HeteroGraph(
+        num_nodes=num,
+        node_type_ptr=torch.searchsorted(node_ids, graph.node_type_ptr),
+        etype_ptr=segment_ptr(kind, graph.num_edge_types),
+        src=src[order],
+        dst=dst[order],
+        edge_type=kind,
+        edge_order=order,
+        node_type_names=graph.node_type_names,
+        edge_type_names=graph.edge_type_names,
+        sampled=True,
+    )
 
 
 def _pyg_edges(store: Any, relation: EdgeTypeName) -> Any:

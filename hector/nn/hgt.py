@@ -207,9 +207,12 @@ class HGTConv(CompiledConv):
         facts = (tuple(sizes.items()), present)
 
         def make(sampled: bool) -> HeteroGraph:
-            return HeteroGraph.from_dicts(sizes, given, metadata, sampled=sampled)
+            return HeteroGraph.from_dicts(
+                sizes, given, metadata, sampled=sampled, device=device
+            )
 
-        if any(is_adjacency(e) for e in given.values()):
+        device = next(iter(x.values())).device
+        if not given or any(is_adjacency(e) for e in given.values()):
             # Of a sparse tensor, PyTorch tells no version.
             return make(False)
         return self._graphs.get(list(given.values()), facts, make)

@@ -71,7 +71,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam, full batch."""
+    """Adam."""
 
     learning_rate: float = 0.01
     weight_decay: float = 0.0

@@ -48,7 +48,7 @@ def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
 
 
 class NodeClassifier(nn.Module):
-    """Logits [num_nodes, num_classes] of every node of one graph."""
+    """Logits [num_nodes, num_classes] of every node of one graph or a sample of it."""
 
     def __init__(
         self,
@@ -75,8 +75,12 @@ class NodeClassifier(nn.Module):
             )
             self.layers.append(make_layer(spec, graph))
 
-    def forward(self, graph: HeteroGraph) -> Tensor:
+    def forward(self, graph: HeteroGraph, node_ids: Tensor | None = None) -> Tensor:
+        """Logits of the graph's nodes; `node_ids` [num_nodes] says which of the whole
+        graph's they are, None: all of them."""
         x: Tensor = self.embedding
+        if node_ids is not None:
+            x = x[node_ids]
         for index, layer in enumerate(self.layers):
             x = layer(x, graph)
             if index + 1 < len(self.layers):

@@ -1,10 +1,10 @@
-"""Full-batch node classification on a relational graph."""
+"""Node classification on a relational graph, full-batch or by sampled mini-batches."""
 
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hector.capture import CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
+from hector.sampling import NeighborSampler
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -104,8 +106,29 @@ class NodeClassificationTrainer:
         data: DataConfig,
         optimizer: OptimizerConfig,
         run: RunConfig,
+        batch: int | None = None,
+        fanouts: Sequence[int] = (16, 16),
+        capture: bool = False,
         make_layer: LayerFactory = compiled_layer,
     ) -> None:
+        """
+        Args:
+            batch: labelled nodes of a step; None takes all, on the whole graph.
+            fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
+            capture: run each full-batch step as one CUDA graph.
+        """
+        if batch is not None and batch < 1:
+            raise ValueError(f"expected batch of at least 1 or none, got {batch}")
+        if batch is not None and len(fanouts) < model.num_layers:
+            raise ValueError(
+                f"expected fanouts for {model.num_layers} layers, got {list(fanouts)}"
+            )
+        if capture and batch is not None:
+            raise ValueError(
+                "expected capture of full-batch steps, got batch; unset it"
+            )
+        self.batch, self.fanouts = batch, tuple(fanouts)
+        self.capture = capture
         if run.dtype not in _DTYPES:
             raise ValueError(f"expected dtype in {sorted(_DTYPES)}, got {run.dtype!r}")
         self.model_config = model
@@ -168,6 +191,9 @@ class NodeClassificationTrainer:
             "optimizer": asdict(self.optimizer_config),
             "run": {k: run[k] for k in ("seed", "num_seeds", "dtype")},
         }
+        if self.batch is not None:
+            steps = {"batch": self.batch, "fanouts": list(self.fanouts)}
+            parts["trainer"] = steps
         # JSON turns enums into their values and tuples into lists.
         flat = {f"{p}.{k}": v for p, values in parts.items() for k, v in values.items()}
         values: dict[str, Any] = json.loads(json.dumps(flat))
@@ -235,7 +261,12 @@ class _Repetition:
             self.model.parameters(),
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
+            capturable=trainer.capture,
         )
+        self._captured = CapturedStep(self._full_batch) if trainer.capture else None
+        self._sampler: NeighborSampler | None = None
+        if trainer.batch is not None:
+            self._sampler = NeighborSampler(task.graph, trainer.fanouts)
 
     def epochs(self, start: Checkpoint | None) -> Iterator[dict[str, Any]]:
         """Train, yielding a metrics row an epoch."""
@@ -273,13 +304,40 @@ class _Repetition:
         return float(_accuracy(logits, self.task.test_labels))
 
     def _step(self) -> tuple[Tensor, Tensor]:
+        """One epoch: its mean loss and accuracy."""
         self.model.train()
+        if self._sampler is not None:
+            return self._mini_batches(self._sampler)
+        if self._captured is not None:
+            loss, correct = self._captured()
+            return loss.clone(), correct.clone()
+        return self._full_batch()
+
+    def _full_batch(self) -> tuple[Tensor, Tensor]:
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(self.task.graph)[self.task.train_nodes]
         loss = functional.cross_entropy(logits, self.task.train_labels)
         loss.backward()
         self.optimizer.step()
         return loss.detach(), _accuracy(logits.detach(), self.task.train_labels)
+
+    def _mini_batches(self, sampler: NeighborSampler) -> tuple[Tensor, Tensor]:
+        """All labelled nodes in random order, `batch` a step."""
+        nodes, labels = self.task.train_nodes, self.task.train_labels
+        order = torch.randperm(nodes.numel(), device=nodes.device)
+        loss = torch.zeros((), dtype=torch.float64, device=nodes.device)
+        correct = torch.zeros_like(loss)
+        for chosen in order.split(self.trainer.batch or nodes.numel()):
+            found = sampler.sample(nodes[chosen])
+            self.optimizer.zero_grad(set_to_none=True)
+            logits = self.model(found.graph, found.node_ids)[found.seeds]
+            mean = functional.cross_entropy(logits, labels[chosen])
+            mean.backward()
+            self.optimizer.step()
+            share = chosen.numel() / nodes.numel()
+            loss += share * mean.detach()
+            correct += share * _accuracy(logits.detach(), labels[chosen])
+        return loss, correct
 
     def _save(self, epoch: int) -> None:
         path = self.trainer.checkpoint_path

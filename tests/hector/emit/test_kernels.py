@@ -15,7 +15,9 @@ DYNAMIC_LOOPS = (3, 7)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cases", ["kernel_cases.py", "bound_cases.py"])
+@pytest.mark.parametrize(
+    "cases", ["kernel_cases.py", "bound_cases.py", "sampled_cases.py"]
+)
 def test_generated_kernels(tmp_path: Path, cases: str) -> None:
     triton = pytest.importorskip("triton")
     env = {**os.environ, "HECTOR_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,128 @@
+"""Sampled graphs through generated kernels: bounds instead of counts, one program.
+
+Run by test_kernels.py in a process of its own, with Triton's interpreter or a GPU.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hector.arrays import BoundedArrays, GraphArrays
+from hector.graph import HeteroGraph
+from hector.ir.types import Domain, Index
+from hector.nn import HGTConv, RGATConv, RGCNConv
+from hector.nn.common import CompiledConv
+from hector.passes.pipeline import Optimizations
+from hector.runtime import Backend, executables
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES, WIDTH = ("a", "b"), 4
+TYPES = (("a", "r0", "b"), ("b", "r1", "a"), ("a", "r2", "a"))
+SETTINGS = [
+    Optimizations(),
+    Optimizations(compact=True),
+    Optimizations(compact=True, reorder=True),
+]
+
+
+def batch(seed: int, sampled: bool) -> HeteroGraph:
+    """Duplicate pairs, an empty relation in some, an absent node type in one."""
+    gen = torch.Generator().manual_seed(seed)
+    sizes = {"a": 3 + seed} if seed == 2 else {"a": 3 + seed, "b": 2 + seed}
+    edges = {}
+    for i, (start, _, end) in enumerate(TYPES):
+        if i == seed % 4 or start not in sizes or end not in sizes:
+            continue
+        num = 5 + 3 * seed
+        s = torch.randint(sizes[start], (num,), generator=gen)
+        d = torch.randint(sizes[end], (num,), generator=gen)
+        edges[TYPES[i]] = torch.stack((s, d)).to(DEVICE)
+    return HeteroGraph.from_dicts(
+        sizes, edges, (NAMES, TYPES), sampled=sampled, device=DEVICE
+    )
+
+
+def layers() -> list[CompiledConv]:
+    torch.manual_seed(0)
+    made = [
+        RGCNConv(WIDTH, WIDTH, len(TYPES)),
+        RGATConv(WIDTH, WIDTH, len(TYPES), heads=2),
+        HGTConv(WIDTH, WIDTH, (list(NAMES), list(TYPES)), heads=2),
+    ]
+    return [m.to(DEVICE) for m in made]
+
+
+def gradients(layer: Any, graph: HeteroGraph, dtype: torch.dtype) -> list[Tensor]:
+    gen = torch.Generator().manual_seed(graph.num_nodes)
+    x = torch.randn(graph.num_nodes, WIDTH, generator=gen).to(DEVICE, dtype)
+    x.requires_grad_()
+    out = layer(x, graph)
+    slope = torch.linspace(-1, 1, out.numel(), device=DEVICE, dtype=dtype)
+    leaves = [x, *layer.parameters()]
+    loss = (out.flatten() * slope).sum()
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    zeros = (
+        torch.zeros_like(t) if g is None else g
+        for t, g in zip(leaves, found, strict=True)
+    )
+    return [out.detach(), *zeros]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("which", range(3), ids=["rgcn", "rgat", "hgt"])
+def test_batches_one_after_another(which: int, settings: Optimizations) -> None:
+    layer = layers()[which].set_options(optimizations=settings, backend=Backend.TRITON)
+    oracle = copy.deepcopy(layers()[which]).double()
+    programs = set()
+    for seed in (0, 1, 2, 5):
+        graph = batch(seed, sampled=True)
+        got = gradients(layer, graph, torch.float32)
+        want = gradients(oracle, batch(seed, sampled=False), torch.float64)
+        for mine, expected in zip(got, want, strict=True):
+            error = (mine.double() - expected).abs().max()
+            assert float(error) <= 1e-4 * max(float(expected.abs().max()), 1.0)
+        (exe,) = executables(graph)
+        assert type(exe.arrays) is BoundedArrays
+        runners = (exe._forward, exe._backward)
+        programs.add(tuple(id(r._device.program) for r in runners))
+    assert len(programs) == 1, "later batches take the first one's kernels"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounded_arrays_are_exact_ones_and_empty_rest(seed: int) -> None:
+    graph = batch(seed, sampled=True)
+    exact, bound = GraphArrays(graph), BoundedArrays(graph)
+    for domain in (Domain.SRC_PAIR, Domain.DST_PAIR):
+        few, many = exact.rows(domain), bound.rows(domain)
+        assert few <= many == graph.num_edges
+        for index in (Index.PAIR_NODE, Index.ETYPE):
+            a, b = exact.index(domain, index), bound.index(domain, index)
+            assert torch.equal(b[:few], a)
+            assert bool(((b >= 0) & (b < max(graph.num_nodes, 3))).all())
+            s, t = exact.segments(domain, index), bound.segments(domain, index)
+            assert torch.equal(s.ptr, t.ptr)
+            if s.items is not None and t.items is not None:
+                assert torch.equal(s.items, t.items[:few])
+        pair = Index.SRC_PAIR if domain is Domain.SRC_PAIR else Index.DST_PAIR
+        assert torch.equal(
+            exact.index(Domain.EDGE, pair), bound.index(Domain.EDGE, pair)
+        )
+        s, t = exact.segments(Domain.EDGE, pair), bound.segments(Domain.EDGE, pair)
+        assert torch.equal(s.ptr, t.ptr[: few + 1])
+        assert bool((t.ptr[few:] == graph.num_edges).all())
+        ptr = exact.type_ptr(domain, Index.ALL)
+        assert torch.equal(ptr, bound.type_ptr(domain, Index.ALL))
+    kinds = ((Domain.EDGE, Index.ETYPE), (Domain.NODE, Index.NTYPE),
+             (Domain.SRC_PAIR, Index.ETYPE), (Domain.EDGE, Index.ALL))  # fmt: skip
+    for domain, index in kinds:
+        for block in (1, 4, 64):
+            a, b = exact.tiles(domain, index, block), bound.tiles(domain, index, block)
+            n = a.num_tiles
+            assert n <= b.num_tiles
+            for x, y in zip(a[:3], b[:3], strict=True):
+                assert torch.equal(x, y[:n])
+            assert torch.equal(a.segment_ptr, b.segment_ptr)
+            assert torch.equal(b.start[n:], b.end[n:])

@@ -1,0 +1,134 @@
+"""Mini-batches and captured steps on a GPU: nothing waits, nothing is compiled anew."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hector.capture import CapturedStep
+from hector.graph import HeteroGraph
+from hector.nn import HGTConv, RGATConv, RGCNConv
+from hector.sampling import NeighborSampler
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+NAMES = ("a", "b")
+TYPES = (("a", "r0", "b"), ("b", "r1", "a"), ("a", "r2", "a"))
+SIZES, WIDTH, EDGES = {"a": 4000, "b": 3000}, 32, 30_000
+
+
+def whole() -> HeteroGraph:
+    gen = torch.Generator().manual_seed(0)
+    edges = {}
+    for start, name, end in TYPES:
+        s = torch.randint(SIZES[start], (EDGES,), generator=gen)
+        d = torch.randint(SIZES[end], (EDGES,), generator=gen)
+        edges[start, name, end] = torch.stack((s, d)).cuda()
+    return HeteroGraph.from_dicts(SIZES, edges, (NAMES, TYPES))
+
+
+def layer(which: str) -> nn.Module:
+    torch.manual_seed(0)
+    if which == "hgt":
+        metadata = (list(NAMES), list(TYPES))
+        return HGTConv(WIDTH, WIDTH, metadata, heads=2).cuda()
+    kind = {"rgcn": RGCNConv, "rgat": RGATConv}[which]
+    return kind(WIDTH, WIDTH, len(TYPES)).cuda()
+
+
+@pytest.mark.parametrize("which", ["rgcn", "rgat", "hgt"])
+def test_batches(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, conv = whole(), layer(which)
+    oracle = layer(which).double()
+    sampler = NeighborSampler(graph, (8, 8))
+    x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
+
+    def step(found: Any, model: nn.Module, rows: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        out = model(rows, found.graph)[found.seeds]
+        out.square().mean().backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return [out.detach(), *grads]
+
+    for seed in range(3):
+        seeds = torch.randperm(graph.num_nodes, device="cuda")[: 64 + 16 * seed]
+        found = sampler.sample(seeds)
+        got = step(found, conv, x[found.node_ids])
+        exact = found.graph.replace(sampled=False)
+        want = step(found._replace(graph=exact), oracle, x[found.node_ids].double())
+        for mine, expected in zip(got, want, strict=True):
+            error = float((mine.double() - expected).abs().max())
+            assert error <= 2e-4 * max(float(expected.abs().max()), 1e-3)
+    batches = [sampler.sample(torch.arange(n, n + 70).cuda()) for n in range(3)]
+    import triton
+
+    def never(*args: Any, **named: Any) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(triton, "compile", never)
+    monkeypatch.setattr("triton.runtime.jit.JITFunction._do_compile", never)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for found in batches:
+            conv.zero_grad()
+            conv(x[found.node_ids], found.graph).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_batch_of_tensors_does_not_wait() -> None:
+    """Ids are checked all the same: results are NaN, and the next call raises."""
+    conv = layer("rgcn")
+    x = torch.randn(100, WIDTH, device="cuda")
+    ends = torch.randint(100, (2, 500), device="cuda")
+    kinds = torch.randint(3, (500,), device="cuda")
+
+    def graph(ends: Tensor) -> HeteroGraph:
+        return HeteroGraph.from_pyg(
+            ends, kinds, num_nodes=100, num_relations=3, sampled=True
+        )
+
+    conv(x, graph(ends))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        good = conv(x, graph(ends))
+        bad = ends.clone()
+        bad[0, 3] += 1000
+        wrong = graph(bad)
+        out = conv(x, wrong)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(good.isfinite().all()) and bool(out.isnan().all())
+    with pytest.raises(ValueError, match="below its numbers"):
+        conv(x, wrong)
+
+
+@pytest.mark.parametrize("which", ["rgcn", "rgat", "hgt"])
+def test_a_captured_step_is_the_step(which: str) -> None:
+    graph = whole()
+    x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
+    goal = torch.randint(WIDTH, (graph.num_nodes,), device="cuda")
+
+    def losses(captured: bool) -> list[Tensor]:
+        conv = layer(which)
+        optimizer = torch.optim.Adam(conv.parameters(), lr=0.01, capturable=True)
+
+        def step() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(conv(x, graph), goal)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = CapturedStep(step) if captured else step
+        return [run().clone() for _ in range(12)]
+
+    plain, ours = losses(False), losses(True)
+    assert float(plain[-1]) < float(plain[0])
+    assert torch.equal(torch.stack(plain), torch.stack(ours))

@@ -1,0 +1,107 @@
+"""Sampled subgraphs: which edges, which nodes, which layers' results."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hector.graph import HeteroGraph
+from hector.nn import RGCNConv
+from hector.sampling import NeighborSampler, SampledBatch
+
+SIZES, RELATIONS, EDGES = (20, 30, 10), 5, 400
+
+
+def whole() -> HeteroGraph:
+    gen = torch.Generator().manual_seed(0)
+    nodes = sum(SIZES)
+    kinds = torch.tensor([t for t, n in enumerate(SIZES) for _ in range(n)])
+    ends = torch.randint(nodes, (2, EDGES), generator=gen)
+    ends[1, : EDGES // 2] = 7  # one node of many in-edges
+    return HeteroGraph.from_arrays(
+        *ends,
+        torch.randint(RELATIONS, (EDGES,), generator=gen),
+        node_type=kinds,
+        num_edge_types=RELATIONS,
+    )
+
+
+G = whole()
+
+
+def check(found: SampledBatch) -> None:
+    graph, ids = found.graph, found.node_ids
+    assert bool((ids.diff() > 0).all())
+    assert graph.sampled and graph.num_edge_types == RELATIONS
+    assert torch.equal(graph.node_type, G.node_type[ids])
+    edges = found.edge_ids[graph.edge_order]
+    for mine, theirs in ((graph.src, G.src), (graph.dst, G.dst)):
+        assert torch.equal(ids[mine], theirs[edges])
+    assert torch.equal(graph.edge_type, G.edge_type[edges])
+    assert found.edge_ids.unique().numel() == found.edge_ids.numel()
+
+
+@pytest.mark.parametrize("fanouts", [(1,), (4,), (3, 3), (-1,), (-1, 2), (100, 100)])
+def test_what_is_drawn(fanouts: tuple[int, ...]) -> None:
+    sampler = NeighborSampler(G, fanouts)
+    degree = G.csc().ptr.diff()
+    for seed in range(5):
+        gen = torch.Generator().manual_seed(seed)
+        seeds = torch.randperm(G.num_nodes, generator=gen)[:6]
+        found = sampler.sample(seeds, gen)
+        check(found)
+        assert torch.equal(found.node_ids[found.seeds], seeds)
+        drawn = torch.bincount(found.graph.dst, minlength=found.graph.num_nodes)
+        most = degree[found.node_ids]
+        if fanouts[0] != -1:
+            first = most[found.seeds].clamp(max=fanouts[0])
+            assert torch.equal(drawn[found.seeds], first)
+        else:
+            assert torch.equal(drawn[found.seeds], most[found.seeds])
+        assert bool((drawn <= most).all())
+
+
+def test_every_edge_is_drawn_about_as_often() -> None:
+    sampler, node = NeighborSampler(G, (10,)), torch.tensor([7])
+    gen = torch.Generator().manual_seed(0)
+    counts = torch.zeros(G.num_edges)
+    rounds = 2000
+    for _ in range(rounds):
+        counts[sampler.sample(node, gen).edge_ids] += 1
+    mine = counts[G.dst == 7]
+    assert int(mine.sum()) == 10 * rounds
+    expected = 10 * rounds / mine.numel()
+    assert 0.5 * expected < float(mine.min()) and float(mine.max()) < 1.7 * expected
+
+
+def test_all_neighbours_give_the_whole_graphs_results() -> None:
+    torch.manual_seed(0)
+    layers = [RGCNConv(4, 4, RELATIONS).double() for _ in range(2)]
+    x = torch.randn(G.num_nodes, 4, dtype=torch.float64)
+
+    def run(rows: Tensor, graph: HeteroGraph) -> Tensor:
+        return layers[1](layers[0](rows, graph).tanh(), graph)
+
+    want = run(x, G)
+    sampler = NeighborSampler(G, (-1, -1))
+    for seeds in torch.randperm(G.num_nodes).split(7):
+        found = sampler.sample(seeds)
+        got = run(x[found.node_ids], found.graph)[found.seeds]
+        torch.testing.assert_close(got, want[seeds])
+
+
+def test_programs_are_made_once() -> None:
+    conv = RGCNConv(4, 4, RELATIONS)
+    sampler = NeighborSampler(G, (3, 3))
+    plans = set()
+    for seed in range(4):
+        found = sampler.sample(torch.tensor([seed, seed + 20]))
+        conv(torch.randn(found.graph.num_nodes, 4), found.graph).sum().backward()
+        (exe,) = found.graph.state.executables.values()
+        plans.add((id(exe.report.forward), id(exe.report.backward)))
+    assert len(plans) == 1
+
+
+@pytest.mark.parametrize("fanouts", [(), (0,), (3, -2)])
+def test_fanouts_that_mean_nothing(fanouts: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected fanouts"):
+        NeighborSampler(G, fanouts)
