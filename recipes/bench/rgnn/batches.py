@@ -1,0 +1,258 @@
+"""Mini-batches, captured steps and the first call, on this GPU.
+
+    python -m recipes.bench.rgnn.batches --budget-s 90 --out batches.json
+
+- `batch`: two layers on neighbourhoods of 1,024 seeds, drawn once and given to both
+  sides; training steps of hector's layers (`HeteroGraph` of the batch made in the step)
+  and of PyG's (edge index and dictionaries made before). Features lie on the device.
+- `captured`: full-batch steps with Adam on small graphs of published sizes: hector's as
+  they are, as one CUDA graph, and PyG's.
+- `first`: seconds of the first training step in a new process with empty caches and a
+  width that no kernel was made for, imports excluded; and again with the caches kept.
+
+Medians; ratios are PyG's time over hector's of the same run.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hector.capture import CapturedStep
+from hector.datasets.generate import TABLE_3_3, generate
+from hector.graph import HeteroGraph, subgraph
+from hector.sampling import NeighborSampler, SampledBatch
+from hector.train import LayerKind, LayerSpec
+from hector.train.model import compiled_layer
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.rgnn.pyg import pyg_conv, wrap
+
+WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
+MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
+MAG_EDGES = ((1, 2, 1_043_998), (1, 0, 7_145_660), (0, 0, 5_416_271), (0, 3, 7_505_078))
+"""ogbn-mag's: source type, target type, edges."""
+KINDS = ("rgcn", "rgat", "hgt")
+
+
+def mag() -> HeteroGraph:
+    """A graph of ogbn-mag's sizes with its edges both ways, uniform ends."""
+    torch.manual_seed(0)
+    first = [sum(MAG_NODES[:t]) for t in range(5)]
+    src, dst, kind, names = [], [], [], []
+    for i, (a, b, num) in enumerate(MAG_EDGES):
+        s = torch.randint(MAG_NODES[a], (num,), device="cuda") + first[a]
+        d = torch.randint(MAG_NODES[b], (num,), device="cuda") + first[b]
+        for one, two, r in ((s, d, 2 * i), (d, s, 2 * i + 1)):
+            src.append(one)
+            dst.append(two)
+            kind.append(torch.full_like(one, r))
+        names += [(f"n{a}", f"r{2 * i}", f"n{b}"), (f"n{b}", f"r{2 * i + 1}", f"n{a}")]
+    types = torch.arange(4).repeat_interleave(torch.tensor(MAG_NODES)).cuda()
+    graph = HeteroGraph.from_arrays(
+        torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
+    )
+    return graph.replace(edge_type_names=tuple(names))
+
+
+def spec_of(kind: str, last: bool = False) -> LayerSpec:
+    outs = CLASSES if last else WIDTH
+    return LayerSpec(
+        kind=LayerKind(kind), in_channels=WIDTH, out_channels=outs, heads=1,
+        num_bases=None,
+    )  # fmt: skip
+
+
+def two(kind: str, graph: HeteroGraph, make: Callable[..., nn.Module]) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList(
+        make(spec_of(kind, last), graph) for last in (False, True)
+    ).cuda()
+
+
+def step_of(
+    layers: Any, x: Tensor, graphs: Any, rows: Tensor, goal: Tensor
+) -> Callable[[], Tensor]:
+    """Forward, loss and backward."""
+
+    def step() -> Tensor:
+        for p in parameters(layers):
+            p.grad = None
+        h = layers[1](layers[0](x, graphs).relu(), graphs)[rows]
+        loss = functional.cross_entropy(h, goal)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def parameters(layers: Any) -> list[nn.Parameter]:
+    return [p for m in layers for p in m.parameters()]
+
+
+def milliseconds(step: Callable[[], Any], rounds: int = 8) -> tuple[float, float]:
+    """Medians of a step by the clock, and of the host's part of it."""
+    whole, host = [], []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        host.append(1e3 * (time.perf_counter() - begin))
+        torch.cuda.synchronize()
+        whole.append(1e3 * (time.perf_counter() - begin))
+    return median(whole), median(host)
+
+
+def batch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any]:
+    """The same drawn neighbourhoods through both."""
+    sampler = NeighborSampler(graph, FANOUTS)
+    drawn: list[SampledBatch] = []
+    for i in range(8):
+        seeds = torch.arange(i * SEEDS, (i + 1) * SEEDS, device="cuda")
+        drawn.append(sampler.sample(seeds))
+    ours = two(kind, graph, compiled_layer)
+    times: dict[str, list[float]] = {"hector": [], "host": [], "pyg": []}
+    errors = []
+    for i, found in enumerate(drawn):
+        x, goal = features[found.node_ids], found.seeds % CLASSES
+
+        def fresh(
+            found: SampledBatch = found, x: Tensor = x, goal: Tensor = goal
+        ) -> Tensor:
+            made = subgraph(graph, found.node_ids, found.edge_ids)
+            return step_of(ours, x, made, found.seeds, goal)()
+
+        theirs = [
+            wrap(pyg_conv(spec_of(kind, last), graph), found.graph).cuda()
+            for last in (False, True)
+        ]
+        for mine, other in zip(ours, theirs, strict=True):
+            other.conv.load_state_dict(mine.state_dict())
+        plain = step_of(theirs, x, found.graph, found.seeds, goal)
+        losses = [float(fresh()), float(plain())]
+        errors.append(abs(losses[0] - losses[1]) / abs(losses[1]))
+        if i > 1:  # the first compile
+            whole, host = milliseconds(fresh, 3)
+            times["hector"].append(whole)
+            times["host"].append(host)
+            times["pyg"].append(milliseconds(plain, 3)[0])
+    found_ms = {f"{name}_ms": round(median(t), 3) for name, t in times.items()}
+    draw = milliseconds(lambda: sampler.sample(torch.arange(SEEDS).cuda()))[0]
+    return {
+        "nodes": int(median(b.graph.num_nodes for b in drawn)),
+        "edges": int(median(b.graph.num_edges for b in drawn)),
+        **found_ms,
+        "draw_ms": round(draw, 3),
+        "ratio": round(found_ms["pyg_ms"] / found_ms["hector_ms"], 2),
+        "largest_loss_error": max(errors),
+    }
+
+
+def captured_cell(kind: str, name: str) -> dict[str, Any]:
+    """Whole steps with Adam."""
+    graph = generate(TABLE_3_3[name], seed=0, device="cuda")
+    x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
+    rows = torch.arange(min(200, graph.num_nodes), device="cuda")
+    goal = rows % CLASSES
+    found: dict[str, Any] = {}
+    for side in ("hector", "captured", "pyg"):
+        make = compiled_layer
+        if side == "pyg":
+            make = lambda s, g: wrap(pyg_conv(s, g), g)  # noqa: E731
+        layers = two(kind, graph, make)
+        adam = torch.optim.Adam(parameters(layers), capturable=True)
+        inner = step_of(layers, x, graph, rows, goal)
+
+        def step(inner: Any = inner, adam: Any = adam) -> Tensor:
+            loss: Tensor = inner()
+            adam.step()
+            return loss
+
+        run = CapturedStep(step) if side == "captured" else step
+        losses = [float(run()) for _ in range(6)]
+        found[f"{side}_ms"], found[f"{side}_host_ms"] = milliseconds(run, 15)
+        found[f"{side}_loss"] = losses[-1]
+    found["ratio"] = round(found["pyg_ms"] / found["captured_ms"], 2)
+    return {k: round(v, 5) for k, v in found.items()}
+
+
+FIRST = """
+import sys, time, torch
+from hector.datasets.generate import TABLE_3_3, generate
+from hector.nn import RGATConv
+torch.zeros(1, device="cuda")
+import triton, hector.runtime.device
+graph = generate(TABLE_3_3["aifb"], seed=0, device="cuda")
+x = torch.randn(graph.num_nodes, 72, device="cuda")
+torch.cuda.synchronize()
+begin = time.perf_counter()
+conv = RGATConv(72, 72, graph.num_edge_types).cuda()
+conv(x, graph).sum().backward()
+torch.cuda.synchronize()
+print(time.perf_counter() - begin)
+"""
+
+
+def first_cell() -> dict[str, Any]:
+    """New processes: with empty caches, then with what the first left."""
+    with tempfile.TemporaryDirectory() as place:
+        env = {
+            **os.environ,
+            "HECTOR_CACHE": f"{place}/hector",
+            "TRITON_CACHE_DIR": f"{place}/triton",
+        }
+        command = [sys.executable, "-c", FIRST]
+        seconds = [
+            float(
+                subprocess.run(command, env=env, check=True, capture_output=True).stdout
+            )
+            for _ in range(2)
+        ]
+    return {"empty_s": round(seconds[0], 3), "kept_s": round(seconds[1], 3)}
+
+
+def main() -> None:
+    """Cells until the time is over."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--budget-s", type=float, default=90)
+    default = RESULTS / "rgnn" / "batches.json"
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args()
+    about = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS, "classes": CLASSES}
+    cells = Cells(options.out, options.budget_s, about)
+    kept = cells.data["cells"]
+    deadline = time.monotonic() + options.budget_s
+    graph = mag()
+    features = torch.randn(graph.num_nodes, WIDTH, device="cuda")
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        **{f"batch/{k}": lambda k=k: batch_cell(k, graph, features) for k in KINDS},
+        **{
+            f"captured/{k}/{name}": lambda k=k, name=name: captured_cell(k, name)
+            for name in ("aifb", "mutag")
+            for k in KINDS
+        },
+        "first": first_cell,
+    }
+    for name, run in work.items():
+        if time.monotonic() > deadline:
+            break
+        try:
+            kept[name] = run()
+        except Exception as wrong:
+            kept[name] = {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
+        print(name, json.dumps(kept[name]), flush=True)
+        cells.save()
+
+
+if __name__ == "__main__":
+    main()
