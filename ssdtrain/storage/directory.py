@@ -55,6 +55,34 @@ def check_directory(path: str | Path) -> DirectoryInfo:
     return info
 
 
+def check_trusted(path: Path) -> None:
+    """Refuse a file, or a directory, whose code this process would run although
+    others could have written it.
+
+    Raises:
+        ConfigError: `path` or its directory is a link, belongs to neither this user
+            nor root, or is writable by others (a sticky directory is fine).
+    """
+    for place in (path.absolute().parent, path.absolute()):
+        status = place.lstat()
+        mode = stat.S_IMODE(status.st_mode)
+        sticky = stat.S_ISDIR(status.st_mode) and bool(mode & stat.S_ISVTX)
+        private = _is_private_group(status)
+        others = stat.S_IWOTH if private else stat.S_IWGRP | stat.S_IWOTH
+        if stat.S_ISLNK(status.st_mode):
+            why = "is a symbolic link"
+        elif status.st_uid not in (os.geteuid(), 0):
+            why = f"belongs to user {status.st_uid}"
+        elif mode & others and not sticky:
+            why = f"is writable by others (mode {mode:o})"
+        else:
+            continue
+        raise ConfigError(
+            f"{place} {why}: code in it would run as user {os.geteuid()}; remove it, "
+            "or set XDG_CACHE_HOME to a directory of your own (mode 700)."
+        )
+
+
 def file_system_of(fd: int) -> str:
     """Type of the file system behind an open descriptor, `unknown` without /proc.
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ssdtrain.storage.directory import check_trusted
+
 SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
 FLAGS = tuple(
     "-std=c11 -shared -fPIC -O2 -fvisibility=hidden -Wall -Wextra -Werror".split()
@@ -165,12 +167,14 @@ def preload(
 
     Raises:
         HookError: the library was not built.
+        ConfigError: others could have written it.
     """
     path = library or library_path()
     if not path.exists():
         raise HookError(
             f"{path} is missing; build it: python -m ssdtrain.storage.malloc_hook build"
         )
+    check_trusted(path)
     before = environment.get("LD_PRELOAD")
     return {**environment, "LD_PRELOAD": f"{path} {before}" if before else str(path)}
 
@@ -184,19 +188,22 @@ def build(target: Path | None = None, compiler: str | None = None) -> Path:
 
     Raises:
         HookError: no compiler, or it failed.
+        ConfigError: others could write to the directory.
     """
     path = target or library_path()
     name = compiler or os.environ.get("CC") or "cc"
     found = shutil.which(name)
     if found is None:
         raise HookError(f"no C compiler {name!r}; install one, or set CC")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_trusted(path.parent)
     # Written beside and renamed: processes that start together may all build.
     beside = path.with_suffix(f".{os.getpid()}.so")
     command = [found, *FLAGS, "-o", str(beside), str(SOURCE), *LIBRARIES]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise HookError(f"{' '.join(command)} failed:\n{done.stderr}")
+    beside.chmod(0o700)  # whatever the umask: it is loaded into other processes
     beside.replace(path)
     return path
 
@@ -207,10 +214,12 @@ def main() -> None:
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("--out", type=Path, default=None, help="the library to write")
     options = parser.parse_args()
+    path: Path = options.out or library_path()
     if options.command == "build":
-        print(build(options.out))
-    else:
-        print(options.out or library_path())
+        build(path)
+    elif path.exists():  # what is printed goes into LD_PRELOAD
+        check_trusted(path)
+    print(path)
 
 
 if __name__ == "__main__":

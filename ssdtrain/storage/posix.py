@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ssdtrain.counters import Fallback
-from ssdtrain.errors import StorageFullError
+from ssdtrain.errors import ConfigError, StorageFullError
 from ssdtrain.storage.base import Slot, StorageStats
 from ssdtrain.storage.blockio import (
     FULL_ERRNOS,
@@ -26,6 +26,16 @@ from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 
 EXTENT_BYTES = 256 * 1024 * 1024
 """Files grow by at least this much: few metadata changes, long contiguous runs."""
+
+_NO_ROOM = "free inodes or quota there (df -i, quota), or set directory to another disk"
+_NO_DESCRIPTOR = "close files, or raise the limit of open ones (ulimit -n)"
+HINTS = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EMFILE: _NO_DESCRIPTOR,
+    errno.ENFILE: _NO_DESCRIPTOR,
+}
+"""What to do when a file cannot be created."""
 
 
 class PosixStorage:
@@ -44,7 +54,8 @@ class PosixStorage:
 
     Raises:
         ValueError: no directory, or a size below 1.
-        OSError: a file cannot be created.
+        ConfigError: a directory has no inodes, no quota, or no descriptor is left.
+        OSError: a file cannot be created for another reason.
     """
 
     def __init__(
@@ -232,14 +243,22 @@ class _Files:
     def open(self, parent: str) -> bool:
         """Add a file under `parent`; whether it has O_DIRECT."""
         own = os.path.join(parent, f"ssdtrain-{os.getpid()}-{secrets.token_hex(8)}")
-        os.mkdir(own, 0o700)
-        self._left_over.append(own)
         try:
-            fd = _open_nameless(own, os.O_DIRECT)
+            os.mkdir(own, 0o700)
+            self._left_over.append(own)
+            try:
+                fd = _open_nameless(own, os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                fd = _open_nameless(own, 0)
         except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            fd = _open_nameless(own, 0)
+            if error.errno in HINTS:
+                raise ConfigError(
+                    f"directory={parent!r} takes no file ({error.strerror}); "
+                    f"{HINTS[error.errno]}."
+                ) from error
+            raise
         self.fds.append(fd)
         self._sizes.append(0)
         self.direct.append(_is_direct(fd) and _probe_direct(fd))

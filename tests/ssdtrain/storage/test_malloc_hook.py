@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ssdtrain.storage import malloc_hook
+from ssdtrain.errors import ConfigError
+from ssdtrain.storage import directory, malloc_hook
 
 NATIVE = Path(__file__).parent / "native"
 RECORDINGS = sorted((Path(__file__).parent / "data").glob("hook_calls_*.txt"))
@@ -288,3 +289,58 @@ def test_build_says_what_is_missing(
     with pytest.raises(malloc_hook.HookError, match="is missing; build it"):
         malloc_hook.preload({}, tmp_path / "x.so")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_directory_of_others_is_refused(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is code: whoever can write it runs as its user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(directory, "_is_private_group", lambda _: False)
+    path = malloc_hook.build()
+    path.parent.chmod(mode)
+    with pytest.raises(ConfigError, match=r"ssdtrain is writable by others .*mode 700"):
+        malloc_hook.preload({})
+    path.unlink()
+    with pytest.raises(ConfigError, match="writable by others"):
+        malloc_hook.build()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_library_of_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(directory, "_is_private_group", lambda _: False)
+    before = os.umask(0o002)
+    try:
+        path = malloc_hook.build()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o722)
+    with pytest.raises(ConfigError, match=r"\.so is writable by others"):
+        malloc_hook.preload({})
+    path.chmod(0o700)
+    real = path.rename(tmp_path / "real.so")
+    path.symlink_to(real)
+    with pytest.raises(ConfigError, match=r"\.so is a symbolic link"):
+        malloc_hook.preload({})
+    command = [sys.executable, "-m", "ssdtrain.storage.malloc_hook", "path"]
+    printed = subprocess.run(command, capture_output=True, text=True)
+    assert printed.returncode != 0 and not printed.stdout
+
+
+def test_a_library_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = malloc_hook.build()
+    own = os.geteuid()
+    if own == 0:
+        os.chown(path, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(ConfigError, match=f"belongs to user {own or 12_345}"):
+        malloc_hook.preload({})

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import ssdtrain
 from ssdtrain.counters import Fallback
+from ssdtrain.errors import ConfigError
 from ssdtrain.storage import PosixStorage, blockio, posix
 
 MIB = 1024 * 1024
@@ -294,6 +297,46 @@ def test_one_bad_directory_leaves_no_file_open(directory: Path) -> None:
         PosixStorage([directory, directory / "missing"])
     assert set(os.listdir("/proc/self/fd")) == before
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_no_inodes_is_a_clear_error(
+    number: int, call: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At attach, with everything as it was: the second directory has no inode left."""
+    other = directory / "other"
+    other.mkdir(mode=0o700)
+    real = getattr(os, call)
+
+    def refuse(path: object, *arguments: int, **named: int) -> object:
+        if str(path).startswith(str(other / "ssdtrain-")):
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, call, refuse)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=r"other' takes no file .*; free inodes"):
+        PosixStorage([directory, other])
+    net = torch.nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match="set directory to another disk"):
+        ssdtrain.offload(net, target="ssd", directory=str(other))
+    assert "forward" not in vars(net)
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert list(directory.iterdir()) == [other] and not list(other.iterdir())
+
+
+def test_no_descriptor_is_a_clear_error(directory: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"ulimit -n"):
+            PosixStorage([directory])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not list(directory.iterdir())
 
 
 def test_impossible_arguments(directory: Path) -> None:
