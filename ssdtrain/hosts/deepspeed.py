@@ -162,12 +162,12 @@ class _Schedule:
         return run
 
     def _announce(self) -> int | None:
-        """Tell this and the next stage; the micro-batch of this one."""
+        """Tell this stage and the next pass; the micro-batch of this one."""
         stage, micro_batch = self._plan[self._at]
         self._at += 1
         self._hints.set_stage(stage, micro_batch=micro_batch)
         for following, its_micro_batch in self._plan[self._at :]:
-            if following is not Stage.COMMUNICATION:
+            if following not in (Stage.COMMUNICATION, Stage.OTHER):
                 self._hints.set_next_stage(following, micro_batch=its_micro_batch)
                 break
         return micro_batch
