@@ -4,7 +4,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,12 +71,19 @@ class FaultyStorage(ForwardingStorage):
         inner: the storage that holds the bytes.
         faults: the first that fits a call is used.
         seed: draws the bit that a `BIT_FLIP` inverts.
+        sleep: what a `STALL` calls with its seconds; None: `time.sleep`.
     """
 
     def __init__(
-        self, inner: Storage, faults: Iterable[Fault] = (), *, seed: int = 0
+        self,
+        inner: Storage,
+        faults: Iterable[Fault] = (),
+        *,
+        seed: int = 0,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(inner)
+        self._sleep = sleep
         self._faults = tuple(faults)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -170,7 +177,7 @@ class FaultyStorage(ForwardingStorage):
         if fault.kind is FaultKind.WORKER_DEATH:
             raise WorkerDeath(what)
         if fault.kind is FaultKind.STALL:
-            time.sleep(fault.seconds)
+            (self._sleep or time.sleep)(fault.seconds)
         return fault
 
     def _half(self, buffer: torch.Tensor) -> int:

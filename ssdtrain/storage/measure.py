@@ -148,6 +148,7 @@ def choose_path(
     *,
     depth: int = 4,
     look: Callable[[], Availability] = availability,
+    clock: Clock = time.monotonic,
 ) -> Choice:
     """Measure every path from `device` to these files and take the fastest.
 
@@ -159,6 +160,7 @@ def choose_path(
         device: CUDA.
         depth: threads that will do I/O.
         look: what kvikio can do here.
+        clock: times the transfers.
     """
     found = look()
     if not found.modes:
@@ -177,7 +179,7 @@ def choose_path(
         while len(slots) < NUM_RECORDS:
             slots.append(posix.allocate(RECORD_BYTES))
         buffers = device_buffers(device, depth)
-        rates = measure_paths({**paths, **direct}, slots, buffers, refusals)
+        rates = measure_paths({**paths, **direct}, slots, buffers, refusals, clock)
     except OSError as error:
         # The disk cannot be measured (full, or failing): staging reports that better.
         refusals += [Refusal(m, f"not measured: {error}") for m in found.modes]
@@ -219,6 +221,7 @@ def measure_paths(
     slots: Sequence[Slot],
     buffers: Sequence[torch.Tensor],
     refusals: list[Refusal],
+    clock: Clock = time.monotonic,
 ) -> list[Rates]:
     """Rates of all paths in alternate rounds, the best first.
 
@@ -230,8 +233,8 @@ def measure_paths(
             path = paths[name]
             try:
                 rates = (
-                    transfer_rate(path.write, slots, buffers),
-                    transfer_rate(path.read, slots, buffers),
+                    transfer_rate(path.write, slots, buffers, clock),
+                    transfer_rate(path.read, slots, buffers, clock),
                 )
             except OSError as error:
                 if name == STAGED:

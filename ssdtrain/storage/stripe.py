@@ -12,6 +12,7 @@ that turned read-only still allows; a read that fails is the caller's
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
+from ssdtrain.rates import Clock
 from ssdtrain.storage.base import Slot, Storage, StorageStats
 from ssdtrain.storage.measure import Speedometer
 
@@ -58,6 +60,7 @@ class StripeStorage:
         speeds: round-trip GB/s of each (`measure.round_trip_gb_per_s`); None: equal
             until transfers have shown otherwise.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
+        clock: times the transfers.
 
     Raises:
         ValueError: no member, or alignments differ.
@@ -69,6 +72,7 @@ class StripeStorage:
         *,
         speeds: Sequence[float] | None = None,
         on_fallback: Callable[[Fallback], None] = lambda _: None,
+        clock: Clock = time.monotonic,
     ) -> None:
         alignments = {member.alignment_bytes for member in members}
         if len(alignments) != 1:
@@ -80,7 +84,7 @@ class StripeStorage:
         if len(first) != len(members) or min(first) <= 0:
             raise ValueError(f"expected a speed above 0 for each member, got {first}")
         self._members = tuple(members)
-        self._speed = tuple(Speedometer(gb_per_s) for gb_per_s in first)
+        self._speed = tuple(Speedometer(gb_per_s, clock) for gb_per_s in first)
         self._on_fallback = on_fallback
         self._lock = threading.Lock()
         self._used_bytes = [0] * len(members)

@@ -60,6 +60,8 @@ class ThrottledStorage(ForwardingStorage):
         write_gb_per_s: 1e9 bytes a second; None: no limit.
         read_gb_per_s: likewise.
         latency_ms: added to every transfer, on top of the bandwidth's share.
+        clock: seconds that never fall.
+        sleep: lets that many seconds of the clock pass for the calling thread.
     """
 
     def __init__(
@@ -69,10 +71,13 @@ class ThrottledStorage(ForwardingStorage):
         write_gb_per_s: float | None = None,
         read_gb_per_s: float | None = None,
         latency_ms: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(inner)
-        self._write = Link(write_gb_per_s, latency_ms)
-        self._read = Link(read_gb_per_s, latency_ms)
+        self._clock, self._sleep = clock, sleep
+        self._write = Link(write_gb_per_s, latency_ms, clock)
+        self._read = Link(read_gb_per_s, latency_ms, clock)
         self._rates = (write_gb_per_s, read_gb_per_s)
 
     def describe(self) -> str:
@@ -84,15 +89,14 @@ class ThrottledStorage(ForwardingStorage):
         """Write, then wait until the limited device would have been done."""
         done_at = self._write.book(buffer.numel())
         self._inner.write(slot, buffer)
-        _sleep_until(done_at)
+        self._sleep_until(done_at)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Read, then wait until the limited device would have been done."""
         done_at = self._read.book(buffer.numel())
         self._inner.read(slot, buffer)
-        _sleep_until(done_at)
+        self._sleep_until(done_at)
 
-
-def _sleep_until(moment_s: float) -> None:
-    while (left := moment_s - time.monotonic()) > 0:
-        time.sleep(left)
+    def _sleep_until(self, moment_s: float) -> None:
+        while (left := moment_s - self._clock()) > 0:
+            self._sleep(left)

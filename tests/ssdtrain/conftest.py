@@ -11,6 +11,9 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.storage import open as opening
 from ssdtrain.storage.faulty import Fault, FaultyStorage
+from tests.ssdtrain.virtual_time import virtual_time
+
+__all__ = ["virtual_time"]
 
 EVERYTHING = {
     "target": "host",

@@ -11,6 +11,7 @@ from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
 from ssdtrain.storage.measure import STAGED, choose_path
 from ssdtrain.storage.throttle import ThrottledStorage
+from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024
 Aligned = Callable[..., torch.Tensor]
@@ -28,9 +29,16 @@ class SlowGds(ThrottledStorage):
     fails = False
     released = 0
 
+    time = VirtualTime()
+
     def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
-        rate = self.gb_per_s
-        super().__init__(posix, write_gb_per_s=rate, read_gb_per_s=rate)
+        super().__init__(
+            posix,
+            write_gb_per_s=self.gb_per_s,
+            read_gb_per_s=self.gb_per_s,
+            clock=self.time.monotonic,
+            sleep=self.time.sleep,
+        )
         self.mode = mode
 
     def write(self, slot: Any, buffer: torch.Tensor) -> None:
@@ -51,7 +59,8 @@ def choose(
     direct: float,
     fails: bool = False,
 ) -> tuple[measure.Choice, type[SlowGds]]:
-    fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails})
+    time = VirtualTime()
+    fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
     monkeypatch.setattr(measure, "RECORD_BYTES", MIB)
     monkeypatch.setattr(measure, "GdsStorage", fake)
     monkeypatch.setattr(measure, "set_threads", lambda _: None)
@@ -62,13 +71,19 @@ def choose(
         measure,
         "StagedPath",
         lambda storage, _: ThrottledStorage(
-            storage, write_gb_per_s=staged, read_gb_per_s=staged
+            storage,
+            write_gb_per_s=staged,
+            read_gb_per_s=staged,
+            clock=time.monotonic,
+            sleep=time.sleep,
         ),
     )
     found = Availability(
         modes=(GdsMode.GDS,), refusals=(Refusal(GdsMode.CUFILE_COMPAT, "GDS is"),)
     )
-    made = choose_path(posix, torch.device("cpu"), look=lambda: found)
+    made = choose_path(
+        posix, torch.device("cpu"), look=lambda: found, clock=time.monotonic
+    )
     return made, fake
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from ssdtrain.storage import (
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
 from ssdtrain.storage.measure import Speedometer, round_trip_gb_per_s
 from ssdtrain.storage.stripe import FILES_A_MEMBER, StripeStorage
+from tests.ssdtrain.virtual_time import VirtualTime
 
 PAGE = 4096
 MIB = 1024 * 1024
@@ -64,9 +66,13 @@ def test_speeds_are_learned_from_transfers(
 ) -> None:
     """One member is 4 times slower, nobody says so: the shares find out."""
     monkeypatch.setattr(rates, "WINDOW_BYTES", 2 * MIB)
-    limits = (0.4, 0.1)
-    members = [ThrottledStorage(memory(), write_gb_per_s=r) for r in limits]
-    stripe = StripeStorage(members)
+    time = VirtualTime()
+    clocks: dict[str, Any] = {"clock": time.monotonic, "sleep": time.sleep}
+    members = [
+        ThrottledStorage(memory(), write_gb_per_s=rate, read_gb_per_s=100.0, **clocks)
+        for rate in (0.4, 0.1)
+    ]
+    stripe = StripeStorage(members, clock=time.monotonic)
     buffer = aligned(256 * 1024)
 
     def step() -> list[int]:
@@ -181,10 +187,17 @@ def test_impossible_members() -> None:
 
 
 def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
-    slow = ThrottledStorage(memory(), write_gb_per_s=0.2, read_gb_per_s=0.2)
-    # Long enough that `Link.SLACK_S` a direction is 2.4 % of it.
-    rate = round_trip_gb_per_s(slow, record_bytes=8 * MIB)
-    assert 0.08 < rate < 0.105  # half of each direction's
+    time = VirtualTime()
+    slow = ThrottledStorage(
+        memory(),
+        write_gb_per_s=0.2,
+        read_gb_per_s=0.2,
+        clock=time.monotonic,
+        sleep=time.sleep,
+    )
+    rate = round_trip_gb_per_s(slow, record_bytes=8 * MIB, clock=time.monotonic)
+    # Half of each direction's; `Link.SLACK_S` a direction is 2.4 % of it.
+    assert rate == pytest.approx(0.1, rel=0.025)
     assert slow.stats().used_bytes == 0
     small = memory(3 * MIB)
     with pytest.raises(StorageFullError):
