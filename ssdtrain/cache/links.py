@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
@@ -11,12 +9,12 @@ from ssdtrain.cache.contention import Contention
 from ssdtrain.counters import Span
 from ssdtrain.curves import Curve
 from ssdtrain.plan.profile import Links
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.measure import transfer_rate
+from ssdtrain.rates import busy_rate, middle_rate, straight
+from ssdtrain.storage.base import Storage
+from ssdtrain.storage.measure import Drive, probe_drive
 from ssdtrain.transfer.device import Copy, Device
-from ssdtrain.transfer.pinned import PinnedPool, page_aligned
+from ssdtrain.transfer.pinned import PinnedPool
 
-COPY_STARTUP_S = 1e-5
 PROBE_BYTES = 16 * 1024 * 1024
 NUM_PROBES = 3
 NUM_DRIVE_PROBES = 5
@@ -28,29 +26,17 @@ LEAST_TRANSFERS = 4
 """Fewer writes or reads say too little about a drive."""
 
 
-class Drive(NamedTuple):
-    """Curves of the storage."""
-
-    write: Curve
-    read: Curve
-    duplex_slowdown: float = 1.0
-    """See `Links`; unless it was measured, both directions share one bandwidth."""
-    direct: bool = False
-    """See `Links.ssd_direct`."""
-
-
 def fitted_links(
     copies: Iterable[Copy], drive: Drive | None, contention: Contention
 ) -> Links | None:
     """Curves of the copies of one step, and of the drive; None without any copy."""
     both = list(copies)
-    out = _rate([copy for copy in both if copy.outwards])
-    into = _rate([copy for copy in both if not copy.outwards])
+    out, into = _rate(both, True), _rate(both, False)
     if out is None and into is None:
         return None
     return Links(
-        d2h=_straight(out or into or 0.0),
-        h2d=_straight(into or out or 0.0),
+        d2h=straight(out or into or 0.0),
+        h2d=straight(into or out or 0.0),
         ssd_write=None if drive is None else drive.write,
         ssd_read=None if drive is None else drive.read,
         copy_slowdown=contention.copy_slowdown,
@@ -80,29 +66,6 @@ def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> lis
     return copies
 
 
-def _straight(bytes_per_second: float) -> Curve:
-    return Curve.straight(COPY_STARTUP_S, max(bytes_per_second, 1.0))
-
-
-def _rate(copies: list[Copy]) -> float | None:
-    """Bytes per second at which the middle byte was copied.
-
-    A mean would count the copies beside the opposite direction, which cost
-    `duplex_slowdown` once more in the simulation.
-    """
-    rates = sorted(
-        (each.num_bytes / max(each.ms / 1e3 - COPY_STARTUP_S, 1e-9), each.num_bytes)
-        for each in copies
-        if each.num_bytes
-    )
-    left = sum(num_bytes for _, num_bytes in rates) / 2
-    for rate, num_bytes in rates:
-        left -= num_bytes
-        if left <= 0:
-            return rate
-    return None
-
-
 def fitted_drive(
     storage: Storage | None, spans: Sequence[Span], num_threads: int
 ) -> Drive | None:
@@ -117,53 +80,25 @@ def fitted_drive(
         if NUM_DRIVE_PROBES * num_threads * PROBE_BYTES > MOST_PROBE_S * slower:
             return Drive(write, read)
     try:
-        probed = probed_drive(storage, num_threads)
+        probed = probe_drive(
+            storage,
+            num_threads=num_threads,
+            record_bytes=PROBE_BYTES,
+            clock=time.monotonic,
+        )
     except OSError:
         return None if write is None or read is None else Drive(write, read)
     return Drive(write or probed.write, read or probed.read, probed.duplex_slowdown)
 
 
-def probed_drive(storage: Storage, num_threads: int) -> Drive:
-    """Write blocks, read them, and do both at once.
-
-    Raises:
-        OSError: the storage is full, or fails.
-    """
-    slots: list[Slot] = []
-    try:
-        while len(slots) < 2 * num_threads:
-            slots.append(storage.allocate(PROBE_BYTES))
-        # Filled: the first touch of a page would be timed as a read of the drive.
-        buffers = [page_aligned(PROBE_BYTES).fill_(1) for _ in slots]
-        ways = [
-            (storage.write, slots[:num_threads], buffers[:num_threads]),
-            (storage.read, slots[num_threads:], buffers[num_threads:]),
-        ]
-        transfer_rate(storage.write, slots, buffers)  # first writes are slow
-        alone = [1.0 / transfer_rate(*way) for way in ways]
-        began = time.monotonic()
-        with ThreadPoolExecutor(len(ways)) as pool:
-            list(pool.map(lambda way: transfer_rate(*way), ways))
-        both_s = time.monotonic() - began
-    finally:
-        for slot in slots:
-            storage.free(slot)
-    num_gb = num_threads * PROBE_BYTES / 1e9
-    longer, shorter = max(alone) * num_gb, min(alone) * num_gb
-    # Above 1 where mixed transfers are slower than one after the other.
-    shared = max(0.0, (both_s - longer) / shorter)
-    write, read = (_straight(1e9 / seconds) for seconds in alone)
-    return Drive(write, read, shared)
-
-
 def _busy(spans: Sequence[Span], row: str) -> Curve | None:
-    """Bytes over the time in which at least one transfer of the row was running."""
-    own = sorted((s.start_ns, s.end_ns, s.num_bytes) for s in spans if s.row == row)
-    busy_ns, until = 0, 0
-    for start, end, _ in own:
-        busy_ns += max(0, end - max(start, until))
-        until = max(until, end)
-    total = sum(num_bytes for _, _, num_bytes in own)
-    if busy_ns == 0 or len(own) < LEAST_TRANSFERS:
-        return None
-    return _straight(total / (busy_ns / 1e9))
+    """The rate of one row of the time line, if it has transfers enough to tell."""
+    own = [(s.start_ns, s.end_ns, s.num_bytes) for s in spans if s.row == row]
+    rate = busy_rate(own) if len(own) >= LEAST_TRANSFERS else None
+    return None if rate is None else straight(rate)
+
+
+def _rate(copies: Sequence[Copy], outwards: bool) -> float | None:
+    return middle_rate(
+        (copy.num_bytes, copy.ms / 1e3) for copy in copies if copy.outwards is outwards
+    )

@@ -1,8 +1,6 @@
 """`plan="auto"` and saved plans under real training steps."""
 
 import random
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,8 @@ from ssdtrain.remat.budget import Span
 from ssdtrain.storage.base import Slot
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.memory import MemoryStorage
+from ssdtrain.storage.throttle import Link
+from tests.ssdtrain.virtual_time import VirtualTime
 
 WIDTH = 64
 ROWS = 32
@@ -176,29 +176,34 @@ def test_a_step_that_pinned_its_memory_is_observed_again(
 class OneMedium(ForwardingStorage):
     """Writes and reads in one queue, at 0.1 GB/s; `shared` off: a queue for each."""
 
-    def __init__(self, inner: MemoryStorage, shared: bool) -> None:
+    def __init__(self, inner: MemoryStorage, shared: bool, time: VirtualTime) -> None:
         super().__init__(inner)
-        self._write = threading.Lock()
-        self._read = self._write if shared else threading.Lock()
+        self._time = time
+        self._write = Link(0.1, clock=time.monotonic)
+        self._read = self._write if shared else Link(0.1, clock=time.monotonic)
 
     def write(self, slot: Slot, buffer: Tensor) -> None:
-        with self._write:
-            super().write(slot, buffer)
-            time.sleep(buffer.numel() / 1e8)
+        super().write(slot, buffer)
+        self._pass(self._write.book(buffer.numel()))
 
     def read(self, slot: Slot, buffer: Tensor) -> None:
-        with self._read:
-            super().read(slot, buffer)
-            time.sleep(buffer.numel() / 1e8)
+        super().read(slot, buffer)
+        self._pass(self._read.book(buffer.numel()))
+
+    def _pass(self, moment_s: float) -> None:
+        self._time.sleep(max(0.0, moment_s - self._time.monotonic()))
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_drive_is_probed_in_both_directions_at_once(shared: bool) -> None:
+def test_a_drive_is_probed_in_both_directions_at_once(
+    shared: bool, virtual_time: VirtualTime
+) -> None:
     memory = MemoryStorage()
-    drive = fitted_drive(OneMedium(memory, shared), [], num_threads=2)
+    storage = OneMedium(memory, shared, virtual_time)
+    drive = fitted_drive(storage, [], num_threads=2)
     assert drive is not None
-    assert (drive.duplex_slowdown > 0.5) == shared
-    assert 0.05e9 < drive.write.bytes_per_second < 0.101e9
+    assert drive.duplex_slowdown == pytest.approx(1.0 if shared else 0.0, abs=0.05)
+    assert drive.write.bytes_per_second == pytest.approx(0.1e9, rel=0.05)
     assert memory.stats().used_bytes == 0
 
 
@@ -217,14 +222,16 @@ def test_a_full_drive_is_not_probed() -> None:
 
 
 @pytest.mark.parametrize("waits", [{2}, {1, 2}])
-def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(waits: set[int]) -> None:
+def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(
+    waits: set[int], virtual_time: VirtualTime
+) -> None:
     """Unless it waits as long before the observed step: that is how the job runs."""
-    wait_s = 0.4
+    wait_s = 40.0
 
     def hook(step: int, session: ssdtrain.Session) -> None:
         session.hints.step_end()
         if step in waits:
-            time.sleep(wait_s)
+            virtual_time.sleep(wait_s)
 
     _, _, (plan, profile) = train(SETTINGS, num_steps=3, hook=hook)
     assert plan is not None
