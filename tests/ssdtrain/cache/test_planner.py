@@ -31,6 +31,8 @@ from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.storage.throttle import Link
 from tests.ssdtrain.virtual_time import VirtualTime
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 WIDTH = 64
 ROWS = 32
 SETTINGS: dict[str, Any] = {
@@ -131,7 +133,7 @@ def test_predicted_memory_is_the_measured_one(num_micro_batches: int) -> None:
     assert len(profile.lanes) == num_micro_batches
     last = reports[-1]
     assert last.saved_peak_bytes == plan.prediction.peak_bytes
-    assert last.saved_peak_bytes < reports[0].bytes_saved / num_micro_batches / 2
+    assert last.saved_peak_bytes < 0.6 * reports[0].bytes_saved / num_micro_batches
     assert last.plan_error is not None
     modules = {item.module for items in profile.kinds.values() for item in items}
     assert "blocks.1.dropout" in modules
@@ -315,7 +317,7 @@ def test_another_number_of_micro_batches_follows_the_same_plan() -> None:
 def test_a_budget_is_kept_and_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     _, reports, _ = train({**SETTINGS, "plan": "keep-all", "recompute": "off"})
     keep = reports[-1].saved_peak_bytes
-    budget = keep // 2
+    budget = int(0.6 * keep)
     _, reports, _ = train({**SETTINGS, "memory_budget_bytes": budget})
     assert reports[-1].saved_peak_bytes <= budget
     _, reports, (plan, _) = train({**SETTINGS, "memory_budget_bytes": 2 * keep})
