@@ -32,6 +32,8 @@ from pydirect.datasets import planetoid
 from pydirect.gather.request import Path as GatherPath
 from pydirect.gather.trials import Trials
 from pydirect.train import read_checkpoint as pydirect_checkpoint
+from recipes.bench.common import results
+from recipes.bench.common.cells import RESULTS
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.plan.choose import choose
@@ -138,9 +140,8 @@ def _plan_from(path: Path) -> None:
 
 
 def _make_links(directory: Path) -> Path:
-    recorded = Path(__file__).parents[1] / "results"
-    (found,) = recorded.rglob("links_h200.json")
-    links = LINK_FILE.from_json(json.loads(found.read_text())["links"])
+    doctor = results.read(RESULTS / "storage" / "links_h200.json")["cells"]["doctor"]
+    links = LINK_FILE.from_json(doctor["links"])
     LINK_FILE.write(directory / "links.json", links)
     return directory / "links.json"
 
