@@ -68,9 +68,23 @@ class GpuHopper:
         self, graph: ResidentGraph, nodes: torch.Tensor, draw: Draw, known: Numbering
     ) -> Hop:
         """See `Hopper.hop`."""
+        if len(nodes) == 0 or draw.fanout == 0:
+            return nothing(graph.device)
+        if graph.device.type != "cuda":  # sample.cu built for the host, in tests
+            return self._hop(graph, nodes, draw, known, 0)
+        with torch.cuda.device(graph.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            return self._hop(graph, nodes, draw, known, stream)
+
+    def _hop(
+        self,
+        graph: ResidentGraph,
+        nodes: torch.Tensor,
+        draw: Draw,
+        known: Numbering,
+        stream: int,
+    ) -> Hop:
         num, device = len(nodes), graph.device
-        if num == 0 or draw.fanout == 0:
-            return nothing(device)
         starts = torch.zeros(num + 1, dtype=torch.int64, device=device)
         torch.cumsum(counts_of(graph, nodes, draw), 0, out=starts[1:])
         room = int(starts[-1]) if draw.fanout < 0 else num * draw.fanout
@@ -79,6 +93,8 @@ class GpuHopper:
                 f"fanouts: expects fewer than 2**31 edges a hop, got {room}: use a "
                 "smaller batch"
             )
+        if room == 0:
+            return nothing(device)
         edge, target, neighbor, source, added = torch.empty(
             (5, room), dtype=torch.int64, device=device
         )
@@ -90,18 +106,13 @@ class GpuHopper:
         arguments.added, arguments.rank = added.data_ptr(), rank.data_ptr()
         arguments.slot, arguments.base = known.slot.data_ptr(), known.count
         arguments.num_nodes, arguments.room = num, room
-        if room == 0:
-            return nothing(device)
-        how = ("weighted" if draw.weighted else "uniform") + (
-            "_replace" if draw.replace else "_distinct"
-        )
         ids = "i32" if graph.parts[0].dtype == torch.int32 else "i64"
-        self._launch(f"pick_{'all' if draw.fanout < 0 else how}", arguments, num, graph)
-        self._launch(f"read_{ids}", arguments, room, graph)
-        self._launch("mark_new", arguments, room, graph)
+        self._launch(_pick_of(draw), arguments, num, stream)
+        self._launch(f"read_{ids}", arguments, room, stream)
+        self._launch("mark_new", arguments, room, stream)
         torch.cumsum(rank, 0, dtype=torch.int32, out=rank)
-        self._launch("number_new", arguments, room, graph)
-        self._launch("find_sources", arguments, room, graph)
+        self._launch("number_new", arguments, room, stream)
+        self._launch("find_sources", arguments, room, stream)
         num_drawn, num_added = torch.stack([starts[-1], rank[-1].long()]).tolist()
         return Hop(
             edge=edge[:num_drawn],
@@ -127,13 +138,20 @@ class GpuHopper:
         return arguments
 
     def _launch(
-        self, name: str, arguments: SampleArgs, items: int, graph: ResidentGraph
+        self, name: str, arguments: SampleArgs, items: int, stream: int
     ) -> None:
         blocks = max(1, min(_MAX_BLOCKS, -(-items // _THREADS)))
-        kernel, stream = self._module.kernel(name), 0
-        if graph.device.type == "cuda":
-            stream = torch.cuda.current_stream(graph.device).cuda_stream
-        kernel.launch(grid=blocks, block=_THREADS, arguments=arguments, stream=stream)
+        self._module.kernel(name).launch(
+            grid=blocks, block=_THREADS, arguments=arguments, stream=stream
+        )
+
+
+def _pick_of(draw: Draw) -> str:
+    """The kernel that draws."""
+    if draw.fanout < 0:
+        return "pick_all"
+    chances = "weighted" if draw.weighted else "uniform"
+    return f"pick_{chances}_{'replace' if draw.replace else 'distinct'}"
 
 
 @functools.cache
