@@ -1,0 +1,236 @@
+"""Training steps whose time is predicted, then measured: six kinds of model.
+
+`subject(name, size)` builds on torch's present default device (meta for predictions),
+so that one function serves both. Weights and inputs are random.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Step = Callable[[], Any]
+
+
+class Subject(NamedTuple):
+    model: nn.Module
+    forward: Callable[[], Tensor]
+    """Gives the loss."""
+    optimizer: str
+    """`adamw` or `sgd`, fused."""
+
+
+def _ids(vocabulary: int, *shape: int) -> Tensor:
+    if torch.get_default_device().type == "meta":
+        return torch.empty(shape, dtype=torch.long)
+    return torch.randint(0, vocabulary, shape)
+
+
+def _finished(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    return model.to(dtype).train()
+
+
+def bert(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+    model = _finished(BertForMaskedLM(config))
+    ids, labels = _ids(30522, batch, sequence), _ids(30522, batch, sequence)
+
+    def forward() -> Tensor:
+        logits = model(input_ids=ids).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+    return Subject(model, forward, "adamw")
+
+
+def gpt(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_embd=hidden, n_layer=layers, n_head=hidden // 64, n_positions=sequence
+    )
+    model = _finished(GPT2LMHeadModel(config))
+    ids, labels = _ids(50257, batch, sequence), _ids(50257, batch, sequence)
+
+    def forward() -> Tensor:
+        logits = model(input_ids=ids, use_cache=False).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+    return Subject(model, forward, "adamw")
+
+
+def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 128,
+        num_key_value_heads=max(1, hidden // 512),
+        intermediate_size=256 * (hidden * 11 // 4 // 256),
+        vocab_size=32000,
+        max_position_embeddings=sequence,
+    )
+    model = _finished(LlamaForCausalLM(config))
+    ids, labels = _ids(32000, batch, sequence), _ids(32000, batch, sequence)
+
+    def forward() -> Tensor:
+        logits = model(input_ids=ids, use_cache=False).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+    return Subject(model, forward, "adamw")
+
+
+def vit(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    """`sequence` is the side of the image; patches are of 16."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        image_size=sequence,
+        num_labels=1000,
+    )
+    model = _finished(ViTForImageClassification(config))
+    images = torch.randn(batch, 3, sequence, sequence, dtype=torch.bfloat16)
+    labels = _ids(1000, batch)
+
+    def forward() -> Tensor:
+        return F.cross_entropy(model(pixel_values=images).logits.float(), labels)
+
+    return Subject(model, forward, "adamw")
+
+
+class _Dlrm(nn.Module):
+    """Bottom MLP, one lookup a table, pairwise products, top MLP (fp32)."""
+
+    def __init__(self, tables: int, rows: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.bottom = _mlp([13, 512, 256, dim])
+        self.tables = nn.ModuleList(nn.Embedding(rows, dim) for _ in range(tables))
+        pairs = (tables + 1) * tables // 2
+        self.top = _mlp([dim + pairs, hidden, hidden, hidden // 2, 1], last=False)
+        at = torch.tril_indices(tables + 1, tables + 1, offset=-1)
+        self.register_buffer("at", at)
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        x = self.bottom(dense)
+        looked = [table(ids[i]) for i, table in enumerate(self.tables)]
+        stacked = torch.stack([x, *looked], dim=1)
+        products = torch.bmm(stacked, stacked.transpose(1, 2))
+        pairs = products[:, self.at[0], self.at[1]]
+        return self.top(torch.cat([x, pairs], dim=1)).squeeze(1)
+
+
+def _mlp(widths: list[int], last: bool = True) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for at, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+        modules.append(nn.Linear(a, b))
+        if last or at < len(widths) - 2:
+            modules.append(nn.ReLU())
+    return nn.Sequential(*modules)
+
+
+def dlrm(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    """`layers` tables of `sequence` rows, 128 wide."""
+    model = _Dlrm(layers, sequence, 128, hidden).train()
+    dense = torch.randn(batch, 13)
+    ids, labels = _ids(sequence, layers, batch), torch.ones(batch)
+
+    def forward() -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(dense, ids), labels)
+
+    return Subject(model, forward, "sgd")
+
+
+class _Relational(nn.Module):
+    """One product a relation on the rows of its edges, summed into the targets."""
+
+    def __init__(self, relations: int, hidden: int) -> None:
+        super().__init__()
+        shape = (2, relations, hidden, hidden)
+        self.weight = nn.Parameter(torch.randn(shape) * hidden**-0.5)
+        self.root = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(2))
+
+    def forward(self, x: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+        for layer in range(2):
+            out = self.root[layer](x)
+            for relation in range(self.weight.shape[1]):
+                rows = x.index_select(0, sources[relation])
+                sent = rows @ self.weight[layer, relation]
+                out = out.index_add(0, targets[relation], sent)
+            x = torch.relu(out)
+        return x
+
+
+def relational(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
+    """`batch` thousand edges a relation, `layers` relations, `sequence` nodes."""
+    model = _Relational(layers, hidden).train()
+    x = torch.randn(sequence, hidden)
+    sources = _ids(sequence, layers, batch * 1000)
+    targets = _ids(sequence, layers, batch * 1000)
+    return Subject(model, lambda: model(x, sources, targets).square().mean(), "adamw")
+
+
+MAKERS: dict[str, Callable[..., Subject]] = {
+    "bert": bert,
+    "gpt": gpt,
+    "llama": llama,
+    "vit": vit,
+    "dlrm": dlrm,
+    "relational": relational,
+}
+# Shapes by purpose: `explore` while the models were made, `test` predicted before they
+# ran. The first batch of each is bound by the host.
+SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
+    "tiny": {
+        "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
+        "gpt": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
+        "llama": (dict(hidden=512, layers=1, sequence=64), (1, 2)),
+        "vit": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
+        "dlrm": (dict(hidden=64, layers=3, sequence=100), (16, 32)),
+        "relational": (dict(hidden=32, layers=3, sequence=100), (1, 2)),
+    },
+    "explore": {
+        "bert": (dict(hidden=1024, layers=24, sequence=384), (1, 8, 32)),
+        "gpt": (dict(hidden=1280, layers=24, sequence=1024), (1, 4, 12)),
+        "llama": (dict(hidden=2048, layers=16, sequence=2048), (1, 3, 6)),
+        "vit": (dict(hidden=1024, layers=24, sequence=224), (4, 32, 128)),
+        "dlrm": (dict(hidden=1024, layers=12, sequence=80_000), (512, 4096, 16384)),
+        "relational": (dict(hidden=128, layers=24, sequence=20_000), (2, 20, 100)),
+    },
+    "test": {
+        "bert": (dict(hidden=768, layers=12, sequence=512), (4, 24, 64)),
+        "gpt": (dict(hidden=1600, layers=20, sequence=768), (1, 6, 16)),
+        "llama": (dict(hidden=3072, layers=10, sequence=4096), (1, 2, 3)),
+        "vit": (dict(hidden=768, layers=12, sequence=384), (4, 24, 80)),
+        "dlrm": (dict(hidden=2048, layers=20, sequence=50_000), (1024, 6000, 24000)),
+        "relational": (dict(hidden=256, layers=12, sequence=30_000), (4, 30, 120)),
+    },
+}
+
+
+def training_step(subject: Subject) -> Step:
+    """Forward, backward and a fused optimizer's update."""
+    parameters = list(subject.model.parameters())
+    if subject.optimizer == "adamw":
+        optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=1e-5, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        subject.forward().backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,1 @@
+"""Predicts training steps that nobody has run: kernels, host, copies, ranks."""

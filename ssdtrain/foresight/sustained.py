@@ -1,0 +1,114 @@
+"""Matrix products and copies at length: what the power limit does to the clock.
+
+A burst after a pause runs at the highest clock; a second of the same work does not,
+where it would draw more than the board may. Each run gives the time of both, and the
+clock and power that `nvidia-smi` saw meanwhile.
+"""
+
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+QUERY = "timestamp,clocks.sm,clocks.mem,power.draw,power.limit,clocks.max.sm"
+PERIOD_MS = 50
+BURST_REPEATS = 4
+
+
+class Watch:
+    """Samples clock and power beside the work; empty where there is no nvidia-smi."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[float, list[float]]] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Watch":
+        command = ["nvidia-smi", f"--query-gpu={QUERY}", f"--loop-ms={PERIOD_MS}"]
+        command += ["--format=csv,noheader,nounits", "--id=0"]
+        try:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        except OSError:
+            self._process = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        text, _rest = self._process.communicate(timeout=10)
+        for line in text.splitlines():
+            stamp, *values = [word.strip() for word in line.split(",")]
+            try:
+                moment = time.strptime(stamp.split(".")[0], "%Y/%m/%d %H:%M:%S")
+                seconds = time.mktime(moment) + float("0." + stamp.split(".")[1])
+                self.samples.append((seconds, [float(value) for value in values]))
+            except (ValueError, IndexError):
+                continue  # a line that was cut off
+
+    def between(self, start: float, end: float) -> dict[str, float]:
+        """Means of what was sampled between two moments of `time.time()`."""
+        rows = [values for at, values in self.samples if start <= at <= end]
+        if not rows:
+            return {}
+        keys = ("sm_mhz", "memory_mhz", "watts", "limit_watts", "max_sm_mhz")
+        return {
+            key: round(statistics.fmean(column), 1)
+            for key, column in zip(keys, zip(*rows, strict=True), strict=True)
+        }
+
+
+def products(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+    """Square bf16 products, bursts against `seconds` of them; with pauses of the same
+    length, too, for the part that waits win back."""
+    rows = []
+    for size in sizes:
+        a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+        out = torch.empty_like(a)
+        rows.append({"kind": "product", "size": size, **_run(a, b, out, seconds)})
+    return rows
+
+
+def copies(num_bytes: int, seconds: float) -> dict[str, Any]:
+    """Copies within device memory, at length."""
+    a = torch.randn(num_bytes // 4, device="cuda")
+    out = torch.empty_like(a)
+    return {"kind": "copy", "size": num_bytes, **_run(a, None, out, seconds)}
+
+
+def _run(a: Any, b: Any, out: Any, seconds: float) -> dict[str, Any]:
+    def work() -> None:
+        if b is None:
+            out.copy_(a)
+        else:
+            torch.mm(a, b, out=out)
+
+    def timed(repeats: int) -> float:
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / repeats
+
+    timed(2)
+    time.sleep(0.2)
+    burst_us = timed(BURST_REPEATS)
+    chunk = max(1, int(30_000 / burst_us))
+    began, series = time.time(), []
+    while time.time() - began < seconds:
+        series.append(timed(chunk))
+    steady = series[len(series) // 3 :]
+    return {
+        "burst_us": round(burst_us, 2),
+        "steady_us": round(statistics.median(steady), 2),
+        "from": began + seconds / 3,
+        "to": time.time(),
+    }
