@@ -1,0 +1,323 @@
+"""Captures the execution graph of a training step on the meta device.
+
+The model is built and run as it is, without a GPU and without memory; a dispatch mode
+notes every operator that autograd leaves, in forward and backward. The optimizer's
+update is added as the one fused operator that it is on a GPU.
+
+[Note: as on a GPU]
+The meta device takes some composite paths that a GPU does not. Attention and dropout
+are sent to the operators that CUDA runs. What depends on data (`Tensor.item()`, masks
+looked into) cannot run on it; the error names the operator.
+(tests/ssdtrain/foresight/test_capture.py)
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.graph import CALLER, Graph, Node, Storage, TensorInfo
+from ssdtrain.foresight.overheads import Phase
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int8: "int8",
+    torch.uint8: "int8",
+    torch.bool: "bool",
+}
+# Operators whose result the host waits for.
+SYNCHRONOUS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")
+STATES = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}
+"""Tensors of state that each fused optimizer keeps a parameter."""
+
+
+def capture(
+    model: nn.Module,
+    forward: Callable[[], Any],
+    *,
+    optimizer: str | None = None,
+    notes: dict[str, str] | None = None,
+) -> Graph:
+    """The graph of one forward, backward and, where named, optimizer update.
+
+    Args:
+        model: its parameters are on the meta device.
+        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
+        optimizer: a key of `STATES`; None: the step ends with backward.
+
+    Raises:
+        ConfigError: nothing needs a gradient, the optimizer is unknown, or an operator
+            needs data, which the meta device does not have.
+    """
+    if optimizer is not None and optimizer not in STATES:
+        raise ConfigError(
+            f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
+        )
+    recorder = _Recorder(model)
+    try:
+        with recorder.modules(), _AsOnGpu(), recorder:
+            _run(recorder, forward)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"the step cannot be captured on the meta device: {error}. Values that "
+            "the host looks into (Tensor.item(), boolean masks) have to be constants."
+        ) from error
+    if optimizer is not None:
+        recorder.update(optimizer)
+    return recorder.graph(dict(notes or {}))
+
+
+def _run(recorder: "_Recorder", forward: Callable[[], Any]) -> None:
+    out = [x for x in tree_leaves(forward()) if isinstance(x, Tensor)]
+    loss = [x for x in out if x.requires_grad and x.is_floating_point()]
+    if not loss:
+        raise ConfigError(
+            "the model's function gave no floating-point tensor that needs a "
+            "gradient; let it run the forward and give the loss."
+        )
+    del out
+    recorder.phase = Phase.BACKWARD
+    torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
+
+
+class _Stamp:
+    """Dies with its storage."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every operator, its tensors and what it holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = Phase.FORWARD
+        self._model = model
+        self._nodes: list[Node] = []
+        self._tensors: dict[int, TensorInfo] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._sizes: dict[int, int] = {}
+        self._born: dict[int, int] = {}
+        self._dies: dict[int, int] = {}
+        self._parameters: set[int] = set()
+        self._inputs: set[int] = set()
+        self._path: list[str] = []
+        for parameter in model.parameters():
+            self._parameters.add(self._storage(parameter))
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Name the module in whose forward an operator runs."""
+        handles = []
+        for path, module in self._model.named_modules():
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda m, a, p=path: self._path.append(p)
+                )
+            )
+            handles.append(
+                module.register_forward_hook(
+                    lambda m, a, o: self._leave(), always_call=True
+                )
+            )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        if self._path:
+            self._path.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        read = tuple(self._tensor(x) for x in inputs)
+        known = {self._tensors[number].storage for number in read}
+        made = tuple(self._tensor(x) for x in results)
+        new = {self._tensors[number].storage for number in made} - known
+        is_view = not new and not func._schema.is_mutable
+        node = Node(
+            name=func._schema.name,
+            phase=self.phase,
+            inputs=read,
+            outputs=made,
+            module=self._path[-1] if self._path else "",
+            attr=_attributes(func, args, kwargs),
+            is_view=is_view,
+            waits_for_device=func._schema.name in SYNCHRONOUS,
+        )
+        for storage in new:
+            self._born.setdefault(storage, len(self._nodes))
+        self._nodes.append(node)
+        return out
+
+    def _storage(self, tensor: Tensor) -> int:
+        storage: Any = tensor.untyped_storage()
+        stamp = getattr(storage, "_ssdtrain_foresight", None)
+        if stamp is None or stamp.number not in self._sizes:
+            stamp = storage._ssdtrain_foresight = _Stamp(len(self._sizes) + 1)
+            self._sizes[stamp.number] = storage.nbytes()
+            weakref.finalize(stamp, self._gone, stamp.number)
+        return int(stamp.number)
+
+    def _gone(self, number: int) -> None:
+        self._dies[number] = max(0, len(self._nodes) - 1)
+
+    def _tensor(self, tensor: Tensor) -> int:
+        if tensor.layout is not torch.strided:
+            raise ConfigError(
+                f"execution graphs expect strided tensors, got {tensor.layout}"
+            )
+        storage = self._storage(tensor)
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise ConfigError(f"execution graphs do not know {tensor.dtype} yet")
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        key = (storage, tensor.storage_offset(), shape, stride, dtype)
+        number = self._known.setdefault(key, len(self._known))
+        self._tensors.setdefault(
+            number,
+            TensorInfo(shape=shape, dtype=dtype, stride=stride, storage=storage),
+        )
+        return number
+
+    def update(self, optimizer: str) -> None:
+        """Add the fused update of every parameter that got a gradient."""
+        inputs: list[int] = []
+        outputs: list[int] = []
+        by_dtype: dict[str, list[nn.Parameter]] = {}
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                by_dtype.setdefault(DTYPES[parameter.dtype], []).append(parameter)
+        for group in by_dtype.values():
+            for parameter in group:
+                own = self._tensor(parameter)
+                grad = parameter.grad
+                inputs += [own] if grad is None else [own, self._tensor(grad)]
+                outputs.append(own)
+                for _ in range(STATES[optimizer]):
+                    state = torch.empty_like(parameter)
+                    number = self._tensor(state)
+                    self._states.append(state)
+                    inputs.append(number)
+                    outputs.append(number)
+            self._nodes.append(
+                Node(
+                    name=f"aten::_fused_{optimizer.partition('_')[0]}_",
+                    phase=Phase.UPDATE,
+                    inputs=tuple(inputs),
+                    outputs=tuple(outputs),
+                    attr={"optimizer": optimizer, "tensors": len(group)},
+                )
+            )
+            inputs, outputs = [], []
+
+    @property
+    def _states(self) -> list[Tensor]:
+        """Keeps the optimizer's state alive until the graph is made."""
+        return self.__dict__.setdefault("_kept_states", [])  # type: ignore[no-any-return]
+
+    def graph(self, notes: dict[str, str]) -> Graph:
+        """What was noted."""
+        gradients = {
+            self._storage(parameter.grad)
+            for parameter in self._model.parameters()
+            if parameter.grad is not None
+        }
+        last = len(self._nodes) - 1
+        storages = {
+            number: Storage(
+                num_bytes=size,
+                born=self._born.get(number, CALLER),
+                dies=self._dies.get(number, last if number in gradients else CALLER),
+                is_parameter=number in self._parameters,
+            )
+            for number, size in self._sizes.items()
+        }
+        return Graph(
+            nodes=tuple(self._nodes),
+            tensors=dict(self._tensors),
+            storages=storages,
+            notes=notes,
+        )
+
+
+def _attributes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Arguments that are numbers, flags, names or short lists of integers."""
+    found: dict[str, Any] = {}
+    for at, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name, args[at] if at < len(args) else None)
+        if isinstance(value, bool | int | float | str):
+            found[argument.name] = value
+        elif isinstance(value, list | tuple) and all(
+            isinstance(x, bool | int) for x in value
+        ):
+            found[argument.name] = list(value)
+    return found
+
+
+class _AsOnGpu(TorchFunctionMode):
+    """See [Note: as on a GPU]."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            found = flash_attention(*args, **kwargs)
+            if found is not None:
+                return found
+        if func is F.dropout:
+            found = fused_dropout(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor | None:
+    """What CUDA runs for unmasked attention in half precision; else None."""
+    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    scale = more.get("scale")
+    out = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    return out  # type: ignore[no-any-return]
+
+
+def fused_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    """What CUDA runs for dropout out of place; None where that is nothing."""
+    if not training or inplace or p == 0.0:
+        return None
+    return torch.native_dropout(input, p, True)[0]
