@@ -36,7 +36,10 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "fp64": 8,
     "int64": 8,
     "int32": 4,
+    "int16": 2,
     "int8": 1,
+    "fp8": 1,
+    "complex64": 8,
     "bool": 1,
 }
 

@@ -32,10 +32,16 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.complex64: "complex64",
     torch.int64: "int64",
+    torch.uint64: "int64",
     torch.int32: "int32",
+    torch.uint32: "int32",
+    torch.int16: "int16",
     torch.int8: "int8",
     torch.uint8: "int8",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
     torch.bool: "bool",
 }
 # Operators whose result the host waits for.
