@@ -6,8 +6,9 @@ update is added as the one fused operator that it is on a GPU.
 
 [Note: as on a GPU]
 The meta device takes some composite paths that a GPU does not. Attention and dropout
-are sent to the operators that CUDA runs. What depends on data (`Tensor.item()`, masks
-looked into) cannot run on it; the error names the operator.
+are sent to the operators that CUDA runs. There is no data to look into: a yes or no
+that the host asks a tensor for ("is nothing masked?") is taken as yes, and counted in
+the graph's notes; a number that it asks for ends the capture with an error.
 (tests/ssdtrain/foresight/test_capture.py)
 """
 
@@ -114,6 +115,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
+        self.num_assumed = 0
+        """Answers that the host asked a tensor for, taken as yes."""
         self._model = model
         self._nodes: list[Node] = []
         self._tensors: dict[int, TensorInfo] = {}
@@ -124,6 +127,8 @@ class _Recorder(TorchDispatchMode):
         self._parameters: set[int] = set()
         self._inputs: set[int] = set()
         self._path: list[str] = []
+        self._states: list[Tensor] = []
+        """Keeps the optimizer's state alive until the graph is made."""
         for parameter in model.parameters():
             self._parameters.add(self._storage(parameter))
 
@@ -156,7 +161,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = self._result(func, args, kwargs)
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         read = tuple(self._tensor(x) for x in inputs)
@@ -178,6 +183,14 @@ class _Recorder(TorchDispatchMode):
             self._born.setdefault(storage, len(self._nodes))
         self._nodes.append(node)
         return out
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """See [Note: as on a GPU]."""
+        asked = func._schema.name == "aten::_local_scalar_dense"
+        if asked and args[0].is_meta and args[0].dtype is torch.bool:
+            self.num_assumed += 1
+            return True
+        return func(*args, **kwargs)
 
     def _storage(self, tensor: Tensor) -> int:
         storage: Any = tensor.untyped_storage()
@@ -240,13 +253,10 @@ class _Recorder(TorchDispatchMode):
             )
             inputs, outputs = [], []
 
-    @property
-    def _states(self) -> list[Tensor]:
-        """Keeps the optimizer's state alive until the graph is made."""
-        return self.__dict__.setdefault("_kept_states", [])  # type: ignore[no-any-return]
-
     def graph(self, notes: dict[str, str]) -> Graph:
         """What was noted."""
+        if self.num_assumed:
+            notes["assumed_yes"] = str(self.num_assumed)
         gradients = {
             self._storage(parameter.grad)
             for parameter in self._model.parameters()

@@ -1,0 +1,104 @@
+"""What collectives cost: a fitted curve for each operation (Lin 2023, Eq. 5.2).
+
+A curve's bytes are those that one rank puts on its wire: `bus_bytes` turns a message
+into them, so that one curve serves every number of ranks on the same links.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ssdtrain.curves import Curve
+from ssdtrain.errors import ConfigError
+
+
+class Collective(str, Enum):
+    """An operation among ranks."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SEND = "send"
+    """From one rank to another."""
+
+
+def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
+    """Bytes that one rank sends.
+
+    Args:
+        kind: the operation.
+        message_bytes: of the whole tensor that every rank has (all-reduce), gets
+            (all-gather), gives (reduce-scatter, all-to-all) or sends.
+        num_ranks: that take part.
+    """
+    if num_ranks < 1:
+        raise ConfigError(f"a collective expects 1 or more ranks, got {num_ranks}")
+    if kind is Collective.SEND:
+        return message_bytes
+    share = (num_ranks - 1) / num_ranks
+    return (2 if kind is Collective.ALL_REDUCE else 1) * share * message_bytes
+
+
+def all_to_all_bytes(widths: Sequence[float], batch: int, element_bytes: int) -> float:
+    """The message of an all-to-all of looked-up rows (Lin 2023, 5.2).
+
+    Args:
+        widths: sum of the tables' widths on every rank.
+        batch: samples of a step, over all ranks.
+        element_bytes: of one element.
+
+    Returns:
+        The most bytes that any rank sends or receives, itself included.
+    """
+    num_ranks = len(widths)
+    local = batch / num_ranks
+    sent = max(widths) * batch
+    received = sum(widths) * local
+    return max(sent, received) * element_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The links between ranks."""
+
+    curves: Mapping[Collective, Curve]
+    name: str = ""
+
+    def microseconds(
+        self, kind: Collective, message_bytes: float, num_ranks: int
+    ) -> float:
+        """Time of one operation when all ranks are there.
+
+        Raises:
+            ConfigError: the operation was not measured.
+        """
+        if num_ranks == 1:
+            return 0.0
+        curve = self.curves.get(kind)
+        if curve is None:
+            raise ConfigError(
+                f"no curve of {kind.value}; measure it with recipes/bench/foresight"
+            )
+        return curve.seconds(bus_bytes(kind, message_bytes, num_ranks)) * 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        curves = {kind.value: curve.as_dict() for kind, curve in self.curves.items()}
+        return {"name": self.name, "curves": curves}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Fabric":
+        """Build a `Fabric` from what `as_dict` made."""
+        curves = {
+            Collective(kind): Curve.from_dict(curve)
+            for kind, curve in values["curves"].items()
+        }
+        return cls(curves=curves, name=values["name"])
+
+
+def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:
+    """Links of which only latency and bandwidth are known."""
+    curve = Curve.straight(startup_us * 1e-6, gb_per_s * 1e9)
+    return Fabric(curves=dict.fromkeys(Collective, curve))

@@ -1,0 +1,401 @@
+"""Edits of execution graphs: another batch, type or split, copies, recomputation, ranks.
+
+Every edit gives a new graph; none needs the model again. Lifetimes of storages follow
+the edited order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.call import ELEMENT_BYTES
+from ssdtrain.foresight.collectives import Collective
+from ssdtrain.foresight.graph import (
+    CALLER,
+    Graph,
+    Node,
+    Storage,
+    Stream,
+    TensorInfo,
+    relive,
+)
+from ssdtrain.foresight.overheads import Phase
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that DistributedDataParallel reduces together."""
+
+
+def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> Graph:
+    """The graph at another batch, or length, from two that were captured.
+
+    Every dimension and every storage is linear in the size, as two captures show.
+
+    Args:
+        first: captured at `sizes[0]`.
+        second: captured at `sizes[1]`; the same operators.
+        sizes: of what changes (samples, tokens).
+        size: the size that is asked for.
+
+    Raises:
+        ConfigError: the captures differ in more than sizes, or a dimension would be no
+            whole number.
+    """
+    names = [node.name for node in first.nodes]
+    if sizes[0] == sizes[1] or names != [node.name for node in second.nodes]:
+        raise ConfigError(
+            "a graph is resized from two captures at different sizes with the same "
+            f"operators, got sizes {sizes} and {len(names)} and {len(second.nodes)} "
+            "operators"
+        )
+
+    def at(a: int, b: int) -> int:
+        slope, rest = divmod((b - a) * (size - sizes[0]), sizes[1] - sizes[0])
+        if rest or a + slope < 0:
+            raise ConfigError(
+                f"a dimension that is {a} at {sizes[0]} and {b} at {sizes[1]} is no "
+                f"whole number at {size}; capture at that size."
+            )
+        return a + slope
+
+    def rows(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+        return tuple(at(x, y) for x, y in zip(a, b, strict=True))
+
+    tensors: dict[int, TensorInfo] = {}
+    storages = dict(first.storages)
+    for one, other in zip(first.nodes, second.nodes, strict=True):
+        for x, y in zip(
+            (*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True
+        ):
+            a, b = first.tensors[x], second.tensors[y]
+            tensors[x] = replace(
+                a, shape=rows(a.shape, b.shape), stride=rows(a.stride, b.stride)
+            )
+            old = first.storages[a.storage]
+            new = at(old.num_bytes, second.storages[b.storage].num_bytes)
+            storages[a.storage] = replace(old, num_bytes=new)
+    notes = {**first.notes, "resized": f"{sizes} to {size}"}
+    return replace(first, tensors=tensors, storages=storages, notes=notes)
+
+
+def with_dtype(graph: Graph, before: str, after: str) -> Graph:
+    """Every tensor of one element type in another."""
+    if before not in ELEMENT_BYTES or after not in ELEMENT_BYTES:
+        raise ConfigError(f"element types: expects {', '.join(ELEMENT_BYTES)}")
+    changed = {t.storage for t in graph.tensors.values() if t.dtype == before}
+    factor = ELEMENT_BYTES[after] / ELEMENT_BYTES[before]
+    tensors = {
+        number: replace(t, dtype=after) if t.dtype == before else t
+        for number, t in graph.tensors.items()
+    }
+    storages = {
+        number: replace(s, num_bytes=round(s.num_bytes * factor))
+        if number in changed
+        else s
+        for number, s in graph.storages.items()
+    }
+    return replace(graph, tensors=tensors, storages=storages)
+
+
+def fused(graph: Graph, start: int, end: int, name: str = "aten::add") -> Graph:
+    """Nodes `start` to `end` (exclusive) as one element-wise kernel.
+
+    What only they read and write between them is not materialized.
+    """
+    inside = graph.nodes[start:end]
+    if not inside:
+        raise ConfigError(f"fusion expects nodes, got {start} to {end}")
+    made = {t for node in inside for t in node.outputs}
+    later = {t for node in graph.nodes[end:] for t in node.inputs}
+    lasting = {n for n, s in graph.storages.items() if s.dies == CALLER}
+    kept = {
+        graph.tensors[t].storage
+        for t in made
+        if t in later or graph.tensors[t].storage in lasting
+    }
+    own = {graph.tensors[t].storage for t in made}
+    inputs = _unique(
+        t for node in inside for t in node.inputs if graph.tensors[t].storage not in own
+    )
+    outputs = _unique(t for t in made if graph.tensors[t].storage in kept)
+    node = Node(name=name, phase=inside[0].phase, inputs=inputs, outputs=outputs)
+    return graph.with_nodes((*graph.nodes[:start], node, *graph.nodes[end:]))
+
+
+def _unique(numbers: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(numbers))
+
+
+def split_product(graph: Graph, index: int, parts: int) -> Graph:
+    """One matrix product as `parts` products of its rows."""
+    node = graph.nodes[index]
+    out = graph.tensors[node.outputs[0]]
+    a = node.inputs[-2]
+    if not node.name.endswith("mm") or out.shape[-2] % parts:
+        raise ConfigError(
+            f"splitting expects a matrix product with rows in multiples of {parts}, "
+            f"got {node.name} of {out.shape}"
+        )
+    tensors = dict(graph.tensors)
+    pieces = []
+    for _ in range(parts):
+        first, result = len(tensors), len(tensors) + 1
+        while first in tensors or result in tensors:
+            first, result = first + 1, result + 1
+        tensors[first] = _rows_part(graph.tensors[a], parts)
+        tensors[result] = _rows_part(out, parts)
+        inputs = (*node.inputs[:-2], first, node.inputs[-1])
+        pieces.append(replace(node, inputs=inputs, outputs=(result,)))
+    nodes = (*graph.nodes[:index], *pieces, *graph.nodes[index + 1 :])
+    return replace(graph, tensors=tensors).with_nodes(nodes)
+
+
+def _rows_part(tensor: TensorInfo, parts: int) -> TensorInfo:
+    shape = list(tensor.shape)
+    shape[-2] //= parts
+    return replace(tensor, shape=tuple(shape))
+
+
+def _first_backward(graph: Graph, storage: int) -> int:
+    for index, node in enumerate(graph.nodes):
+        if node.phase is Phase.BACKWARD and _mentions(graph, node, storage):
+            return index
+    raise ConfigError(f"backward never reads storage {storage}")
+
+
+def _last_forward(graph: Graph, storage: int) -> int:
+    found = [
+        index
+        for index, node in enumerate(graph.nodes)
+        if node.phase is Phase.FORWARD and _mentions(graph, node, storage)
+    ]
+    if not found:
+        raise ConfigError(f"forward never mentions storage {storage}")
+    return found[-1]
+
+
+def _mentions(graph: Graph, node: Node, storage: int) -> bool:
+    return any(
+        graph.tensors[n].storage == storage for n in (*node.inputs, *node.outputs)
+    )
+
+
+def _with_storage(graph: Graph, storage: int) -> tuple[Graph, int, dict[int, int]]:
+    """A second storage like one that is there; its tensors by those of the first."""
+    new = max(graph.storages) + 1
+    storages = {**graph.storages, new: replace(graph.storages[storage], born=0, dies=0)}
+    tensors = dict(graph.tensors)
+    twins: dict[int, int] = {}
+    for number, tensor in graph.tensors.items():
+        if tensor.storage == storage:
+            twins[number] = max(tensors) + 1
+            tensors[twins[number]] = replace(tensor, storage=new)
+    return replace(graph, tensors=tensors, storages=storages), new, twins
+
+
+def _with_host_copy(graph: Graph) -> tuple[Graph, int]:
+    """A tensor that takes no device memory: what a copy out leaves on the host."""
+    storage, number = max(graph.storages) + 1, max(graph.tensors) + 1
+    info = TensorInfo(shape=(0,), dtype="int8", stride=(1,), storage=storage)
+    storages = {**graph.storages, storage: Storage(num_bytes=0, born=0, dies=0)}
+    tensors = {**graph.tensors, number: info}
+    return replace(graph, tensors=tensors, storages=storages), number
+
+
+def _swapped(node: Node, twins: dict[int, int]) -> Node:
+    return replace(
+        node,
+        inputs=tuple(twins.get(n, n) for n in node.inputs),
+        outputs=tuple(twins.get(n, n) for n in node.outputs),
+    )
+
+
+def moved(graph: Graph, storage: int, *, lead: int = 0) -> Graph:
+    """A saved tensor copied out behind its last use in forward, and back before its
+    first in backward.
+
+    Args:
+        graph: of a whole step.
+        storage: what is moved.
+        lead: how many nodes ahead of that use the copy back is launched.
+    """
+    out_at = _last_forward(graph, storage) + 1
+    back_at = _first_backward(graph, storage)
+    size = graph.storages[storage].num_bytes
+    graph, _new, twins = _with_storage(graph, storage)
+    some = next(iter(twins))
+    graph, outside = _with_host_copy(graph)
+    out = Node(
+        name="copy_out",
+        phase=Phase.FORWARD,
+        inputs=(some,),
+        outputs=(outside,),
+        stream=Stream.COPY_OUT,
+        attr={"num_bytes": size},
+    )
+    back = Node(
+        name="copy_in",
+        phase=Phase.BACKWARD,
+        inputs=(outside,),
+        outputs=(twins[some],),
+        stream=Stream.COPY_IN,
+        attr={"num_bytes": size},
+    )
+    at = max(out_at, back_at - lead)
+    nodes = (
+        *graph.nodes[:out_at],
+        out,
+        *graph.nodes[out_at:at],
+        back,
+        *(_swapped(node, twins) for node in graph.nodes[at:]),
+    )
+    return graph.with_nodes(nodes)
+
+
+def recomputed(graph: Graph, storage: int) -> Graph:
+    """A saved tensor rebuilt before its first use in backward by the node that made
+    it, whose inputs then live until there."""
+    back_at = _first_backward(graph, storage)
+    maker = graph.storages[storage].born
+    if maker == CALLER:
+        raise ConfigError(f"storage {storage} was there before the step")
+    graph, _new, twins = _with_storage(graph, storage)
+    again = replace(_swapped(graph.nodes[maker], twins), phase=Phase.BACKWARD)
+    nodes = (
+        *graph.nodes[:back_at],
+        again,
+        *(_swapped(node, twins) for node in graph.nodes[back_at:]),
+    )
+    return graph.with_nodes(nodes)
+
+
+def data_parallel(graph: Graph, bucket_bytes: int = BUCKET_BYTES) -> Graph:
+    """All-reduces of the gradients in buckets, in the order backward makes them.
+
+    Raises:
+        ConfigError: the graph has no optimizer's update, which names the gradients.
+    """
+    return _with_reductions(graph, bucket_bytes, Collective.ALL_REDUCE)
+
+
+def _gradients(graph: Graph) -> dict[int, int]:
+    """Storages that the update reads and backward made, by their last writer."""
+    read = {
+        graph.tensors[n].storage
+        for node in graph.nodes
+        if node.phase is Phase.UPDATE
+        for n in node.inputs
+    }
+    last: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        if node.phase is Phase.BACKWARD:
+            for number in node.outputs:
+                storage = graph.tensors[number].storage
+                if storage in read and not graph.storages[storage].is_parameter:
+                    last[storage] = index
+    if not last:
+        raise ConfigError(
+            "data parallelism needs the optimizer's update in the graph; capture it "
+            "with an optimizer."
+        )
+    return last
+
+
+def _with_reductions(graph: Graph, bucket_bytes: int, kind: Collective) -> Graph:
+    behind: dict[int, Node] = {}
+    bucket: list[int] = []
+    size, number = 0, 0
+    last = _gradients(graph)
+    any_of = {t.storage: n for n, t in graph.tensors.items()}
+    order = sorted(last.items(), key=lambda pair: pair[1])
+    for storage, index in order:
+        bucket.append(any_of[storage])
+        size += graph.storages[storage].num_bytes
+        if size >= bucket_bytes or storage == order[-1][0]:
+            behind[index] = Node(
+                name=f"c10d::{kind.value}",
+                phase=Phase.BACKWARD,
+                inputs=tuple(bucket),
+                outputs=tuple(bucket),
+                stream=Stream.COMMUNICATION,
+                attr={
+                    "num_bytes": size,
+                    "collective": kind.value,
+                    "group": f"{kind.value}/{number}",
+                },
+            )
+            bucket, size, number = [], 0, number + 1
+    nodes: list[Node] = []
+    for index, node in enumerate(graph.nodes):
+        nodes.append(node)
+        if index in behind:
+            nodes.append(behind[index])
+    return graph.with_nodes(nodes)
+
+
+def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -> Graph:
+    """Weights gathered before each unit's forward and backward, gradients
+    reduce-scattered behind it, every rank updating its share (FSDP, ZeRO-3).
+
+    Args:
+        graph: with the optimizer's update.
+        num_ranks: that share every weight.
+        unit_of: the unit (such as the layer) of a module's path.
+    """
+    storage_unit: dict[int, str] = {}
+    for node in graph.nodes:
+        for number in node.inputs:
+            storage = graph.tensors[number].storage
+            known = graph.storages[storage].is_parameter
+            if known and node.phase is Phase.FORWARD:
+                storage_unit.setdefault(storage, unit_of(node.module))
+    sizes: dict[str, int] = {}
+    for storage, unit in storage_unit.items():
+        sizes[unit] = sizes.get(unit, 0) + graph.storages[storage].num_bytes
+    graph = _with_reductions(graph, BUCKET_BYTES, Collective.REDUCE_SCATTER)
+    nodes: list[Node] = []
+    gathered: set[tuple[Phase, str]] = set()
+    any_of = {t.storage: n for n, t in graph.tensors.items()}
+    for node in graph.nodes:
+        for number in node.inputs:
+            found = storage_unit.get(graph.tensors[number].storage)
+            if found is None or node.phase is Phase.UPDATE:
+                continue
+            if (node.phase, found) not in gathered:
+                gathered.add((node.phase, found))
+                own = tuple(any_of[s] for s, u in storage_unit.items() if u == found)
+                nodes.append(
+                    Node(
+                        name="c10d::all_gather",
+                        phase=node.phase,
+                        inputs=(),
+                        outputs=own,
+                        stream=Stream.COMMUNICATION,
+                        attr={
+                            "num_bytes": sizes[found],
+                            "collective": Collective.ALL_GATHER.value,
+                            "group": f"gather/{node.phase.value}/{found}",
+                        },
+                    )
+                )
+        if node.phase is Phase.UPDATE:
+            node = replace(node, attr={**node.attr, "shards": num_ranks})
+        nodes.append(node)
+    return relive(replace(graph, nodes=tuple(nodes)))
+
+
+def saved_storages(graph: Graph) -> list[int]:
+    """Storages that forward makes and backward reads, largest first."""
+    made = {
+        number
+        for number, s in graph.storages.items()
+        if s.born != CALLER and graph.nodes[s.born].phase is Phase.FORWARD
+    }
+    read = {
+        graph.tensors[n].storage
+        for node in graph.nodes
+        if node.phase is Phase.BACKWARD
+        for n in node.inputs
+    }
+    found = made & read
+    return sorted(found, key=lambda s: -graph.storages[s].num_bytes)

@@ -1,0 +1,133 @@
+"""Learns kernel models from measured times (scikit-learn; the product needs only JSON).
+
+A forest learns the logarithm of measured over roofline time: it has to know only how
+far a kernel is from the roofline, and carries over to a device by its data sheet.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.features import names_of, row_of
+from ssdtrain.foresight.spec import Spec
+from ssdtrain.foresight.trees import Forest, Tree
+
+Times = Sequence[tuple[Call, float]]
+FLOOR = 4e-4
+"""Added to errors before their logarithm, so that a perfect one is finite."""
+HELD_OUT = 0.2
+NUM_TREES = {Family.PRODUCT: 500, Family.MEMORY: 300, Family.ATTENTION: 300}
+FEW_TREES = 200
+MAX_LEAVES = 16
+LEARNING_RATE = 0.08
+SUBSAMPLE = 0.6
+
+
+def _scikit_learn() -> Any:
+    try:
+        from sklearn import ensemble
+    except ImportError as error:
+        raise ConfigError(
+            "training kernel models needs scikit-learn; "
+            "pip install 'ssdtrain[foresight]'."
+        ) from error
+    return ensemble
+
+
+def fit_forest(times: Times, spec: Spec, *, seed: int = 0) -> Forest:
+    """Boosted trees over the times of one family.
+
+    Raises:
+        ConfigError: fewer than 20 times, several families, or no scikit-learn.
+    """
+    families = {call.family for call, _ in times}
+    if len(families) != 1 or len(times) < 20:
+        raise ConfigError(
+            f"a kernel model expects 20 or more times of one family, got {len(times)} "
+            f"of {sorted(family.value for family in families)}"
+        )
+    family = families.pop()
+    rows = [row_of(call, spec) for call, _ in times]
+    targets = [math.log(us / spec.roofline_us(call)) for call, us in times]
+    model = _scikit_learn().GradientBoostingRegressor(
+        loss="huber",
+        alpha=0.9,
+        n_estimators=NUM_TREES.get(family, FEW_TREES),
+        max_leaf_nodes=MAX_LEAVES,
+        max_depth=None,
+        min_samples_leaf=4,
+        learning_rate=LEARNING_RATE,
+        subsample=SUBSAMPLE,
+        max_features=0.5,
+        random_state=seed,
+    )
+    model.fit(rows, targets)
+    base = float(model.init_.constant_[0][0])
+    trees = tuple(_tree(one[0].tree_) for one in model.estimators_)
+    return Forest(names=names_of(family), base=base, trees=trees)
+
+
+def _tree(fitted: Any) -> Tree:
+    """Depth first, thresholds and leaves rounded to what decides."""
+    features: list[int] = []
+    values: list[float] = []
+    rights: list[int] = []
+
+    def add(node: int) -> None:
+        at = len(features)
+        left, right = int(fitted.children_left[node]), int(fitted.children_right[node])
+        leaf = left < 0
+        features.append(-1 if leaf else int(fitted.feature[node]))
+        number = float(fitted.value[node][0][0]) * LEARNING_RATE
+        values.append(
+            float(f"{number:.4g}") if leaf else float(f"{fitted.threshold[node]:.6g}")
+        )
+        rights.append(0)
+        if not leaf:
+            add(left)
+            rights[at] = len(features)
+            add(right)
+
+    add(0)
+    return Tree(tuple(features), tuple(values), tuple(rights))
+
+
+def split(times: Times, *, seed: int = 0) -> tuple[list[Any], list[Any]]:
+    """(for training, held out)."""
+    shuffled = list(times)
+    random.Random(seed).shuffle(shuffled)
+    cut = round(len(shuffled) * HELD_OUT)
+    return shuffled[cut:], shuffled[:cut]
+
+
+def geometric_mean_error(errors: Sequence[float]) -> float:
+    """exp of the mean logarithm of |relative error| (Lin 2023: GMAE)."""
+    return math.exp(statistics.fmean(math.log(error + FLOOR) for error in errors))
+
+
+def errors_of(forest: Forest, times: Times, spec: Spec) -> list[float]:
+    """|predicted - measured| / measured."""
+    found = []
+    for call, us in times:
+        ratio = math.exp(forest.predict(row_of(call, spec)))
+        found.append(abs(spec.roofline_us(call) * ratio / us - 1.0))
+    return found
+
+
+def score(times: Times, spec: Spec, *, seed: int = 0) -> dict[str, float]:
+    """Held-out errors of a forest and of the bare roofline scaled to fit."""
+    train, test = split(times, seed=seed)
+    errors = errors_of(fit_forest(train, spec, seed=seed), test, spec)
+    scale = statistics.median(us / spec.roofline_us(call) for call, us in train)
+    bare = [abs(scale * spec.roofline_us(c) / us - 1.0) for c, us in test]
+    return {
+        "held_out": len(test),
+        "gmae": geometric_mean_error(errors),
+        "mean": statistics.fmean(errors),
+        "roofline_gmae": geometric_mean_error(bare),
+        "roofline_mean": statistics.fmean(bare),
+    }

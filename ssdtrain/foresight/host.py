@@ -1,0 +1,175 @@
+"""Host time of every operator, from the means that a trace gave.
+
+The profiler makes each event longer. Its costs an event are fitted so that the
+programs' host times add up to what they took without it. See [Note: host overheads].
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.overheads import HostCost, Phase
+
+# Steps of the grid on which the profiler's costs are sought.
+GRID_STEPS = 41
+LARGEST_EVENT_US = 4.0
+LARGEST_GAP_SHARE = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What the profiler adds."""
+
+    event_us: float = 0.0
+    """To each profiled event (operator or CUDA call)."""
+    share: float = 1.0
+    """Of what is left then, the part that is there without a profiler."""
+
+
+class HostTable:
+    """Host costs by phase and operator; phases' means where an operator is unknown."""
+
+    def __init__(
+        self, rows: Iterable[Mapping[str, Any]], correction: Correction | None = None
+    ) -> None:
+        """`rows` as `overheads.summary` gives them, of one or several programs.
+
+        Raises:
+            ConfigError: a row lacks a field.
+        """
+        self._rows = [dict(row) for row in rows]
+        self._correction = correction or Correction()
+        try:
+            self._costs = _pooled(self._rows, self._correction)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"host times: a row is damaged ({type(error).__name__}: {error})"
+            ) from error
+        self._defaults = {
+            phase: _mean_cost([c for (p, _), c in self._costs.items() if p is phase])
+            for phase in Phase
+        }
+
+    def cost(self, phase: Phase, name: str) -> HostCost:
+        """Of one operator. Another phase's where only that one is known."""
+        for at in (phase, *(other for other in Phase if other is not phase)):
+            found = self._costs.get((at, name))
+            if found is not None:
+                return found
+        return self._defaults[phase]
+
+    def knows(self, name: str) -> bool:
+        """Whether the operator was seen in any phase."""
+        return any((phase, name) in self._costs for phase in Phase)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, the rows pooled over programs."""
+        kept = {
+            f"{phase.value} {name}": [
+                round(value, 2)
+                for value in (c.t1, c.t2, c.t3, c.t4, c.t5, c.num_launches)
+            ]
+            for (phase, name), c in sorted(
+                self._costs.items(), key=lambda item: (item[0][0].value, item[0][1])
+            )
+        }
+        return {"t1_t2_t3_t4_t5_launches": kept}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "HostTable":
+        """Build a `HostTable` from what `as_dict` made."""
+        rows = []
+        for key, numbers in values["t1_t2_t3_t4_t5_launches"].items():
+            phase, name = key.split(" ", 1)
+            fields = ("t1", "t2", "t3", "t4", "t5", "num_launches")
+            row = dict(zip(fields, numbers, strict=True))
+            rows.append(
+                {"phase": phase, "name": name, "count": 1, "num_events": 0, **row}
+            )
+        return cls(rows)
+
+
+def _pooled(
+    rows: Sequence[Mapping[str, Any]], correction: Correction
+) -> dict[tuple[Phase, str], HostCost]:
+    groups: dict[tuple[Phase, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((Phase(row["phase"]), row["name"]), []).append(row)
+    return {key: _cost(group, correction) for key, group in groups.items()}
+
+
+def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCost:
+    def mean(name: str) -> float:
+        known = [(row[name], row["count"]) for row in group if row[name] is not None]
+        total = sum(count for _, count in known)
+        return sum(v * count for v, count in known) / total if total else 0.0
+
+    launches = mean("num_launches")
+    events = mean("num_events")
+    # Half of an event's cost falls before its start and half behind its end; inner
+    # events' lie wholly within.
+    inner = max(0.0, events - 1.0) * correction.event_us
+    half = correction.event_us / 2
+    own = mean("t2") + mean("t3") if launches else mean("t5")
+    less = _share(own, inner) * correction.share
+    return HostCost(
+        t1=max(0.0, mean("t1") - 2 * half) * correction.share,
+        t2=mean("t2") * less,
+        t3=mean("t3") * less,
+        t4=mean("t4") * correction.share,
+        t5=mean("t5") * less,
+        num_launches=round(launches),
+    )
+
+
+def _share(own_us: float, added_us: float) -> float:
+    """What is left of a time when the profiler's part is taken off; at least a third."""
+    if own_us <= 0.0:
+        return 1.0
+    return max(1 / 3, 1.0 - added_us / own_us)
+
+
+def _mean_cost(costs: Sequence[HostCost]) -> HostCost:
+    if not costs:
+        return HostCost(t1=4.0, t2=5.0, t3=2.0, t4=3.0, t5=2.0, num_launches=1)
+    num = len(costs)
+    return HostCost(
+        t1=sum(c.t1 for c in costs) / num,
+        t2=sum(c.t2 for c in costs) / num,
+        t3=sum(c.t3 for c in costs) / num,
+        t4=sum(c.t4 for c in costs) / num,
+        t5=sum(c.t5 for c in costs) / num,
+        num_launches=1,
+    )
+
+
+def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
+    """Host time of the program that the rows are of."""
+    return sum(
+        row["count"] * table.cost(Phase(row["phase"]), row["name"]).total
+        for row in rows
+    )
+
+
+def fit_correction(
+    programs: Sequence[tuple[Sequence[Mapping[str, Any]], float]],
+) -> Correction:
+    """The profiler's costs under which programs' host times add up.
+
+    Args:
+        programs: rows of a program whose step the host binds, and its microseconds
+            without a profiler.
+    """
+    best, found = float("inf"), Correction()
+    for step in range(GRID_STEPS):
+        event_us = LARGEST_EVENT_US * step / (GRID_STEPS - 1)
+        ratios = []
+        for rows, us in programs:
+            table = HostTable(rows, Correction(event_us=event_us))
+            ratios.append(us / max(1.0, program_us(rows, table)))
+        share = sorted(ratios)[len(ratios) // 2]
+        spread = sum(abs(ratio / share - 1.0) for ratio in ratios)
+        if share <= 1.05 and spread < best:
+            best, found = spread, Correction(event_us=event_us, share=share)
+    return found

@@ -1,0 +1,246 @@
+"""From an execution graph to the tasks of one rank on one device.
+
+[Note: warm inputs]
+A tensor that was touched a short while ago still lies in the L2 cache. Between two
+touches so many bytes of other traffic pass; where they and the tensor itself are less
+than half of the cache, the tensor's reads do not count as memory traffic.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.device import Device
+from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
+from ssdtrain.foresight.lowering import lower
+from ssdtrain.foresight.power import bound_us
+from ssdtrain.foresight.simulate import Task, simulate
+
+L2_SHARE = 0.5
+# Steps that are run one behind the other; the last one's length is the step's.
+NUM_STEPS = 3
+
+Wire = Callable[[Node], float]
+"""Microseconds of a node that moves bytes (copies, SSD, collectives)."""
+
+
+@dataclass
+class Priced:
+    """The tasks of one rank, and where their time is."""
+
+    tasks: list[Task]
+    calls: list[tuple[Call, float]]
+    by_family_us: dict[Family, float] = field(default_factory=dict)
+    num_generic: int = 0
+    """Operators without a model of their own."""
+    unknown_host: int = 0
+    """Operators whose host time is their phase's mean."""
+    bound_us: float = 0.0
+    """Device time that goes with the clock."""
+    joules: float = 0.0
+
+
+class _Cache:
+    """What the L2 cache may still hold. See [Note: warm inputs]."""
+
+    def __init__(self, l2_bytes: float) -> None:
+        self._room = L2_SHARE * l2_bytes
+        self._passed = 0.0
+        self._touched: dict[int, float] = {}
+
+    def warm_bytes(self, storages: Mapping[int, float]) -> float:
+        """Of the storages' bytes, those that were touched recently."""
+        return sum(
+            size
+            for storage, size in storages.items()
+            if storage in self._touched
+            and self._passed - self._touched[storage] + size <= self._room
+        )
+
+    def touch(self, storages: Mapping[int, float]) -> None:
+        """They have just been read or written."""
+        self._passed += sum(storages.values())
+        for storage in storages:
+            self._touched[storage] = self._passed
+
+
+def price(graph: Graph, device: Device, wire: Wire | None = None) -> Priced:
+    """Tasks of every node, in order, at the highest clock."""
+    priced = Priced(tasks=[], calls=[])
+    cache = _Cache(device.spec.l2_bytes)
+    for index, (node, deps) in enumerate(
+        zip(graph.nodes, data_dependencies(graph), strict=True)
+    ):
+        device_us = 0.0
+        if node.stream is Stream.COMPUTE:
+            device_us = _compute(graph, node, device, cache, priced)
+        elif wire is not None:
+            device_us = wire(node)
+        other = tuple(d for d in deps if graph.nodes[d].stream is not node.stream)
+        priced.tasks.append(_task(node, index, device_us, other, device, priced))
+    return priced
+
+
+def _compute(
+    graph: Graph, node: Node, device: Device, cache: _Cache, priced: Priced
+) -> float:
+    lowered = lower(graph, node)
+    if not lowered.calls:
+        return 0.0
+    priced.num_generic += lowered.is_generic
+    read = _storages(graph, node.inputs)
+    warm = cache.warm_bytes(read)
+    total = 0.0
+    for call in lowered.calls:
+        if call.family is not Family.LOOKUP and call.warm_bytes == 0.0:
+            call = replace(call, warm_bytes=min(warm, call.read_bytes))
+        us = device.kernel_us(call)
+        total += us
+        priced.calls.append((call, us))
+        family = priced.by_family_us
+        family[call.family] = family.get(call.family, 0.0) + us
+        rate = device.spec.tflops.get(call.dtype, device.spec.tflops["fp32"])
+        priced.bound_us += bound_us(call, us, call.flops / (rate * 1e6))
+        if device.power is not None:
+            priced.joules += device.power.joules(call)
+    cache.touch({**read, **_storages(graph, node.outputs)})
+    return total
+
+
+def _storages(graph: Graph, numbers: Sequence[int]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for number in numbers:
+        tensor = graph.tensors[number]
+        found[tensor.storage] = max(
+            found.get(tensor.storage, 0.0), float(tensor.num_bytes)
+        )
+    return found
+
+
+def _task(
+    node: Node,
+    index: int,
+    device_us: float,
+    after: tuple[int, ...],
+    device: Device,
+    priced: Priced,
+) -> Task:
+    scale = device.host_scale
+    cost = device.host.cost(node.phase, node.name)
+    priced.unknown_host += not device.host.knows(node.name)
+    if device_us <= 0.0 or cost.num_launches == 0:
+        own = cost.t1 + (cost.t2 + cost.t3 if cost.num_launches else cost.t5)
+        before, behind = own * scale, 0.0
+    else:
+        before = (cost.t1 + cost.t2 + cost.t4 / 2) * scale
+        more = (cost.num_launches - 1) * (cost.t4 + cost.t5)
+        behind = (cost.t4 / 2 + more + cost.t3) * scale
+    return Task(
+        name=node.name,
+        host_us=before,
+        host_after_us=behind,
+        device_us=device_us,
+        stream=node.stream,
+        after=after,
+        group=node.attr.get("group"),
+        host_waits=node.waits_for_device,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """A predicted step of one rank."""
+
+    step_us: float
+    device_us: float
+    """Kernels one behind the other, at the clock below."""
+    host_us: float
+    clock: float
+    """Share of the highest clock that the power limit allows."""
+    error: float
+    """Expected relative error: the families' errors, weighed by their time and taken
+    as independent between families."""
+    by_family_us: Mapping[Family, float]
+    num_generic: int
+    unknown_host: int
+
+    @property
+    def is_host_bound(self) -> bool:
+        """The device waits for the host."""
+        return self.host_us > self.device_us
+
+
+def estimate_step(
+    graph: Graph, device: Device, wire: Wire | None = None
+) -> StepEstimate:
+    """The steady state of steps one behind the other, on one rank."""
+    priced = price(graph, device, wire)
+    step_us = steady_us(priced.tasks)
+    clock = 1.0
+    if device.power is not None:
+        clock = device.power.clock(step_us, priced.bound_us, priced.joules)
+    if clock < 1.0:
+        step_us = steady_us(slowed(priced, 1.0 / clock - 1.0))
+    device_us = sum(priced.by_family_us.values())
+    device_us += priced.bound_us * (1.0 / clock - 1.0)
+    host_us = sum(task.host_us + task.host_after_us for task in priced.tasks)
+    variance = sum(
+        (us * device.error(family)) ** 2 for family, us in priced.by_family_us.items()
+    )
+    return StepEstimate(
+        step_us=step_us,
+        device_us=device_us,
+        host_us=host_us,
+        clock=clock,
+        error=variance**0.5 / max(1.0, sum(priced.by_family_us.values())),
+        by_family_us=priced.by_family_us,
+        num_generic=priced.num_generic,
+        unknown_host=priced.unknown_host,
+    )
+
+
+def slowed(priced: Priced, slower: float) -> list[Task]:
+    """The tasks at a clock that lengthens what it binds by the fraction `slower`."""
+    total = sum(task.device_us for task in priced.tasks if _multiplies(task))
+    share = min(1.0, priced.bound_us / total) if total else 0.0
+    factor = 1.0 + slower * share
+    return [
+        replace(task, device_us=task.device_us * factor) if _multiplies(task) else task
+        for task in priced.tasks
+    ]
+
+
+def _multiplies(task: Task) -> bool:
+    name = task.name.removeprefix("aten::")
+    return name.endswith("mm") or "attention" in name or "convolution" in name
+
+
+def repeated(tasks: Sequence[Task], num_steps: int) -> list[Task]:
+    """Steps one behind the other; each has groups of its own."""
+    many: list[Task] = []
+    for step in range(num_steps):
+        shift = len(many)
+        many += [
+            replace(
+                task,
+                after=tuple(earlier + shift for earlier in task.after),
+                group=None if task.group is None else (step, task.group),
+            )
+            for task in tasks
+        ]
+    return many
+
+
+def steady_us(*ranks: Sequence[Task]) -> float:
+    """Length of a step among others like it: hosts may run ahead into the next one."""
+    if not any(ranks):
+        return 0.0
+    times = simulate([repeated(tasks, NUM_STEPS) for tasks in ranks]).ranks
+    ends = [
+        max(
+            max(rank.ends_us[: step * len(tasks)], default=0.0)
+            for rank, tasks in zip(times, ranks, strict=True)
+        )
+        for step in (NUM_STEPS - 1, NUM_STEPS)
+    ]
+    return ends[1] - ends[0]

@@ -1,0 +1,190 @@
+"""Runs the tasks of one or several ranks on their queues and gives the step's time.
+
+[Note: queues]
+Each rank has a host that runs its tasks in order and several streams that serve theirs
+in order. A task starts on its stream when the host has launched it, the stream is free
+and what it depends on has ended (Lin 2023, Algorithms 3 and 4: `max(stream + gap, cpu +
+T4 / 2)`). A task of a group (a collective, or a send with its receive) starts on all
+ranks of the group when the last of them is ready. A task that waits for a signal starts
+some time after the task of another rank that gives it has ended (a send that nobody
+waits for). The host goes on at once, except behind a task that it waits for. Copies and the SSD are streams like the others; where
+ranks share a wire, whoever prices their copies divides its bandwidth.
+(tests/ssdtrain/foresight/test_simulate.py)
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.graph import Stream
+
+# Between two kernels of one stream that wait for nothing.
+KERNEL_GAP_US = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Work of one rank: host time, and device time on one stream."""
+
+    name: str
+    host_us: float = 0.0
+    """Before the launch, the launch itself included (T1 + T2 + T4)."""
+    host_after_us: float = 0.0
+    """Behind the first launch, until the host can go on (T5, T3)."""
+    device_us: float = 0.0
+    """0: nothing is launched."""
+    stream: Stream = Stream.COMPUTE
+    after: tuple[int, ...] = ()
+    """Indices of earlier tasks of this rank that have to end first."""
+    group: Hashable = None
+    """Tasks of several ranks with one group run together."""
+    signal: Hashable = None
+    """What other ranks may wait for: given when the task has ended."""
+    signal_us: float = 0.0
+    """Until the signal arrives there."""
+    waits_for: tuple[Hashable, ...] = ()
+    """Signals of other ranks."""
+    host_waits: bool = False
+    """The host goes on when the task has ended."""
+
+
+@dataclass
+class RankTimes:
+    """What one rank did. Microseconds since the step's start."""
+
+    step_us: float = 0.0
+    host_us: float = 0.0
+    """When the host had launched everything."""
+    busy_us: dict[Stream, float] = field(default_factory=dict)
+    """Device time of each stream."""
+    waited_us: float = 0.0
+    """Time that groups spent waiting for their last rank."""
+    ends_us: list[float] = field(default_factory=list)
+    """When each task ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """A simulated step."""
+
+    ranks: tuple[RankTimes, ...]
+
+    @property
+    def step_us(self) -> float:
+        """The last rank's."""
+        return max((rank.step_us for rank in self.ranks), default=0.0)
+
+
+class _Rank:
+    """One rank's host and streams."""
+
+    def __init__(
+        self, tasks: Sequence[Task], signals: dict[Hashable, float]
+    ) -> None:
+        self.tasks = tasks
+        self._signals = signals
+        self.at = 0
+        self.times = RankTimes(busy_us=dict.fromkeys(Stream, 0.0))
+        self._host = 0.0
+        self._free: dict[Stream, float] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.at == len(self.tasks)
+
+    @property
+    def task(self) -> Task:
+        return self.tasks[self.at]
+
+    def ready_us(self) -> float:
+        """When the present task could start, were its group there."""
+        return self._ready_us(self._host + self.task.host_us)
+
+    @property
+    def last_signal(self) -> Hashable:
+        """What the task that ran last has given."""
+        return self.tasks[self.at - 1].signal
+
+    def run(self, start: float, length: float) -> None:
+        """The present task, from `start` on its stream and for `length`."""
+        task = self.task
+        launched = self._host + task.host_us
+        self._host = launched + task.host_after_us
+        if length > 0.0 or task.group is not None or task.waits_for:
+            self.times.waited_us += start - self._ready_us(launched)
+            end = start + length
+            self._free[task.stream] = end + KERNEL_GAP_US
+            self.times.busy_us[task.stream] += length
+        else:
+            end = launched
+        if task.signal is not None:
+            self._signals[task.signal] = end + task.signal_us
+        if task.host_waits:
+            self._host = max(self._host, end)
+        self.times.ends_us.append(end)
+        self.times.step_us = max(self.times.step_us, end, self._host)
+        self.times.host_us = self._host
+        self.at += 1
+
+    def _ready_us(self, launched: float) -> float:
+        task, start = self.task, launched
+        for earlier in task.after:
+            start = max(start, self.times.ends_us[earlier])
+        for signal in task.waits_for:
+            start = max(start, self._signals[signal])
+        return max(start, self._free.get(task.stream, 0.0))
+
+
+def simulate(ranks: Sequence[Sequence[Task]]) -> StepTimes:
+    """Run every rank's tasks. See [Note: queues].
+
+    Raises:
+        ConfigError: ranks wait for one another in a circle, or for a task that a rank
+            of the group does not have.
+    """
+    members: dict[Hashable, int] = {}
+    for tasks in ranks:
+        for task in tasks:
+            if task.group is not None:
+                members[task.group] = members.get(task.group, 0) + 1
+    signals: dict[Hashable, float] = {}
+    states = [_Rank(tasks, signals) for tasks in ranks]
+    arrived: dict[Hashable, list[_Rank]] = {}
+    listening: dict[Hashable, list[_Rank]] = {}
+    moving = list(states)
+    while moving:
+        rank = moving.pop()
+        while not rank.done:
+            task = rank.task
+            missing = next((s for s in task.waits_for if s not in signals), None)
+            if missing is not None:
+                listening.setdefault(missing, []).append(rank)
+                break
+            if task.group is None:
+                together = [rank]
+            else:
+                together = arrived.setdefault(task.group, [])
+                together.append(rank)
+                if len(together) < members[task.group]:
+                    break
+                del arrived[task.group]
+            _run_together(together)
+            moving += [other for other in together if other is not rank]
+            for other in together:
+                moving += listening.pop(other.last_signal, ())
+    stuck = [state for state in states if not state.done]
+    if stuck:
+        raise ConfigError(
+            f"{len(stuck)} ranks wait for one another, the first at task "
+            f"{stuck[0].at} ({stuck[0].task.name}); every rank of a group runs its "
+            "tasks in one order, and every signal that is waited for is given."
+        )
+    return StepTimes(ranks=tuple(state.times for state in states))
+
+
+def _run_together(ranks: Sequence[_Rank]) -> None:
+    """Run the present tasks of a group: from the last rank's start, for the longest."""
+    start = max(rank.ready_us() for rank in ranks)
+    length = max(rank.task.device_us for rank in ranks)
+    for rank in ranks:
+        rank.run(start, length)

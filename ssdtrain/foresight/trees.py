@@ -1,0 +1,83 @@
+"""Gradient-boosted regression trees as data: read from JSON, evaluated in Python.
+
+Training is elsewhere (`fit.py`, scikit-learn); the product neither needs it nor
+unpickles anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes in depth-first order: a split's left child is the next node."""
+
+    features: tuple[int, ...]
+    """Which feature a split looks at; -1 at a leaf."""
+    values: tuple[float, ...]
+    """Threshold of a split (at most it: left), or what a leaf adds."""
+    rights: tuple[int, ...]
+    """Index of a split's right child."""
+
+    def __call__(self, row: Sequence[float]) -> float:
+        """What this tree adds for a row of features."""
+        node = 0
+        while (feature := self.features[node]) >= 0:
+            left = row[feature] <= self.values[node]
+            node = node + 1 if left else self.rights[node]
+        return self.values[node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forest:
+    """A sum of trees."""
+
+    names: tuple[str, ...]
+    """Of the features, in their order."""
+    base: float
+    trees: tuple[Tree, ...]
+
+    def predict(self, row: Sequence[float]) -> float:
+        """The sum for one row of features."""
+        return self.base + sum(tree(row) for tree in self.trees)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values: three flat lists a tree."""
+        return {
+            "names": list(self.names),
+            "base": self.base,
+            "trees": [
+                [list(tree.features), list(tree.values), list(tree.rights)]
+                for tree in self.trees
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Forest":
+        """Build a `Forest` from what `as_dict` made.
+
+        Raises:
+            ConfigError: a tree that does not end, or looks at an unknown feature.
+        """
+        names = tuple(values["names"])
+        trees = []
+        for features, numbers, rights in values["trees"]:
+            tree = Tree(tuple(features), tuple(map(float, numbers)), tuple(rights))
+            _check(tree, len(names))
+            trees.append(tree)
+        return cls(names=names, base=float(values["base"]), trees=tuple(trees))
+
+
+def _check(tree: Tree, num_features: int) -> None:
+    size = len(tree.features)
+    if not size or not size == len(tree.values) == len(tree.rights):
+        raise ConfigError("kernel models: a tree's three lists differ in length")
+    for node, feature in enumerate(tree.features):
+        if feature >= num_features:
+            raise ConfigError(f"kernel models: a tree looks at feature {feature}")
+        ends = feature < 0 or (node + 1 < size and node < tree.rights[node] < size)
+        if not ends:
+            raise ConfigError(f"kernel models: node {node} of a tree leads nowhere")

@@ -1,0 +1,230 @@
+"""Capture on the meta device, JSON, edits, lifetimes against real execution."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight import edits
+from ssdtrain.foresight.call import Family
+from ssdtrain.foresight.capture import capture
+from ssdtrain.foresight.device import bare_device
+from ssdtrain.foresight.graph import Graph, Stream, from_json, to_json
+from ssdtrain.foresight.lowering import lower
+from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.overheads import Phase
+from ssdtrain.foresight.price import estimate_step, price, steady_us
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def graph_of(batch: int = 16, width: int = 64, optimizer: str | None = "adamw") -> Graph:
+    with torch.device("meta"):
+        model = nn.Sequential(Block(width), Block(width))
+        x = torch.randn(batch, width)
+        return capture(model, lambda: model(x).square().mean(), optimizer=optimizer)
+
+
+def products(graph: Graph) -> list[float]:
+    found = []
+    for node in graph.nodes:
+        found += [
+            call.flops
+            for call in lower(graph, node).calls
+            if call.family is Family.PRODUCT
+        ]
+    return found
+
+
+def test_products_count_as_on_paper() -> None:
+    """Two products forward, four backward (two for the first: its input is kept too,
+    because of the norm's weight), 2 m n k each."""
+    graph = graph_of()
+    each = 2 * 16 * 64 * 256
+    assert products(graph) == [each] * 12
+    assert {node.phase for node in graph.nodes} == set(Phase)
+    assert {node.module for node in graph.nodes} >= {"0.norm", "0.up", "1.down"}
+
+
+def test_json_round_trip() -> None:
+    graph = graph_of()
+    again = from_json(json.loads(json.dumps(to_json(graph))))
+    assert again.nodes == graph.nodes
+    assert to_json(again) == to_json(graph)
+
+
+def test_json_uses_chakra_names() -> None:
+    node = to_json(graph_of())["nodes"][0]
+    assert {"id", "name", "type", "data_deps", "inputs", "outputs", "attr"} == set(node)
+    assert node["type"] == "COMP_NODE"
+    assert set(node["inputs"]) == {"values", "shapes", "types"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 99},
+        {"schema": "other"},
+        {"storages": {}},
+        {"nodes": [{"id": 0}]},
+    ],
+)
+def test_damaged_graphs_are_refused(change: dict[str, Any]) -> None:
+    values = {**to_json(graph_of()), **change}
+    with pytest.raises(ConfigError):
+        from_json(values)
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        x = torch.randn(2, 4)
+        with pytest.raises(ConfigError, match="meta device"):
+            capture(model, lambda: model(x) * model(x).sum().item())
+        with pytest.raises(ConfigError, match="needs a gradient"):
+            capture(model, lambda: model(x).detach())
+        with pytest.raises(ConfigError, match="optimizer expects"):
+            capture(model, lambda: model(x).sum(), optimizer="adam")
+
+
+def test_a_yes_that_the_host_asks_for_is_counted() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        x, mask = torch.randn(2, 4), torch.ones(2, dtype=torch.bool)
+
+        def forward() -> torch.Tensor:
+            return model(x).sum() if mask.all() else model(x).mean()
+
+        graph = capture(model, forward)
+    assert graph.notes["assumed_yes"] == "1"
+
+
+def test_resizing_is_capturing_at_that_size() -> None:
+    first, second, third = graph_of(8), graph_of(24), graph_of(40)
+    resized = edits.resized(first, second, (8, 24), 40)
+    shapes = [resized.tensors[n].shape for node in resized.nodes for n in node.outputs]
+    assert shapes == [
+        third.tensors[n].shape for node in third.nodes for n in node.outputs
+    ]
+    device = bare_device("h100")
+    assert steady_us(price(resized, device).tasks) == pytest.approx(
+        steady_us(price(third, device).tasks)
+    )
+    assert estimate_peak(resized).peak_bytes == estimate_peak(third).peak_bytes
+    with pytest.raises(ConfigError, match="same operators"):
+        edits.resized(first, graph_of(24, optimizer=None), (8, 24), 40)
+
+
+def test_another_dtype_halves_storages() -> None:
+    graph = graph_of()
+    half = edits.with_dtype(graph, "fp32", "bf16")
+    assert half.parameter_bytes * 2 == graph.parameter_bytes
+    assert products(half) == products(graph)
+
+
+def test_a_split_product_does_the_same_work() -> None:
+    graph = graph_of()
+    at = next(i for i, n in enumerate(graph.nodes) if n.name == "aten::addmm")
+    split = edits.split_product(graph, at, 4)
+    assert len(split.nodes) == len(graph.nodes) + 3
+    assert sum(products(split)) == sum(products(graph))
+    with pytest.raises(ConfigError, match="multiples of 5"):
+        edits.split_product(graph, at, 5)
+
+
+def test_fusing_drops_what_lies_between() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(64, 64)
+        x = torch.randn(32, 64)
+        graph = capture(model, lambda: (model(x).exp() * 2 + 1).sum())
+    names = [node.name for node in graph.nodes]
+    start = names.index("aten::exp")
+    end = names.index("aten::add") + 1
+    joined = edits.fused(graph, start, end)
+    assert len(joined.nodes) == len(graph.nodes) - (end - start) + 1
+
+    def moved(graph: Graph, part: slice) -> float:
+        return sum(
+            call.num_bytes
+            for node in graph.nodes[part]
+            for call in lower(graph, node).calls
+        )
+
+    apart = moved(graph, slice(start, end))
+    together = moved(joined, slice(start, start + 1))
+    # exp's result is saved for backward; the product's is not, nor read again.
+    assert together == apart - 3 * 32 * 64 * 4
+
+
+def test_a_moved_tensor_frees_memory_and_waits_for_its_copy() -> None:
+    graph = graph_of(4096, 64, optimizer=None)
+    largest = edits.saved_storages(graph)[0]
+    moved = edits.moved(graph, largest, lead=2)
+    assert estimate_peak(moved).peak_bytes <= estimate_peak(graph).peak_bytes
+    assert [n.stream for n in moved.nodes if n.stream is not Stream.COMPUTE] == [
+        Stream.COPY_OUT,
+        Stream.COPY_IN,
+    ]
+    device = bare_device("h100")
+    free = steady_us(price(moved, device, lambda node: 0.0).tasks)
+    slow = steady_us(price(moved, device, lambda node: 5e4).tasks)
+    assert slow >= max(free, 1e5)  # out, then in, one behind the other
+
+
+def test_a_recomputed_tensor_costs_its_maker_again() -> None:
+    graph = graph_of(optimizer=None)
+    gelu = next(n for n in graph.nodes if n.name == "aten::gelu")
+    storage = graph.tensors[gelu.outputs[0]].storage
+    again = edits.recomputed(graph, storage)
+    names = [node.name for node in again.nodes]
+    assert names.count("aten::gelu") == 3
+    assert again.storages[storage].dies < graph.storages[storage].dies
+
+
+def test_data_parallel_reduces_every_gradient_once() -> None:
+    graph = graph_of()
+    parallel = edits.data_parallel(graph, bucket_bytes=40_000)
+    reduces = [n for n in parallel.nodes if n.stream is Stream.COMMUNICATION]
+    assert len(reduces) > 2
+    assert sum(n.attr["num_bytes"] for n in reduces) == graph.parameter_bytes
+    with pytest.raises(ConfigError, match="with an optimizer"):
+        edits.data_parallel(graph_of(optimizer=None))
+
+
+def test_fully_sharded_gathers_each_unit_twice() -> None:
+    graph = graph_of()
+    sharded = edits.fully_sharded(graph, 8, lambda path: path.split(".")[0])
+    gathers = [n for n in sharded.nodes if n.name == "c10d::all_gather"]
+    assert len(gathers) == 4  # two units, forward and backward
+    assert sum(n.attr["num_bytes"] for n in gathers) == 2 * graph.parameter_bytes
+
+
+def test_the_peak_of_keep_all_is_what_lives_at_once() -> None:
+    """Weights, state of the optimizer, and saved tensors counted by hand."""
+    with torch.device("meta"):
+        model = nn.Linear(256, 256, bias=False)
+        x = torch.randn(1024, 256)
+        graph = capture(model, lambda: model(x).relu().sum(), optimizer="sgd")
+    weight, wide = 256 * 256 * 4, 1024 * 256 * 4
+    peak = estimate_peak(graph)
+    assert peak.resident_bytes == weight + wide
+    # relu's backward: product's result gone, relu's result, the loss's gradient is
+    # broadcast, the input's gradient made; then the weight's gradient beside it.
+    assert peak.peak_bytes - peak.resident_bytes == pytest.approx(2 * wide, rel=0.02)
+
+
+def test_a_step_of_known_kernels_is_priced_without_guesses() -> None:
+    estimate = estimate_step(graph_of(), bare_device("h100"))
+    assert estimate.num_generic == 0
+    assert estimate.step_us >= max(estimate.device_us, estimate.host_us) * 0.5
