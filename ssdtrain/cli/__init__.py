@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "rok": "ssdtrain.report.rok_command",
     "doctor": "ssdtrain.machine.command",
     "project": "ssdtrain.project.command",
+    "foresight": "ssdtrain.report.foresight_command",
 }
 
 

@@ -15,8 +15,10 @@ from torch.nn import functional as F
 from ssdtrain.foresight import calls
 from ssdtrain.foresight.call import Call, Family
 
-COLD_BYTES = 200e6
-MAX_COPIES = 16
+COLD_BYTES = 150e6
+MAX_COPIES = 8
+POOL_BYTES = {"cuda": 6 << 30, "cpu": 1 << 28}
+ALIGNMENT = 256
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LR, EPS = 1e-6, 1e-5
 aten = torch.ops.aten
@@ -25,7 +27,38 @@ Body = Callable[[], Any]
 """Runs the operator once on one copy of its tensors."""
 
 
-def bodies_of(call: Call, device: torch.device) -> tuple[Call, list[Body]]:
+class Pool:
+    """Normal random numbers on a device, given out in slices one behind the other.
+
+    Drawing fresh ones for every call would take longer than the calls; the next slice
+    is cold, because the whole pool is many times the cache.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        num_bytes = POOL_BYTES.get(device.type, POOL_BYTES["cpu"])
+        self._pools: dict[torch.dtype, Tensor] = {}
+        for dtype in (torch.bfloat16, torch.float32):
+            count = num_bytes // dtype.itemsize
+            self._pools[dtype] = torch.randn(count, device=device, dtype=dtype)
+        self._at = dict.fromkeys(self._pools, 0)
+
+    def normal(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A contiguous tensor; nobody else's until the pool has gone round."""
+        if dtype not in self._pools:
+            return torch.randn(shape, device=self.device, dtype=dtype)
+        pool, count = self._pools[dtype], math.prod(shape)
+        if count > pool.numel():
+            return torch.randn(shape, device=self.device, dtype=dtype)
+        step = ALIGNMENT // dtype.itemsize
+        start = self._at[dtype]
+        if start + count > pool.numel():
+            start = 0
+        self._at[dtype] = start + -(-count // step) * step
+        return pool[start : start + count].view(shape).detach()
+
+
+def bodies_of(call: Call, pool: Pool) -> tuple[Call, list[Body]]:
     """The call as it was really drawn, and one body for each copy of its tensors."""
     maker = _MAKERS[call.family]
     copies = 1
@@ -34,7 +67,7 @@ def bodies_of(call: Call, device: torch.device) -> tuple[Call, list[Body]]:
         copies = max(1, min(MAX_COPIES, needed + (needed > 1)))
     drawn, bodies = call, []
     for _ in range(copies):
-        drawn, body = maker(call, _Tensors(call, device))
+        drawn, body = maker(call, _Tensors(call, pool))
         bodies.append(body)
     return drawn, bodies
 
@@ -42,12 +75,16 @@ def bodies_of(call: Call, device: torch.device) -> tuple[Call, list[Body]]:
 class _Tensors:
     """Makes the tensors of one call."""
 
-    def __init__(self, call: Call, device: torch.device) -> None:
+    def __init__(self, call: Call, pool: Pool) -> None:
         self.dtype = DTYPES[call.dtype]
-        self.device = device
+        self.device = pool.device
+        self._pool = pool
 
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=dtype or self.dtype)
+    def normal(self, *shape: int) -> Tensor:
+        return self._pool.normal(self.dtype, *shape)
+
+    def mask(self, rows: int, columns: int) -> Tensor:
+        return self.normal(rows, columns) > 0
 
 
 def _ints(call: Call, *names: str) -> list[int]:
@@ -57,7 +94,7 @@ def _ints(call: Call, *names: str) -> list[int]:
 def _product(call: Call, make: _Tensors) -> tuple[Call, Body]:
     batch, m, n, k = _ints(call, "batch", "m", "n", "k")
     lead = (batch,) if batch > 1 else ()
-    first, second = call.variant
+    first, second = call.variant[0], call.variant[1]
     a = make.normal(*lead, k, m).mT if first == "t" else make.normal(*lead, m, k)
     b = make.normal(*lead, n, k).mT if second == "t" else make.normal(*lead, k, n)
     if call.sizes["bias"]:
@@ -74,11 +111,14 @@ def _attention(call: Call, make: _Tensors) -> tuple[Call, Body]:
     key = make.normal(batch, keys, kv_heads, head_dim).transpose(1, 2)
     value = make.normal(batch, keys, kv_heads, head_dim).transpose(1, 2)
     inputs = [t.requires_grad_() for t in (query, key, value)]
+    dropout_p = 0.1 if call.sizes["dropout"] else 0.0
 
     def forward() -> Tensor:
         return F.scaled_dot_product_attention(
-            *inputs,
-            dropout_p=0.1 if call.sizes["dropout"] else 0.0,
+            query,
+            key,
+            value,
+            dropout_p=dropout_p,
             is_causal=bool(call.sizes["causal"]),
             enable_gqa=heads != kv_heads,
         )
@@ -143,11 +183,11 @@ def _memory(call: Call, make: _Tensors) -> tuple[Call, Body]:
         first, second = x[:, :half].contiguous(), x[:, half:].contiguous()
         return call, lambda: torch.cat([first, second], dim=-1)
     if name == "where":
-        mask = torch.rand(rows, columns, device=make.device) < 0.5
+        mask = make.mask(rows, columns)
         other = make.normal(rows, columns)
         return call, lambda: torch.where(mask, x, other)
     if name == "dropout_backward":
-        mask = torch.rand(rows, columns, device=make.device) < 0.9
+        mask = make.mask(rows, columns)
         return call, lambda: aten.native_dropout_backward(x, mask, 1.1)
     y = make.normal(rows, columns)
     binary = _BINARY[name]
@@ -242,11 +282,15 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
     each = elements // tensors
 
     def states(count: int) -> list[list[Tensor]]:
-        return [[make.normal(each).abs_() for _ in range(tensors)] for _ in range(count)]
+        return [
+            [make.normal(each).abs_() for _ in range(tensors)] for _ in range(count)
+        ]
 
     steps = [torch.ones((), device=make.device) for _ in range(tensors)]
     if call.variant == "adamw":
         params, grads, means, squares = states(4)
+        for square in squares:
+            square.abs_()  # its root is taken
         return call, lambda: torch._fused_adamw_(
             params,
             grads,
@@ -287,5 +331,3 @@ _MAKERS: dict[Family, Callable[[Call, _Tensors], tuple[Call, Body]]] = {
     Family.CONVOLUTION: _convolution,
     Family.OPTIMIZER: _optimizer,
 }
-
-

@@ -13,7 +13,7 @@ the graph's notes; a number that it asks for ends the capture with an error.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,7 +75,7 @@ def capture(
         )
     recorder = _Recorder(model)
     try:
-        with recorder.modules(), _AsOnGpu(), recorder:
+        with recorder.modules(), AsOnGpu(), recorder:
             _run(recorder, forward)
     except (NotImplementedError, RuntimeError) as error:
         if isinstance(error, ConfigError):
@@ -175,7 +175,7 @@ class _Recorder(TorchDispatchMode):
             inputs=read,
             outputs=made,
             module=self._path[-1] if self._path else "",
-            attr=_attributes(func, args, kwargs),
+            attr=attributes(func, args, kwargs),
             is_view=is_view,
             waits_for_device=func._schema.name in SYNCHRONOUS,
         )
@@ -280,7 +280,7 @@ class _Recorder(TorchDispatchMode):
         )
 
 
-def _attributes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def attributes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Arguments that are numbers, flags, names or short lists of integers."""
     found: dict[str, Any] = {}
     for at, argument in enumerate(func._schema.arguments):
@@ -294,7 +294,7 @@ def _attributes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return found
 
 
-class _AsOnGpu(TorchFunctionMode):
+class AsOnGpu(TorchFunctionMode):
     """See [Note: as on a GPU]."""
 
     def __torch_function__(

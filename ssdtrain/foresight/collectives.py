@@ -7,10 +7,10 @@ into them, so that one curve serves every number of ranks on the same links.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Format
 
 
 class Collective(str, Enum):
@@ -83,19 +83,15 @@ class Fabric:
             )
         return curve.seconds(bus_bytes(kind, message_bytes, num_ranks)) * 1e6
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        curves = {kind.value: curve.as_dict() for kind, curve in self.curves.items()}
-        return {"name": self.name, "curves": curves}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Fabric":
-        """Build a `Fabric` from what `as_dict` made."""
-        curves = {
-            Collective(kind): Curve.from_dict(curve)
-            for kind, curve in values["curves"].items()
-        }
-        return cls(curves=curves, name=values["name"])
+FABRIC_FORMAT = Format(
+    kind=Fabric,
+    schema="ssdtrain-fabric",
+    version=1,
+    what="a file of collectives' curves",
+    remedy="measure it again with `python -m recipes.bench.foresight.collectives`",
+)
+"""Reads and writes what collectives cost."""
 
 
 def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:

@@ -7,20 +7,19 @@ machine by a calibration.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
-from ssdtrain.foresight.features import row_of
+from ssdtrain.foresight.features import names_of, row_of
 from ssdtrain.foresight.host import HostTable
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS, Spec
 from ssdtrain.foresight.trees import Forest
+from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
 
-SCHEMA = "ssdtrain-device"
-SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".device.json"
 # Where a family has no model: the share of the roofline that kernels reach.
@@ -81,55 +80,88 @@ class Device:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A device as its file holds it."""
+
+    spec: Spec
+    forests: Mapping[str, Forest]
+    errors: Mapping[str, Fraction]
+    scales: Mapping[str, Fraction]
+    host: Mapping[str, tuple[float, ...]]
+    host_scale: Fraction
+    power: Power | None
+    context_bytes: Natural
+
+
+def _check(file: _File) -> None:
+    known = {family.value for family in Family}
+    for name in (*file.forests, *file.errors, *file.scales):
+        if name not in known:
+            raise Unfit("forests", " or ".join(sorted(known)), name)
+    for name, forest in file.forests.items():
+        if forest.names != names_of(Family(name)):
+            raise Unfit(f"forests.{name}.names", "this version's features", "others")
+        try:
+            forest.check()
+        except ConfigError as error:
+            raise Unfit(f"forests.{name}", "trees that end", str(error)) from None
+    HostTable.from_dict(file.host)
+
+
+_FORMAT = Format(
+    kind=_File,
+    schema="ssdtrain-device",
+    version=1,
+    what="a device file",
+    remedy="make it again with `ssdtrain foresight fit`",
+    check=_check,
+)
+
+
 def to_json(device: Device) -> dict[str, Any]:
     """Plain values, with the schema's name and version."""
-    return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "spec": asdict(device.spec),
-        "forests": {f.value: forest.as_dict() for f, forest in device.forests.items()},
-        "errors": {f.value: error for f, error in device.errors.items()},
-        "scales": {f.value: scale for f, scale in device.scales.items()},
-        "host": device.host.as_dict(),
-        "host_scale": device.host_scale,
-        "power": None if device.power is None else asdict(device.power),
-        "context_bytes": device.context_bytes,
-    }
+    return _FORMAT.to_json(
+        _File(
+            spec=device.spec,
+            forests={family.value: f for family, f in device.forests.items()},
+            errors={family.value: e for family, e in device.errors.items()},
+            scales={family.value: s for family, s in device.scales.items()},
+            host=device.host.as_dict(),
+            host_scale=device.host_scale,
+            power=device.power,
+            context_bytes=device.context_bytes,
+        )
+    )
 
 
-def from_json(values: Mapping[str, Any]) -> Device:
+def from_json(values: object, source: str = "") -> Device:
     """Build a `Device` from what `to_json` made.
 
     Raises:
-        ConfigError: another schema or version, or a field that is missing or wrong.
+        DamagedFileError: another schema or version, or a wrong field.
     """
-    found = (values.get("schema"), values.get("schema_version"))
-    if found != (SCHEMA, SCHEMA_VERSION):
-        raise ConfigError(
-            f"a device file has schema {SCHEMA!r} version {SCHEMA_VERSION}, got "
-            f"{found[0]!r} version {found[1]!r}; make it again with "
-            "`ssdtrain foresight fit`."
-        )
-    try:
-        power = values["power"]
-        return Device(
-            spec=Spec(**values["spec"]),
-            forests={
-                Family(name): Forest.from_dict(forest)
-                for name, forest in values["forests"].items()
-            },
-            errors={Family(name): e for name, e in values["errors"].items()},
-            scales={Family(name): s for name, s in values["scales"].items()},
-            host=HostTable.from_dict(values["host"]),
-            host_scale=values["host_scale"],
-            power=None if power is None else Power(**power),
-            context_bytes=values["context_bytes"],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the device file is damaged ({type(error).__name__}: {error}); make it "
-            "again with `ssdtrain foresight fit`."
-        ) from error
+    file = _FORMAT.from_json(values, source)
+    return Device(
+        spec=file.spec,
+        forests={Family(name): forest for name, forest in file.forests.items()},
+        errors={Family(name): error for name, error in file.errors.items()},
+        scales={Family(name): scale for name, scale in file.scales.items()},
+        host=HostTable.from_dict(file.host),
+        host_scale=file.host_scale,
+        power=file.power,
+        context_bytes=file.context_bytes,
+    )
+
+
+def write_device(path: str | Path, device: Device) -> None:
+    """Write a device file on one line: its trees are long lists of numbers.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(to_json(device), separators=(",", ":"))
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def shipped() -> tuple[str, ...]:
@@ -142,7 +174,7 @@ def load_device(name: str | Path) -> Device:
     """A shipped device by its name, or a device file.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: neither, or the file is damaged.
     """
     path = Path(name)
     if path.suffix != ".json":
@@ -153,12 +185,10 @@ def load_device(name: str | Path) -> Device:
                 f"(.json), got {str(name)!r}"
             )
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no device file: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not a device")
-    return from_json(values)
+        values = load_json(path, _FORMAT.what, _FORMAT.remedy)
+    except OSError as error:
+        raise ConfigError(f"--device: {path} cannot be read ({error})") from error
+    return from_json(values, str(path))
 
 
 def bare_device(name: str) -> Device:

@@ -1,4 +1,4 @@
-"""Edits of execution graphs: another batch, type or split, copies, recomputation, ranks.
+"""Edits of execution graphs: other sizes or types, copies, recomputation, ranks.
 
 Every edit gives a new graph; none needs the model again. Lifetimes of storages follow
 the edited order.

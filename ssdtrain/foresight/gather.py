@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from ssdtrain.foresight.bodies import Body, bodies_of
+from ssdtrain.foresight.bodies import Body, Pool, bodies_of
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.design import draw
 
 SCHEMA = "ssdtrain-kernel-times"
 SCHEMA_VERSION = 1
 # Of device time for one measurement, and bounds of the repetitions in it.
-TARGET_US = 1500.0
-MIN_REPEATS, MAX_REPEATS = 4, 24
+TARGET_US = 1200.0
+MIN_REPEATS, MAX_REPEATS = 3, 16
 FIRST_SLEEP_US, LONGEST_SLEEP_US = 400.0, 20_000.0
 CYCLES_PER_US = 1980.0
 
@@ -67,11 +67,11 @@ def clock_of(device: torch.device) -> Clock:
     return device_clock if device.type == "cuda" else host_clock
 
 
-def time_call(call: Call, device: torch.device) -> tuple[Call, float]:
+def time_call(call: Call, pool: Pool) -> tuple[Call, float]:
     """The call as it was drawn and its time in microseconds: the least of two runs."""
-    clock = clock_of(device)
+    clock = clock_of(pool.device)
     with torch.no_grad():
-        drawn, bodies = bodies_of(call, device)
+        drawn, bodies = bodies_of(call, pool)
         for body in bodies[:2]:
             body()
         rough_us = clock(bodies, 2)
@@ -98,6 +98,7 @@ def gather(
     done = {(row["family"], row["index"]) for row in _rows(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
     end, timed = time.monotonic() + budget_s, 0
+    pool = Pool(device)
     with path.open("a", encoding="utf-8") as file:
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             file.write("\n")  # an interrupted run's torn line stays a line of its own
@@ -106,19 +107,19 @@ def gather(
                 continue
             if time.monotonic() > end:
                 break
-            row = {"index": index, **_timed(draw(family, index, seed), device)}
+            row = {"index": index, **_timed(draw(family, index, seed), pool)}
             file.write(json.dumps(row) + "\n")
             file.flush()
             timed += 1
     return timed
 
 
-def _timed(call: Call, device: torch.device) -> dict[str, Any]:
+def _timed(call: Call, pool: Pool) -> dict[str, Any]:
     """A call that cannot run is written with its error: it is not tried again."""
     try:
-        drawn, us = time_call(call, device)
+        drawn, us = time_call(call, pool)
     except (RuntimeError, NotImplementedError) as error:
-        if device.type == "cuda":
+        if pool.device.type == "cuda":
             torch.cuda.empty_cache()
         text = f"{type(error).__name__}: {error}"[:120]
         return {**call.as_dict(), "us": None, "error": text}

@@ -1,17 +1,17 @@
 """An execution graph: the operators of one training step, with tensors and lifetimes.
 
 [Note: execution graphs]
-A node is an operator as a dispatch mode sees it: below autograd, above kernels. It names
-its tensors by number; a tensor knows its storage, so views cost no memory and a storage
-dies behind the node that was the last to hold it in the captured step. The order of
-nodes is the order in which the host runs them; `stream` says where their kernels go.
+A node is an operator as a dispatch mode sees it: below autograd, above kernels. It
+names its tensors by number; a tensor knows its storage, so views cost no memory and a
+storage dies behind the node that was the last to hold it in the captured step. The
+order of nodes is the order in which the host runs them; `stream` says where their
+kernels go.
 In JSON the names of Chakra's execution traces are used where the concepts meet
 (`id`, `name`, `type`, `data_deps`, `inputs` and `outputs` with `values`, `shapes` and
-`types`; MLCommons Chakra schema 0.0.4), and everything else lies in `attr`.
+`types`; MLCommons Chakra schema 0.0.4).
 (tests/ssdtrain/foresight/test_graph.py)
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,9 +22,8 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import ELEMENT_BYTES
 from ssdtrain.foresight.overheads import Phase
+from ssdtrain.jsonfile import Format, Index, Natural, Unfit, load_json, write_json
 
-SCHEMA = "ssdtrain-execution-graph"
-SCHEMA_VERSION = 1
 CALLER = -1
 """Index of the node behind which a storage dies that outlives the step."""
 
@@ -98,10 +97,10 @@ class Node:
 class Storage:
     """Device memory and the nodes between which it lives."""
 
-    num_bytes: int
-    born: int
+    num_bytes: Natural
+    born: Index
     """Index of the node that made it; `CALLER`: it was there before the step."""
-    dies: int
+    dies: Index
     """Index of the last node that needed it; `CALLER`: it outlives the step."""
     is_parameter: bool = False
 
@@ -117,7 +116,9 @@ class Graph:
 
     def __post_init__(self) -> None:
         for index, node in enumerate(self.nodes):
-            unknown = [t for t in (*node.inputs, *node.outputs) if t not in self.tensors]
+            unknown = [
+                t for t in (*node.inputs, *node.outputs) if t not in self.tensors
+            ]
             if unknown:
                 raise ConfigError(
                     f"execution graph: node {index} ({node.name}) names tensors "
@@ -180,121 +181,161 @@ def data_dependencies(graph: Graph) -> list[tuple[int, ...]]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Values:
+    """Tensors of a node in a file."""
+
+    values: tuple[Natural, ...]
+    shapes: tuple[tuple[Natural, ...], ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NodeRow:
+    """A node in a file, by Chakra's names."""
+
+    id: Natural
+    name: str
+    type: str
+    data_deps: tuple[Natural, ...]
+    inputs: _Values
+    outputs: _Values
+    phase: Phase
+    stream: Stream
+    module: str
+    is_view: bool
+    waits_for_device: bool
+    attr: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TensorRow:
+    """What every mention of a tensor shares."""
+
+    storage: Natural
+    stride: tuple[Natural, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A graph as its file holds it; numbers are keys, as JSON wants them."""
+
+    nodes: tuple[_NodeRow, ...]
+    tensors: Mapping[str, _TensorRow]
+    storages: Mapping[str, Storage]
+    notes: Mapping[str, str]
+
+
+_FORMAT = Format(
+    kind=_File,
+    schema="ssdtrain-execution-graph",
+    version=1,
+    what="an execution graph",
+    remedy="capture it again with `ssdtrain foresight capture`",
+)
+
+
 def to_json(graph: Graph) -> dict[str, Any]:
     """Plain values. See [Note: execution graphs]."""
-    nodes = []
-    for index, (node, deps) in enumerate(
-        zip(graph.nodes, data_dependencies(graph), strict=True)
-    ):
-        nodes.append(
-            {
-                "id": index,
-                "name": node.name,
-                "type": NODE_TYPES[node.stream],
-                "data_deps": list(deps),
-                "inputs": _values(graph, node.inputs),
-                "outputs": _values(graph, node.outputs),
-                "attr": {
-                    **node.attr,
-                    "phase": node.phase.value,
-                    "stream": node.stream.value,
-                    "module": node.module,
-                    "is_view": node.is_view,
-                    "waits_for_device": node.waits_for_device,
-                },
-            }
+    nodes = tuple(
+        _NodeRow(
+            id=index,
+            name=node.name,
+            type=NODE_TYPES[node.stream],
+            data_deps=deps,
+            inputs=_values(graph, node.inputs),
+            outputs=_values(graph, node.outputs),
+            phase=node.phase,
+            stream=node.stream,
+            module=node.module,
+            is_view=node.is_view,
+            waits_for_device=node.waits_for_device,
+            attr=node.attr,
         )
+        for index, (node, deps) in enumerate(
+            zip(graph.nodes, data_dependencies(graph), strict=True)
+        )
+    )
     tensors = {
-        str(number): [tensor.storage, list(tensor.stride)]
+        str(number): _TensorRow(storage=tensor.storage, stride=tensor.stride)
         for number, tensor in graph.tensors.items()
     }
-    storages = {
-        str(number): [s.num_bytes, s.born, s.dies, s.is_parameter]
-        for number, s in graph.storages.items()
-    }
-    return {
-        "schema": SCHEMA,
-        "schema_version": SCHEMA_VERSION,
-        "nodes": nodes,
-        "tensors": tensors,
-        "storages": storages,
-        "notes": dict(graph.notes),
-    }
+    storages = {str(number): storage for number, storage in graph.storages.items()}
+    file = _File(nodes=nodes, tensors=tensors, storages=storages, notes=graph.notes)
+    return _FORMAT.to_json(file)
 
 
-def _values(graph: Graph, numbers: Sequence[int]) -> dict[str, Any]:
+def _values(graph: Graph, numbers: Sequence[int]) -> _Values:
     tensors = [graph.tensors[number] for number in numbers]
-    return {
-        "values": list(numbers),
-        "shapes": [list(tensor.shape) for tensor in tensors],
-        "types": [f"Tensor({tensor.dtype})" for tensor in tensors],
-    }
+    return _Values(
+        values=tuple(numbers),
+        shapes=tuple(tensor.shape for tensor in tensors),
+        types=tuple(f"Tensor({tensor.dtype})" for tensor in tensors),
+    )
 
 
-OWN_ATTR = ("phase", "stream", "module", "is_view", "waits_for_device")
-
-
-def from_json(values: Mapping[str, Any]) -> Graph:
+def from_json(values: object, source: str = "") -> Graph:
     """Build a `Graph` from what `to_json` made.
 
     Raises:
-        ConfigError: another schema or version, or a field that is missing or wrong.
+        DamagedFileError: another schema or version, or a wrong field.
     """
-    found = (values.get("schema"), values.get("schema_version"))
-    if found != (SCHEMA, SCHEMA_VERSION):
-        raise ConfigError(
-            f"an execution graph has schema {SCHEMA!r} version {SCHEMA_VERSION}, got "
-            f"{found[0]!r} version {found[1]!r}; capture it again with "
-            "`ssdtrain foresight capture`."
-        )
+    file = _FORMAT.from_json(values, source)
     try:
-        return _graph(values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the execution graph is damaged ({type(error).__name__}: {error}); "
-            "capture it again."
-        ) from error
+        return _graph(file)
+    except Unfit as error:
+        raise error.of_file(
+            source or _FORMAT.what, _FORMAT.what, _FORMAT.remedy
+        ) from None
 
 
-def _graph(values: Mapping[str, Any]) -> Graph:
+def _graph(file: _File) -> Graph:
     tensors: dict[int, TensorInfo] = {}
+    storages = {int(number): storage for number, storage in file.storages.items()}
     nodes = []
-    for row in values["nodes"]:
-        for side in (row["inputs"], row["outputs"]):
+    for index, row in enumerate(file.nodes):
+        for side in (row.inputs, row.outputs):
+            if not len(side.values) == len(side.shapes) == len(side.types):
+                raise Unfit(f"nodes[{index}]", "as many shapes as values", side)
             for number, shape, kind in zip(
-                side["values"], side["shapes"], side["types"], strict=True
+                side.values, side.shapes, side.types, strict=True
             ):
-                storage, stride = values["tensors"][str(number)]
-                tensors[number] = TensorInfo(
-                    shape=tuple(shape),
-                    dtype=kind.removeprefix("Tensor(").removesuffix(")"),
-                    stride=tuple(stride),
-                    storage=storage,
-                )
-        attr = row["attr"]
+                tensors[number] = _tensor(file, number, shape, kind)
         nodes.append(
             Node(
-                name=row["name"],
-                phase=Phase(attr["phase"]),
-                inputs=tuple(row["inputs"]["values"]),
-                outputs=tuple(row["outputs"]["values"]),
-                stream=Stream(attr["stream"]),
-                module=attr["module"],
-                attr={k: v for k, v in attr.items() if k not in OWN_ATTR},
-                is_view=attr["is_view"],
-                waits_for_device=attr["waits_for_device"],
+                name=row.name,
+                phase=row.phase,
+                inputs=row.inputs.values,
+                outputs=row.outputs.values,
+                stream=row.stream,
+                module=row.module,
+                attr=dict(row.attr),
+                is_view=row.is_view,
+                waits_for_device=row.waits_for_device,
             )
         )
-    storages = {
-        int(number): Storage(num_bytes=size, born=born, dies=dies, is_parameter=own)
-        for number, (size, born, dies, own) in values["storages"].items()
-    }
-    return Graph(
-        nodes=tuple(nodes),
-        tensors=tensors,
-        storages=storages,
-        notes=dict(values["notes"]),
-    )
+    last = len(nodes)
+    for number, storage in storages.items():
+        if not (CALLER <= storage.born < last and CALLER <= storage.dies < last):
+            raise Unfit(f"storages.{number}", "births and deaths at nodes", storage)
+    try:
+        return Graph(
+            nodes=tuple(nodes), tensors=tensors, storages=storages, notes=file.notes
+        )
+    except ConfigError as error:
+        raise Unfit("tensors", "every tensor in a storage", str(error)) from error
+
+
+def _tensor(file: _File, number: int, shape: tuple[int, ...], kind: str) -> TensorInfo:
+    row = file.tensors.get(str(number))
+    if row is None:
+        raise Unfit("tensors", f"tensor {number}, which a node names", None)
+    dtype = kind.removeprefix("Tensor(").removesuffix(")")
+    if dtype not in ELEMENT_BYTES:
+        raise Unfit("types", " or ".join(ELEMENT_BYTES), dtype)
+    if len(row.stride) != len(shape):
+        raise Unfit(f"tensors.{number}.stride", f"{len(shape)} strides", row.stride)
+    return TensorInfo(shape=shape, dtype=dtype, stride=row.stride, storage=row.storage)
 
 
 def read_graph(path: str | Path) -> Graph:
@@ -302,12 +343,15 @@ def read_graph(path: str | Path) -> Graph:
 
     Raises:
         OSError: the file cannot be read.
-        ConfigError: it is no execution graph of this version.
+        DamagedFileError: it is no execution graph of this version.
     """
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}, not a graph")
-    return from_json(values)
+    return from_json(load_json(path, _FORMAT.what, _FORMAT.remedy), str(path))
+
+
+def write_graph(path: str | Path, graph: Graph) -> None:
+    """Write a graph, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_json(path, to_json(graph))

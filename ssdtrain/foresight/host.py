@@ -14,7 +14,7 @@ from ssdtrain.foresight.overheads import HostCost, Phase
 # Steps of the grid on which the profiler's costs are sought.
 GRID_STEPS = 41
 LARGEST_EVENT_US = 4.0
-LARGEST_GAP_SHARE = 1.0
+FIELDS = ("t1", "t2", "t3", "t4", "t5", "num_launches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,30 +63,35 @@ class HostTable:
         """Whether the operator was seen in any phase."""
         return any((phase, name) in self._costs for phase in Phase)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, the rows pooled over programs."""
-        kept = {
-            f"{phase.value} {name}": [
+    def as_dict(self) -> dict[str, tuple[float, ...]]:
+        """T1 to T5 and the number of launches by `phase operator`."""
+        return {
+            f"{phase.value} {name}": tuple(
                 round(value, 2)
-                for value in (c.t1, c.t2, c.t3, c.t4, c.t5, c.num_launches)
-            ]
+                for value in (c.t1, c.t2, c.t3, c.t4, c.t5, float(c.num_launches))
+            )
             for (phase, name), c in sorted(
                 self._costs.items(), key=lambda item: (item[0][0].value, item[0][1])
             )
         }
-        return {"t1_t2_t3_t4_t5_launches": kept}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "HostTable":
-        """Build a `HostTable` from what `as_dict` made."""
+    def from_dict(cls, values: Mapping[str, Sequence[float]]) -> "HostTable":
+        """Build a `HostTable` from what `as_dict` made.
+
+        Raises:
+            ConfigError: a row lacks a number or names no phase.
+        """
         rows = []
-        for key, numbers in values["t1_t2_t3_t4_t5_launches"].items():
-            phase, name = key.split(" ", 1)
-            fields = ("t1", "t2", "t3", "t4", "t5", "num_launches")
-            row = dict(zip(fields, numbers, strict=True))
-            rows.append(
-                {"phase": phase, "name": name, "count": 1, "num_events": 0, **row}
-            )
+        for key, numbers in values.items():
+            phase, _, name = key.partition(" ")
+            if len(numbers) != len(FIELDS):
+                raise ConfigError(
+                    f"host times: {key!r} expects {len(FIELDS)} numbers, got {numbers}"
+                )
+            row = dict(zip(FIELDS, numbers, strict=True))
+            head = {"phase": phase, "name": name, "count": 1, "num_events": 0}
+            rows.append({**head, **row})
         return cls(rows)
 
 
@@ -103,7 +108,9 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
     def mean(name: str) -> float:
         known = [(row[name], row["count"]) for row in group if row[name] is not None]
         total = sum(count for _, count in known)
-        return sum(v * count for v, count in known) / total if total else 0.0
+        if not total:
+            return 0.0
+        return float(sum(value * count for value, count in known)) / float(total)
 
     launches = mean("num_launches")
     events = mean("num_events")
@@ -124,7 +131,7 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
 
 
 def _share(own_us: float, added_us: float) -> float:
-    """What is left of a time when the profiler's part is taken off; at least a third."""
+    """What is left of a time without the profiler's part; at least a third."""
     if own_us <= 0.0:
         return 1.0
     return max(1 / 3, 1.0 - added_us / own_us)

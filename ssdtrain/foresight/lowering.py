@@ -117,7 +117,7 @@ class _Site:
 
 
 def lower(graph: Graph, node: Node) -> Lowered:
-    """What the device runs for a node; nothing for views and copies of other streams."""
+    """What the device runs for a node; nothing for views and other streams' copies."""
     if node.is_view or "num_bytes" in node.attr:
         return Lowered(calls=())
     site = _Site(
@@ -204,12 +204,8 @@ def _reduction(site: _Site) -> list[Call]:
 
 
 def _reduced(site: _Site, variant: str, rows: int, columns: int) -> Call:
-    call = calls.memory(
-        variant, rows=rows, columns=columns, dtype=_dtype(site.inputs)
-    )
-    return replace(
-        call, read_bytes=site.read_bytes, written_bytes=site.written_bytes
-    )
+    call = calls.memory(variant, rows=rows, columns=columns, dtype=_dtype(site.inputs))
+    return replace(call, read_bytes=site.read_bytes, written_bytes=site.written_bytes)
 
 
 def _letter(tensor: TensorInfo) -> str:
@@ -261,9 +257,7 @@ def _norm(site: _Site, variant: str) -> Call:
         if isinstance(dim, int) and site.inputs[0].shape:
             columns = site.inputs[0].shape[dim]
             rows = site.inputs[0].elements // max(1, columns)
-    return calls.norm(
-        variant, rows=rows, columns=columns, dtype=_dtype(site.inputs)
-    )
+    return calls.norm(variant, rows=rows, columns=columns, dtype=_dtype(site.inputs))
 
 
 def distinct(rows: float, table_rows: float) -> float:
@@ -342,9 +336,7 @@ def _index_put(site: _Site) -> list[Call]:
 def _part_backward(site: _Site) -> list[Call]:
     """Zeros of the whole, then a copy into a part."""
     rows, columns = _grid(site.outputs[0])
-    whole = calls.memory(
-        "fill", rows=rows, columns=columns, dtype=_dtype(site.outputs)
-    )
+    whole = calls.memory("fill", rows=rows, columns=columns, dtype=_dtype(site.outputs))
     rows, columns = _grid(site.inputs[0])
     part = calls.memory(
         "copy", rows=rows, columns=columns, dtype=_dtype(site.inputs), warm=True
@@ -460,4 +452,3 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "_fused_adamw_": _optimizer,
     "_fused_sgd_": _optimizer,
 }
-

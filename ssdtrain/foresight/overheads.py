@@ -12,6 +12,7 @@ costs are fitted to the same program's time without a profiler.
 (tests/ssdtrain/foresight/test_overheads.py)
 """
 
+import itertools
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,8 +170,7 @@ def _seen(
         t3 = max(0.0, span.end - launches[-1].end)
         t4 = statistics.fmean(s.end - s.start for s in launches)
         gaps = [
-            after.start - before.end
-            for before, after in zip(launches, launches[1:], strict=False)
+            after.start - before.end for before, after in itertools.pairwise(launches)
         ]
         t5 = statistics.fmean(gaps) if gaps else 0.0
     return Seen(

@@ -100,7 +100,9 @@ def pipeline_tasks(
     ranks = []
     for rank, order in enumerate(orders):
         tasks = [
-            _task(rank, turn, chunks[rank][turn.chunk], (num_ranks, num_chunks), send_us)
+            _task(
+                rank, turn, chunks[rank][turn.chunk], (num_ranks, num_chunks), send_us
+            )
             for turn in order
         ]
         if tail_us:

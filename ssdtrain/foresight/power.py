@@ -1,9 +1,9 @@
 """What the power limit does to the clock, and so to the step.
 
 [Note: clocks]
-A device draws `idle` watts, and more by the rate at which it multiplies and moves bytes.
-What that comes to over some tens of milliseconds may not pass the limit: then the clock
-falls until it does not, roughly by the power's cube root in what is above idle (voltage
+A device draws `idle` watts, and more by the rate at which it multiplies and moves
+bytes. What that comes to over some tens of milliseconds may not pass the limit: then
+the clock falls until it does not; the energy of the same work falls with it (voltage
 falls with frequency). Kernels bound by multiplication slow down with the clock, those
 bound by memory hardly do. So a step that waits for copies draws less on average and
 runs its products faster: part of a wait is won back.
@@ -37,9 +37,7 @@ class Power:
         """Energy above idle of one call at the highest clock."""
         flops = call.flops if call.family in MULTIPLYING else 0.0
         moved = call.num_bytes - call.warm_bytes
-        return (
-            flops * self.joules_per_tflop * 1e-12 + moved * self.joules_per_gb * 1e-9
-        )
+        return flops * self.joules_per_tflop * 1e-12 + moved * self.joules_per_gb * 1e-9
 
     def clock(self, busy_us: float, bound_us: float, joules: float) -> float:
         """Clock (1: the highest) that a repeated step settles at.
@@ -82,5 +80,3 @@ def bound_us(call: Call, us: float, compute_us: float) -> float:
         return 0.0
     # Kernels reach some 70 to 85 % of the peak: near it all of the time is arithmetic.
     return us * min(1.0, 1.3 * compute_us / us)
-
-

@@ -7,11 +7,13 @@ and what it depends on has ended (Lin 2023, Algorithms 3 and 4: `max(stream + ga
 T4 / 2)`). A task of a group (a collective, or a send with its receive) starts on all
 ranks of the group when the last of them is ready. A task that waits for a signal starts
 some time after the task of another rank that gives it has ended (a send that nobody
-waits for). The host goes on at once, except behind a task that it waits for. Copies and the SSD are streams like the others; where
-ranks share a wire, whoever prices their copies divides its bandwidth.
+waits for). The host goes on at once, except behind a task that it waits for. Copies
+and the SSD are streams like the others; where ranks share a wire, whoever prices their
+copies divides its bandwidth.
 (tests/ssdtrain/foresight/test_simulate.py)
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -78,9 +80,7 @@ class StepTimes:
 class _Rank:
     """One rank's host and streams."""
 
-    def __init__(
-        self, tasks: Sequence[Task], signals: dict[Hashable, float]
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], signals: dict[Hashable, float]) -> None:
         self.tasks = tasks
         self._signals = signals
         self.at = 0
@@ -95,6 +95,10 @@ class _Rank:
     @property
     def task(self) -> Task:
         return self.tasks[self.at]
+
+    def missing(self) -> Hashable:
+        """A signal that the present task waits for and nobody has given yet."""
+        return next((s for s in self.task.waits_for if s not in self._signals), None)
 
     def ready_us(self) -> float:
         """When the present task could start, were its group there."""
@@ -142,36 +146,39 @@ def simulate(ranks: Sequence[Sequence[Task]]) -> StepTimes:
         ConfigError: ranks wait for one another in a circle, or for a task that a rank
             of the group does not have.
     """
-    members: dict[Hashable, int] = {}
-    for tasks in ranks:
-        for task in tasks:
-            if task.group is not None:
-                members[task.group] = members.get(task.group, 0) + 1
     signals: dict[Hashable, float] = {}
     states = [_Rank(tasks, signals) for tasks in ranks]
+    members = Counter(
+        task.group for tasks in ranks for task in tasks if task.group is not None
+    )
     arrived: dict[Hashable, list[_Rank]] = {}
     listening: dict[Hashable, list[_Rank]] = {}
     moving = list(states)
     while moving:
         rank = moving.pop()
-        while not rank.done:
-            task = rank.task
-            missing = next((s for s in task.waits_for if s not in signals), None)
-            if missing is not None:
-                listening.setdefault(missing, []).append(rank)
-                break
-            if task.group is None:
-                together = [rank]
-            else:
-                together = arrived.setdefault(task.group, [])
-                together.append(rank)
-                if len(together) < members[task.group]:
-                    break
-                del arrived[task.group]
-            _run_together(together)
-            moving += [other for other in together if other is not rank]
-            for other in together:
-                moving += listening.pop(other.last_signal, ())
+        if rank.done:
+            continue
+        missing = rank.missing()
+        if missing is not None:
+            listening.setdefault(missing, []).append(rank)
+            continue
+        together = [rank]
+        group = rank.task.group
+        if group is not None:
+            together = arrived.setdefault(group, [])
+            together.append(rank)
+            if len(together) < members[group]:
+                continue
+            del arrived[group]
+        _run_together(together)
+        for other in together:
+            moving += listening.pop(other.last_signal, ())
+        moving += together
+    _check_done(states)
+    return StepTimes(ranks=tuple(state.times for state in states))
+
+
+def _check_done(states: Sequence[_Rank]) -> None:
     stuck = [state for state in states if not state.done]
     if stuck:
         raise ConfigError(
@@ -179,7 +186,6 @@ def simulate(ranks: Sequence[Sequence[Task]]) -> StepTimes:
             f"{stuck[0].at} ({stuck[0].task.name}); every rank of a group runs its "
             "tasks in one order, and every signal that is waited for is given."
         )
-    return StepTimes(ranks=tuple(state.times for state in states))
 
 
 def _run_together(ranks: Sequence[_Rank]) -> None:

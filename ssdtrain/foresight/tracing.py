@@ -16,11 +16,22 @@ Step = Callable[[], Any]
 
 
 def composites() -> frozenset[str]:
-    """Operators that only call others, for autograd and below (`aten::linear`)."""
-    names = torch._C._dispatch_get_registrations_for_dispatch_key(
-        "CompositeImplicitAutograd"
+    """Operators that only call others, for autograd and below (`aten::linear`).
+
+    Those of which every overload does; `aten::sum` does where dimensions have names.
+    """
+    implicit = set(
+        torch._C._dispatch_get_registrations_for_dispatch_key(
+            "CompositeImplicitAutograd"
+        )
     )
-    return frozenset(name.partition(".")[0] for name in names)
+    plain = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if not name.endswith("out") and name not in implicit
+    }
+    names = {name.partition(".")[0] for name in implicit}
+    return frozenset(names - {name.partition(".")[0] for name in plain})
 
 
 def traced(step: Step, num_steps: int = 2) -> list[Seen]:

@@ -4,9 +4,8 @@ Training is elsewhere (`fit.py`, scikit-learn); the product neither needs it nor
 unpickles anything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ssdtrain.errors import ConfigError
 
@@ -44,31 +43,14 @@ class Forest:
         """The sum for one row of features."""
         return self.base + sum(tree(row) for tree in self.trees)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values: three flat lists a tree."""
-        return {
-            "names": list(self.names),
-            "base": self.base,
-            "trees": [
-                [list(tree.features), list(tree.values), list(tree.rights)]
-                for tree in self.trees
-            ],
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Forest":
-        """Build a `Forest` from what `as_dict` made.
+    def check(self) -> None:
+        """Make sure that every tree ends.
 
         Raises:
-            ConfigError: a tree that does not end, or looks at an unknown feature.
+            ConfigError: one does not, or looks at an unknown feature.
         """
-        names = tuple(values["names"])
-        trees = []
-        for features, numbers, rights in values["trees"]:
-            tree = Tree(tuple(features), tuple(map(float, numbers)), tuple(rights))
-            _check(tree, len(names))
-            trees.append(tree)
-        return cls(names=names, base=float(values["base"]), trees=tuple(trees))
+        for tree in self.trees:
+            _check(tree, len(self.names))
 
 
 def _check(tree: Tree, num_features: int) -> None:

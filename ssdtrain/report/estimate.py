@@ -1,26 +1,30 @@
-"""A profile without a GPU: the model on the meta device, operators by roofline.
+"""A profile without a GPU: the model on the meta device, operators by kernel models.
 
-Every operator takes the longer of its FLOPs over the device's rate and its bytes over
-the memory's bandwidth (Lin 2023, 4.3: heuristic kernel models). Memory is counted from
-the storages that the operators make. Good for comparing placements and batch sizes
-before there is a machine; a measured profile replaces it.
+With a device's kernel models (docs/foresight.md) every operator takes what they
+predict, and a phase that the host binds takes the host's time. With rates alone it
+takes the longer of its FLOPs over the device's rate and its bytes over the memory's
+bandwidth. Memory is counted from the storages that the operators make. Good for
+comparing placements and batch sizes before there is a machine; a measured profile
+replaces it.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ssdtrain.cache.identity import is_held
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.capture import AsOnGpu
+from ssdtrain.foresight.device import Device
+from ssdtrain.foresight.meter import OperatorMeter
+from ssdtrain.foresight.overheads import Phase as HostPhase
 from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
@@ -38,6 +42,32 @@ CHEAP = frozenset(
     )
 )
 LAUNCH_MS = 0.004
+# Between two kernels of one stream.
+GAP_MS = 0.001
+
+
+class Rates(Protocol):
+    """Prices operators."""
+
+    def operator_ms(self, call: "Called") -> float:
+        """Device time of one operator."""
+
+    def host_ms(self, func: Any, phase: Phase) -> float:
+        """Host time of one operator; 0 where it is not known."""
+
+    def describe(self) -> str:
+        """Where the times come from, for the profile's notes."""
+
+
+class Called(NamedTuple):
+    """One operator as it ran."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    out: Any
+    inputs: Sequence[Tensor]
+    results: Sequence[Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +78,52 @@ class Speeds:
     """1e12 FLOPs a second in matrix products (an H200 in bf16)."""
     memory_gb_per_s: float = 3500.0
     """1e9 bytes a second of device memory."""
+
+    def operator_ms(self, call: Called) -> float:
+        """The roofline."""
+        formula = flop_registry.get(call.func._overloadpacket)
+        flops = (
+            0
+            if formula is None
+            else formula(*call.args, **call.kwargs, out_val=call.out)
+        )
+        num_bytes = sum(tensor.nbytes for tensor in (*call.inputs, *call.results))
+        compute_ms = flops / (self.tflops * 1e9)
+        memory_ms = num_bytes / (self.memory_gb_per_s * 1e6)
+        return max(compute_ms, memory_ms) + LAUNCH_MS
+
+    def host_ms(self, func: Any, phase: Phase) -> float:
+        """Not known."""
+        return 0.0
+
+    def describe(self) -> str:
+        """Both rates."""
+        return f"{self.tflops} TFLOP/s, {self.memory_gb_per_s} GB/s"
+
+
+class Learned:
+    """A device's kernel models and host times."""
+
+    def __init__(self, device: Device) -> None:
+        self._name = device.spec.name
+        self._meter = OperatorMeter(device)
+
+    def operator_ms(self, call: Called) -> float:
+        """What the kernel models predict."""
+        us = self._meter.device_us(
+            call.func, (call.args, call.kwargs), call.inputs, call.results
+        )
+        return us / 1e3 + (GAP_MS if us else 0.0)
+
+    def host_ms(self, func: Any, phase: Phase) -> float:
+        """From the device's table of host times."""
+        known = HostPhase.FORWARD if phase is Phase.FORWARD else HostPhase.BACKWARD
+        return self._meter.host_us(func, known) / 1e3
+
+    def describe(self) -> str:
+        """The device, and how many operators its models did not know."""
+        unknown = self._meter.num_generic
+        return f"kernel models of {self._name}, {unknown} operators priced as copies"
 
 
 @dataclass
@@ -72,9 +148,12 @@ class _Draft:
 class _Meter(TorchDispatchMode):
     """Adds up time and memory of every operator."""
 
-    def __init__(self, speeds: Speeds) -> None:
+    def __init__(self, rates: Rates) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._speeds = speeds
+        self._rates = rates
+        self._phase = Phase.FORWARD
+        self.host_ms = dict.fromkeys(Phase, 0.0)
+        self.device_ms = dict.fromkeys(Phase, 0.0)
         self._numbers = 0
         self.sizes: dict[int, int] = {}
         """Bytes of every storage alive that an operator made."""
@@ -101,6 +180,7 @@ class _Meter(TorchDispatchMode):
 
     def open_mark(self, phase: Phase, item: int) -> None:
         """Operators count for this mark from now on."""
+        self._phase = phase
         self.marks.append(_Draft(phase, item))
         self._measure()
 
@@ -113,9 +193,12 @@ class _Meter(TorchDispatchMode):
         known = {x.untyped_storage()._cdata for x in inputs}
         new = [x for x in results if x.untyped_storage()._cdata not in known]
         writes = bool(new) or func._schema.is_mutable
-        ms = self._time_ms(func, args, kwargs or {}, out, [*inputs, *results])
-        if not writes:
-            ms = 0.0  # a view
+        ms = 0.0  # of a view
+        if writes:
+            called = Called(func, args, kwargs or {}, out, inputs, results)
+            ms = self._rates.operator_ms(called)
+        self.device_ms[self._phase] += ms
+        self.host_ms[self._phase] += self._rates.host_ms(func, self._phase)
         for tensor in new:
             self._track(tensor, func, inputs, ms)
         if self.marks:
@@ -125,15 +208,10 @@ class _Meter(TorchDispatchMode):
         self._measure()
         return out
 
-    def _time_ms(
-        self, func: Any, args: Any, kwargs: Any, out: Any, tensors: Sequence[Tensor]
-    ) -> float:
-        formula = flop_registry.get(func._overloadpacket)
-        flops = 0 if formula is None else formula(*args, **kwargs, out_val=out)
-        num_bytes = sum(tensor.nbytes for tensor in tensors)
-        compute_ms = flops / (self._speeds.tflops * 1e9)
-        memory_ms = num_bytes / (self._speeds.memory_gb_per_s * 1e6)
-        return max(compute_ms, memory_ms) + LAUNCH_MS
+    def waiting(self, phase: Phase) -> float:
+        """By which factor a phase is longer than its kernels: the host binds it."""
+        device_ms = self.device_ms[phase]
+        return max(1.0, self.host_ms[phase] / device_ms) if device_ms else 1.0
 
     def _track(
         self, tensor: Tensor, func: Any, inputs: Sequence[Tensor], ms: float
@@ -160,51 +238,6 @@ class _Meter(TorchDispatchMode):
             mark.other_bytes = max(mark.other_bytes, other)
 
 
-class _Fused(TorchFunctionMode):
-    """What a GPU runs in one kernel, also where the meta device would decompose it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            found = _flash(*args, **kwargs)
-            if found is not None:
-                return found
-        if func is F.dropout:
-            found = _dropout(*args, **kwargs)
-            if found is not None:
-                return found
-        return func(*args, **kwargs)
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **more: Any,
-) -> Tensor | None:
-    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    if more.get("enable_gqa"):
-        return None
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    scale = more.get("scale")
-    out = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    return out  # type: ignore[no-any-return]
-
-
-def _dropout(
-    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor | None:
-    if not training or inplace or p == 0.0:
-        return None
-    return torch.native_dropout(input, p, True)[0]
-
-
 class _Stamp:
     """Dies with its storage."""
 
@@ -220,7 +253,7 @@ def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
     links: Links,
-    speeds: Speeds,
+    rates: Rates,
     *,
     min_bytes: int = 1 << 20,
 ) -> Profile:
@@ -230,18 +263,18 @@ def estimate(
         model: its parameters are on the meta device.
         forward: runs it; gives a tensor, or a nest of them, that backward starts from.
         links: curves of the machine that is asked about.
-        speeds: of its device.
+        rates: prices operators on its device.
         min_bytes: smaller saved tensors are never moved.
 
     Raises:
         ConfigError: nothing was saved, or nothing needs a gradient.
     """
-    meter, saved = _Meter(speeds), _Saved(model, min_bytes)
+    meter, saved = _Meter(rates), _Saved(model, min_bytes)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     with (
-        _Fused(),
+        AsOnGpu(),
         meter,
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: saved.pack(tensor, meter), lambda x: saved.unpack(x, meter)
@@ -264,7 +297,13 @@ def estimate(
             "lower, or give a larger --micro-batch."
         )
     marks = tuple(
-        Mark(lane=0, phase=m.phase, item=m.item, ms=m.ms, other_bytes=m.other_bytes)
+        Mark(
+            lane=0,
+            phase=m.phase,
+            item=m.item,
+            ms=m.ms * meter.waiting(m.phase),
+            other_bytes=m.other_bytes,
+        )
         for m in meter.marks
     )
     return Profile(
@@ -272,9 +311,9 @@ def estimate(
         kinds={"model/0": tuple(saved.items)},
         marks=marks,
         links=links,
-        head_ms=meter.head_ms,
+        head_ms=meter.head_ms * meter.waiting(Phase.FORWARD),
         device="meta",
-        notes={"estimated": f"{speeds.tflops} TFLOP/s, {speeds.memory_gb_per_s} GB/s"},
+        notes={"estimated": rates.describe()},
     )
 
 

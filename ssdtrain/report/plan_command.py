@@ -13,6 +13,7 @@ from rich.table import Table
 from ssdtrain.arguments import fraction_argument, size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.device import load_device
 from ssdtrain.machine.links import LINK_FILE, LinkKind
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
@@ -21,7 +22,7 @@ from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import COPY_SLOWDOWN, PROFILE_FILE, Links, Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain, rows
-from ssdtrain.report.estimate import Speeds
+from ssdtrain.report.estimate import Learned, Rates, Speeds
 from ssdtrain.report.subject import (
     Build,
     build_of,
@@ -92,6 +93,12 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", choices=["host", "ssd"], default="host", help="where bytes go"
     )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="with --no-gpu: kernel models of h100, h200 or a device file "
+        "(docs/foresight.md), instead of the two rates below",
+    )
     parser.add_argument("--tflops", type=float, default=Speeds().tflops)
     parser.add_argument(
         "--memory-gb-per-s", type=float, default=Speeds().memory_gb_per_s
@@ -149,11 +156,22 @@ def _duplex(alone: Curve, both: Curve | None) -> float:
     return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
 
 
+def rates_of(args: argparse.Namespace) -> Rates:
+    """Kernel models of `--device`, or the roofline of two rates.
+
+    Raises:
+        ConfigError: the device is not known.
+    """
+    if args.device is not None:
+        return Learned(load_device(args.device))
+    return Speeds(tflops=args.tflops, memory_gb_per_s=args.memory_gb_per_s)
+
+
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
     """Estimated or observed, as asked for."""
     if args.no_gpu:
-        speeds = Speeds(tflops=args.tflops, memory_gb_per_s=args.memory_gb_per_s)
-        profile = estimated(build, micro_batch, links_of(args), speeds, args.min_bytes)
+        links, rates = links_of(args), rates_of(args)
+        profile = estimated(build, micro_batch, links, rates, args.min_bytes)
     else:
         profile = observed(build, micro_batch, args.min_bytes, target="host")
         if args.links is not None:

@@ -13,7 +13,7 @@ import ssdtrain.api
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import COPY_SLOWDOWN, Links, Profile
-from ssdtrain.report.estimate import Speeds, estimate
+from ssdtrain.report.estimate import Rates, estimate
 
 HEAD_SIZE = 128
 DROPOUT = 0.1
@@ -126,13 +126,13 @@ def default_links() -> Links:
 
 
 def estimated(
-    build: Build, micro_batch: int, links: Links, speeds: Speeds, min_bytes: int
+    build: Build, micro_batch: int, links: Links, rates: Rates, min_bytes: int
 ) -> Profile:
     """The profile of a micro-batch on the meta device."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
-            subject.model, subject.forward, links, speeds, min_bytes=min_bytes
+            subject.model, subject.forward, links, rates, min_bytes=min_bytes
         )
 
 

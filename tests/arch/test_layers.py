@@ -29,6 +29,7 @@ FLOORS = {
     "storage": 1,
     "transfer": 2,
     "plan": 3,
+    "foresight": 3,
     "machine": 3,
     "project": 3,
     "remat": 3,
@@ -40,7 +41,7 @@ FLOORS = {
     "cli": 8,
 }
 # Beside `plan`: pure floors that import the ground floor alone.
-GROUND_ONLY = {"plan", "machine", "project"}
+GROUND_ONLY = {"plan", "foresight", "machine", "project"}
 GROUND = {
     "errors",
     "config",

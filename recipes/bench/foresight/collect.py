@@ -1,9 +1,13 @@
-"""Everything that the performance models learn from, in one run on a device.
+"""Everything that the performance models learn from and are judged by, on a device.
 
-    python -m recipes.bench.foresight.collect --out times.json --kernels-s 80
+    python -m recipes.bench.foresight.collect steps --out steps.json --budget-s 45
+    python -m recipes.bench.foresight.collect kernels --out kernels.json --budget-s 60
+    python -m recipes.bench.foresight.collect traces --out traces.json --budget-s 20
 
-Kernels by the random design (resumable), products and copies at length, and training
-steps with their host times. `--shapes tiny --device cpu` runs all paths on a CPU.
+`steps`: training steps with peaks, then products and copies at length; `kernels`: the
+random design (resumable); `traces`: host times of operators. Each part is a process of
+its own: a profiler that was used once slows every later launch. `--shapes tiny` runs
+all paths on a CPU.
 """
 
 import argparse
@@ -12,8 +16,9 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,93 +30,155 @@ from ssdtrain.foresight.overheads import by_shape, summary
 from ssdtrain.foresight.tracing import step_us, traced
 
 COUNTS = {
-    Family.PRODUCT: 3000,
-    Family.MEMORY: 2400,
-    Family.ATTENTION: 1200,
-    Family.NORM: 900,
-    Family.LOOKUP: 600,
-    Family.OPTIMIZER: 200,
-    Family.CONVOLUTION: 400,
+    Family.PRODUCT: 4000,
+    Family.MEMORY: 2600,
+    Family.ATTENTION: 1400,
+    Family.NORM: 1000,
+    Family.LOOKUP: 900,
+    Family.OPTIMIZER: 150,
+    Family.CONVOLUTION: 350,
 }
 
 
-def measured_step(name: str, batch: int, shape: dict[str, int], trace: bool) -> Any:
-    subject = subjects.MAKERS[name](batch, **shape)
+class Cell(NamedTuple):
+    """One model at one batch."""
+
+    kind: str
+    model: str
+    batch: int
+    shape: dict[str, int]
+    at: int
+
+
+def cells(kinds: list[str]) -> Iterator[Cell]:
+    """Host-bound ones of the first kind, then all of the second, then the rest."""
+    found = [
+        Cell(kind, name, batch, shape, at)
+        for kind in kinds
+        for name, (shape, batches) in subjects.SHAPES[kind].items()
+        for at, batch in enumerate(batches)
+    ]
+    first, last = kinds[0], kinds[-1]
+    rank = {True: 0, False: 2}
+    yield from sorted(
+        found,
+        key=lambda c: (
+            1
+            if c.kind == last and c.kind != first
+            else rank[c.kind == first and c.at == 0]
+        ),
+    )
+
+
+def built(cell: Cell) -> subjects.Step:
+    subject = subjects.MAKERS[cell.model](cell.batch, **cell.shape)
     step = subjects.training_step(subject)
-    cell: dict[str, Any] = {"model": name, "batch": batch, "shape": shape}
     step()  # the optimizer's state
     step()
+    return step
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    step = built(cell)
+    row: dict[str, Any] = cell._asdict()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        cell["before_bytes"] = torch.cuda.memory_allocated()
+        row["before_bytes"] = torch.cuda.memory_allocated()
     step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-        cell["peak_bytes"] = torch.cuda.max_memory_allocated()
-    cell["from"] = time.time()
-    cell["step_us"] = step_us(step, num_warm=1, seconds=1.2)
-    cell["to"] = time.time()
-    if trace:
-        seen = traced(step, 1)
-        cell["host"] = summary(seen)
-        cell["by_shape"] = by_shape(seen)
-    return cell
+        row["peak_bytes"] = torch.cuda.max_memory_allocated()
+    row["from"] = time.time()
+    row["step_us"] = step_us(step, num_warm=1, seconds=0.9)
+    row["to"] = time.time()
+    return row
+
+
+def profiled(cell: Cell) -> dict[str, Any]:
+    step = built(cell)
+    seen = traced(step, 1)
+    return {**cell._asdict(), "host": summary(seen), "by_shape": by_shape(seen)}
+
+
+class Out:
+    """A result that is on disk after every row."""
+
+    def __init__(self, path: Path, budget_s: float) -> None:
+        self._path = path
+        self._end = time.monotonic() + budget_s
+        self.content: dict[str, Any] = {"torch": torch.__version__, "device": "cpu"}
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(0)
+            self.content["device"] = properties.name
+            self.content["num_sms"] = properties.multi_processor_count
+            self.content["l2_bytes"] = properties.L2_cache_size
+
+    @property
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def save(self) -> None:
+        self._path.write_text(json.dumps(self.content) + "\n")
+
+    def run(self, name: str, function: Any, todo: Any) -> list[dict[str, Any]]:
+        """One row for each cell while there is time."""
+        rows = self.content[name] = []
+        for cell in todo:
+            if self.left_s < 0:
+                break
+            try:
+                rows.append(function(cell))
+            except Exception as error:
+                print(f"{cell}: {error}", file=sys.stderr)
+                traceback.print_exc()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            print(f"{self.left_s:.1f} {name} {cell.model} {cell.batch}", flush=True)
+            self.save()
+        return list(rows)
+
+
+def steps(out: Out, kinds: list[str]) -> None:
+    with sustained.Watch() as watch:
+        rows = out.run("steps", measured, cells(kinds))
+        if torch.cuda.is_available():
+            runs = sustained.products((2048, 3072, 4096, 8192, 12288), 0.8)
+            runs.append(sustained.copies(1 << 30, 0.8))
+            rows += runs
+            out.content["sustained"] = runs
+            out.save()
+    for row in rows:
+        row["clock"] = watch.between(row.pop("from"), row.pop("to"))
+    out.save()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["steps", "kernels", "traces"])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--kernels-s", type=float, default=80.0)
-    parser.add_argument("--steps-s", type=float, default=60.0)
+    parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shapes", default="explore", choices=sorted(subjects.SHAPES))
+    parser.add_argument(
+        "--shapes", nargs="+", default=["explore"], choices=sorted(subjects.SHAPES)
+    )
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_default_device(device)
-    result: dict[str, Any] = {"torch": torch.__version__, "device": "cpu"}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        result["device"] = properties.name
-        result["num_sms"] = properties.multi_processor_count
-        result["l2_bytes"] = properties.L2_cache_size
-
-    def save() -> None:
-        args.out.write_text(json.dumps(result) + "\n")
-
-    with sustained.Watch() as watch:
-        cells = result["steps"] = []
-        end = time.monotonic() + args.steps_s
-        plan = [
-            (name, batch, shape, at)
-            for name, (shape, batches) in subjects.SHAPES[args.shapes].items()
-            for at, batch in enumerate(batches)
-        ]
-        for name, batch, shape, at in sorted(plan, key=lambda cell: cell[3] == 1):
-            if time.monotonic() > end:
-                break
-            try:
-                cells.append(measured_step(name, batch, shape, at != 1))
-            except Exception as error:
-                print(f"{name} {batch}: {error}", file=sys.stderr)
-                traceback.print_exc()
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-            print(f"{time.monotonic() - end:.1f} {name} {batch}", flush=True)
-            save()
-        if device.type == "cuda":
-            runs = sustained.products((1024, 2048, 4096, 8192), 1.2)
-            runs.append(sustained.copies(1 << 30, 1.2))
-            result["sustained"] = runs
-            save()
-    for row in [*cells, *result.get("sustained", [])]:
-        row["clock"] = watch.between(row.pop("from"), row.pop("to"))
-    save()
-    lines = args.out.with_suffix(".jsonl")
-    gather(COUNTS, lines, device, seed=args.seed, budget_s=args.kernels_s)
-    result["kernels"] = [json.loads(line) for line in lines.read_text().splitlines()]
-    save()
+    out = Out(args.out, args.budget_s)
+    if args.part == "steps":
+        steps(out, args.shapes)
+    elif args.part == "traces":
+        todo = [c for c in cells(args.shapes) if c.at == 0]
+        todo += [c for c in cells(args.shapes) if c.at == 2]
+        out.run("traces", profiled, todo)
+    else:
+        lines = args.out.with_suffix(".jsonl")
+        gather(COUNTS, lines, device, seed=args.seed, budget_s=args.budget_s)
+        texts = lines.read_text().splitlines()
+        out.content["kernels"] = [json.loads(line) for line in texts]
+    out.save()
 
 
 if __name__ == "__main__":

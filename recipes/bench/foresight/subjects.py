@@ -4,6 +4,7 @@
 so that one function serves both. Weights and inputs are random.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -134,7 +135,7 @@ class _Dlrm(nn.Module):
 
 def _mlp(widths: list[int], last: bool = True) -> nn.Sequential:
     modules: list[nn.Module] = []
-    for at, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for at, (a, b) in enumerate(itertools.pairwise(widths)):
         modules.append(nn.Linear(a, b))
         if last or at < len(widths) - 2:
             modules.append(nn.ReLU())

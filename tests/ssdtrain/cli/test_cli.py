@@ -13,6 +13,7 @@ import pytest
 from ssdtrain.cli import COMMANDS, build_parser, main
 
 SUBJECT = {
+    "--device",
     "--links",
     "--max-overhead",
     "--memory-gb-per-s",
@@ -38,6 +39,22 @@ OPTIONS = {
         "overrides",
     },
     "report": {"--out", "runs"},
+    "foresight": {
+        "action",
+        "--calibrated",
+        "--device",
+        "--family",
+        "--json",
+        "--micro-batch",
+        "--model",
+        "--optimizer",
+        "--ranks",
+        "--save",
+        "--seconds",
+        "--seed",
+        "--sequence",
+        "--times",
+    },
     "plan": SUBJECT
     | {
         "--batch",

@@ -29,7 +29,9 @@ class Block(nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
-def graph_of(batch: int = 16, width: int = 64, optimizer: str | None = "adamw") -> Graph:
+def graph_of(
+    batch: int = 16, width: int = 64, optimizer: str | None = "adamw"
+) -> Graph:
     with torch.device("meta"):
         model = nn.Sequential(Block(width), Block(width))
         x = torch.randn(batch, width)
@@ -66,7 +68,7 @@ def test_json_round_trip() -> None:
 
 def test_json_uses_chakra_names() -> None:
     node = to_json(graph_of())["nodes"][0]
-    assert {"id", "name", "type", "data_deps", "inputs", "outputs", "attr"} == set(node)
+    assert {"id", "name", "type", "data_deps", "inputs", "outputs", "attr"} < set(node)
     assert node["type"] == "COMP_NODE"
     assert set(node["inputs"]) == {"values", "shapes", "types"}
 

@@ -18,7 +18,7 @@ from ssdtrain.foresight.host import Correction, HostTable, fit_correction, progr
 from ssdtrain.foresight.overheads import Phase, operators_of, summary, trimmed_mean
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import H100, H200
-from ssdtrain.foresight.trees import Forest
+from ssdtrain.foresight.trees import Forest, Tree
 
 
 def made_up_us(call: Call, noise: random.Random) -> float:
@@ -48,7 +48,8 @@ def test_a_forest_survives_json_exactly() -> None:
     pytest.importorskip("sklearn")
     times = made_up_times(60)
     forest = fit_forest(times, H100)
-    again = Forest.from_dict(json.loads(json.dumps(forest.as_dict())))
+    device = Device(spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest})
+    again = from_json(json.loads(json.dumps(to_json(device)))).forests[Family.PRODUCT]
     for call, _ in times:
         row = row_of(call, H100)
         assert again.predict(row) == forest.predict(row)
@@ -76,8 +77,14 @@ def test_json_trees_are_scikit_learn_s() -> None:
     ],
 )
 def test_trees_that_would_not_end_are_refused(trees: Any) -> None:
-    with pytest.raises(ConfigError):
-        Forest.from_dict({"names": ["a"], "base": 0.0, "trees": trees})
+    forest = Forest(
+        names=("a",), base=0.0, trees=tuple(Tree(*map(tuple, t)) for t in trees)
+    )
+    with pytest.raises(ConfigError, match="kernel models"):
+        forest.check()
+    device = Device(spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest})
+    with pytest.raises(ConfigError, match="damaged"):
+        from_json(to_json(device))
 
 
 @pytest.mark.parametrize("family", list(Family))
@@ -213,9 +220,7 @@ def test_the_profilers_cost_is_taken_off() -> None:
 
 # -- clock ----------------------------------------------------------------------------
 
-POWER = Power(
-    limit_watts=700, idle_watts=100, joules_per_tflop=1.0, joules_per_gb=0.05
-)
+POWER = Power(limit_watts=700, idle_watts=100, joules_per_tflop=1.0, joules_per_gb=0.05)
 
 
 def test_below_the_limit_the_clock_stays() -> None:

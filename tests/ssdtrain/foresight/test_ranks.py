@@ -1,5 +1,6 @@
 """Collectives, shardings and fusion: identities and regret on simulated machines."""
 
+import json
 import math
 import random
 import statistics
@@ -9,6 +10,7 @@ import pytest
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.collectives import (
+    FABRIC_FORMAT,
     Collective,
     Fabric,
     all_to_all_bytes,
@@ -42,8 +44,8 @@ def test_one_rank_sends_nothing() -> None:
     fabric = straight_fabric(10.0, 300.0)
     assert fabric.microseconds(Collective.ALL_REDUCE, 1e9, 1) == 0.0
     assert fabric.microseconds(Collective.ALL_REDUCE, 3e8, 2) == pytest.approx(1010.0)
-    again = Fabric.from_dict(fabric.as_dict())
-    assert again == fabric
+    values = json.loads(json.dumps(FABRIC_FORMAT.to_json(fabric)))
+    assert FABRIC_FORMAT.from_json(values) == fabric
     empty = Fabric(curves={})
     with pytest.raises(ConfigError, match="no curve of send"):
         empty.microseconds(Collective.SEND, 1.0, 2)
@@ -66,7 +68,10 @@ def test_reuse_factors_count_hits_by_powers_of_two() -> None:
 def test_greedy_balances_and_naive_counts() -> None:
     tables = [Table(rows=10**6, width=64, lookups=n) for n in (8, 1, 1, 1, 1, 4)]
     ranks = greedy(tables, 2, lambda t: t.lookups)
-    loads = [sum(t.lookups for t, r in zip(tables, ranks, strict=True) if r == k) for k in (0, 1)]
+    loads = [
+        sum(t.lookups for t, r in zip(tables, ranks, strict=True) if r == k)
+        for k in (0, 1)
+    ]
     assert sorted(loads) == [8, 8]
     assert naive(tables, 2) == (0, 1, 0, 1, 0, 1)
     assert drawn(tables, 2, 1) == drawn(tables, 2, 1)
@@ -128,9 +133,7 @@ def test_regret_of_the_predicted_sharding() -> None:
 
 
 def test_a_sharding_that_does_not_fit_is_refused() -> None:
-    lookups = Lookups(
-        device=bare_device("h100"), fabric=straight_fabric(1, 1), batch=8
-    )
+    lookups = Lookups(device=bare_device("h100"), fabric=straight_fabric(1, 1), batch=8)
     with pytest.raises(ConfigError, match="ranks 0 to 1"):
         lookups.step_us([Table(rows=10, width=4, lookups=1)], (2,), 2)
 
@@ -158,8 +161,6 @@ def test_fusion_pays_where_memory_binds() -> None:
 
 
 def test_flops_of_a_pair() -> None:
-    pair = Pair(
-        name="x", kind=Kind.DEPTHWISE_POINTWISE, side=8, channels=4, filters=16
-    )
+    pair = Pair(name="x", kind=Kind.DEPTHWISE_POINTWISE, side=8, channels=4, filters=16)
     assert pair.flops == 2 * 64 * 4 * 9 + 2 * 64 * 4 * 16
     assert math.isclose(pair.separate_bytes - pair.fused_bytes, 2 * 4 * 4 * 64)

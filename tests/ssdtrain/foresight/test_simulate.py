@@ -1,4 +1,4 @@
-"""Closed forms: host-bound, device-bound, late ranks, collectives, copies, pipelines."""
+"""Closed forms: host, device, late ranks, collectives, copies, pipelines."""
 
 import random
 
@@ -39,9 +39,7 @@ def reduced(late_us: float, dependent: bool) -> list[Task]:
     """Backward, an all-reduce, and compute that does or does not need its result."""
     return [
         Task(name="backward", device_us=100.0 + late_us),
-        Task(
-            name="reduce", device_us=40.0, stream=COMM, group="reduce", after=(0,)
-        ),
+        Task(name="reduce", device_us=40.0, stream=COMM, group="reduce", after=(0,)),
         Task(name="more", device_us=60.0, after=(1,) if dependent else ()),
     ]
 
@@ -128,8 +126,9 @@ def test_every_micro_batch_runs_once_in_each_direction_on_each_chunk() -> None:
 
 
 def test_a_slow_stage_sets_the_pace_of_1f1b() -> None:
-    even, slow = ChunkTimes(forward_us=10, backward_us=20), ChunkTimes(
-        forward_us=20, backward_us=40
+    even, slow = (
+        ChunkTimes(forward_us=10, backward_us=20),
+        ChunkTimes(forward_us=20, backward_us=40),
     )
     times = simulate(pipeline_tasks([[even], [slow], [even], [even]], 64))
     assert times.step_us == pytest.approx(64 * 60, rel=0.05)

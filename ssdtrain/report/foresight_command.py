@@ -1,0 +1,246 @@
+"""`ssdtrain foresight`: predict steps that nobody has run, and learn from kernels."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.foresight import edits
+from ssdtrain.foresight.calibrate import family_scales, host_scale
+from ssdtrain.foresight.call import Family
+from ssdtrain.foresight.capture import STATES, capture
+from ssdtrain.foresight.collectives import Collective, straight_fabric
+from ssdtrain.foresight.device import Device, load_device, shipped, write_device
+from ssdtrain.foresight.fit import fit_forest, score
+from ssdtrain.foresight.gather import gather, read_times
+from ssdtrain.foresight.graph import Graph, Node, write_graph
+from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.price import StepEstimate, estimate_step
+from ssdtrain.report.subject import build_of
+from ssdtrain.report.table import bytes_text
+
+HELP = "predict a training step from its operators, without running it"
+EXAMPLES = """actions and examples:
+  predict    ssdtrain foresight predict --model my.py:build --device h100 \\
+                                 --micro-batch 8 --optimizer adamw
+             time, peak and where the time goes; --ranks N adds the all-reduces of
+             data parallelism
+  capture    ssdtrain foresight capture --model my.py:build --save graph.json
+             the execution graph (JSON, Chakra's names)
+  gather     ssdtrain foresight gather --times times.jsonl --seconds 60
+             time kernels of a random design on this GPU; goes on where it ended
+  calibrate  ssdtrain foresight calibrate --device h100 --save mine.json
+             scale a shipped device to this machine in a minute; then --device mine.json
+  fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
+             train kernel models on gathered times (needs scikit-learn)
+
+FUNCTION(micro_batch) gives (module, forward), forward() a loss.
+"""
+# Of links between GPUs where none were measured: NVLink 4, as data sheets have it.
+STARTUP_US, GB_PER_S = 20.0, 350.0
+COUNT = 4000
+"""Calls of the design for each family: more than any budget times."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("action", choices=sorted(_ACTIONS))
+    parser.add_argument(
+        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
+    )
+    parser.add_argument("--micro-batch", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--sequence", type=int, default=1024, help="of blocks: (default 1024)"
+    )
+    parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
+    parser.add_argument("--ranks", type=int, default=1, help="data-parallel GPUs")
+    names = ", ".join(shipped()) or "none"
+    parser.add_argument(
+        "--device", default="h100", metavar="NAME", help=f"a file, or one of {names}"
+    )
+    parser.add_argument("--save", metavar="FILE", help="write what was made")
+    parser.add_argument("--times", metavar="FILE", help="kernel times (JSON lines)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="budget of a gather"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random design")
+    parser.add_argument(
+        "--family", choices=[family.value for family in Family], help="only this one"
+    )
+    parser.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="calibrate for this machine's GPU before predicting",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one action; 0, or 2 for input that cannot work."""
+    try:
+        _ACTIONS[args.action](args)
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain foresight: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _needed(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is None:
+            raise ConfigError(f"{args.action} needs --{name.replace('_', '-')}")
+
+
+def _graph(args: argparse.Namespace) -> Graph:
+    _needed(args, "model")
+    build = build_of(args.model, args.sequence)
+    with torch.device("meta"):
+        subject = build(args.micro_batch)
+        notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
+        return capture(
+            subject.model, subject.forward, optimizer=args.optimizer, notes=notes
+        )
+
+
+def _capture(args: argparse.Namespace) -> None:
+    _needed(args, "save")
+    graph = _graph(args)
+    write_graph(args.save, graph)
+    print(f"{len(graph.nodes)} operators written to {args.save}")
+
+
+def _predict(args: argparse.Namespace) -> None:
+    graph, device = _graph(args), load_device(args.device)
+    if args.calibrated:
+        device = calibrated(device, args.seconds, args.seed)
+    wire = None
+    if args.ranks > 1:
+        graph, wire = edits.data_parallel(graph), _wire(args.ranks)
+    step = estimate_step(graph, device, wire)
+    peak = estimate_peak(graph, device.context_bytes)
+    if args.json:
+        values = asdict(step)
+        values["by_family_us"] = {k.value: v for k, v in step.by_family_us.items()}
+        print(json.dumps({**values, "peak_bytes": peak.peak_bytes}, indent=1))
+        return
+    _print(device, step, peak.peak_bytes)
+
+
+def _wire(num_ranks: int) -> Callable[[Node], float]:
+    fabric = straight_fabric(STARTUP_US, GB_PER_S)
+
+    def microseconds(node: Node) -> float:
+        kind = Collective(node.attr["collective"])
+        return fabric.microseconds(kind, float(node.attr["num_bytes"]), num_ranks)
+
+    return microseconds
+
+
+def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
+    table = Table(title=f"one step on {device.spec.name}, by kernel model")
+    for head in ("family", "ms", "share", "error of a kernel"):
+        table.add_column(head, justify="left" if head == "family" else "right")
+    total = max(1.0, sum(step.by_family_us.values()))
+    for family, us in sorted(step.by_family_us.items(), key=lambda pair: -pair[1]):
+        table.add_row(
+            family.value,
+            f"{us / 1e3:.2f}",
+            f"{100 * us / total:.0f} %",
+            f"{100 * device.error(family):.1f} %",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    bound = "the host binds it" if step.is_host_bound else "the device binds it"
+    lines = [
+        f"step {step.step_us / 1e3:.2f} ms ({bound}: host {step.host_us / 1e3:.2f} ms, "
+        f"kernels {step.device_us / 1e3:.2f} ms), peak {bytes_text(peak_bytes)}."
+    ]
+    if step.clock < 1.0:
+        lines.append(f"The power limit holds the clock at {100 * step.clock:.0f} %.")
+    if step.num_generic:
+        lines.append(
+            f"{step.num_generic} operators are priced as copies of their bytes."
+        )
+    if step.unknown_host:
+        lines.append(f"Host times of {step.unknown_host} operators are means.")
+    console.print("\n".join(lines), highlight=False)
+
+
+def _gather(args: argparse.Namespace) -> None:
+    _needed(args, "times")
+    families = [Family(args.family)] if args.family else list(Family)
+    number = gather(
+        dict.fromkeys(families, COUNT),
+        Path(args.times),
+        _own_device(),
+        seed=args.seed,
+        budget_s=args.seconds,
+    )
+    print(f"{number} kernels timed, in {args.times}")
+
+
+def _own_device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise ConfigError("kernels are timed on a CUDA device; this machine has none")
+    return torch.device("cuda")
+
+
+def calibrated(device: Device, seconds: float, seed: int) -> Device:
+    """The device, scaled to this machine."""
+    with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
+        path = Path(directory) / "times.jsonl"
+        families = dict.fromkeys(device.forests, COUNT)
+        # Other shapes than those that the models were trained on.
+        gather(families, path, _own_device(), seed=seed + 1000, budget_s=seconds)
+        scales = family_scales(device, read_times(path))
+    device = device.scaled(scales)
+    return device.scaled({}, host_scale(device))
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    _needed(args, "save")
+    device = calibrated(load_device(args.device), args.seconds, args.seed)
+    write_device(args.save, device)
+    for family, scale in device.scales.items():
+        print(f"{family.value}: {scale:.3f} of the shipped time")
+    print(f"host: {device.host_scale:.3f}; written to {args.save}")
+
+
+def _fit(args: argparse.Namespace) -> None:
+    _needed(args, "times", "save")
+    device = load_device(args.device)
+    by_family: dict[Family, list[Any]] = {}
+    for call, us in read_times(Path(args.times)):
+        by_family.setdefault(call.family, []).append((call, us))
+    forests, errors = dict(device.forests), dict(device.errors)
+    for family, times in by_family.items():
+        if args.family not in (None, family.value):
+            continue
+        found = score(times, device.spec)
+        errors[family] = found["gmae"]
+        forests[family] = fit_forest(times, device.spec)
+        print(
+            f"{family.value}: {len(times)} kernels, error {100 * found['gmae']:.1f} % "
+            f"(roofline {100 * found['roofline_gmae']:.1f} %)"
+        )
+    write_device(args.save, replace(device, forests=forests, errors=errors))
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "predict": _predict,
+    "capture": _capture,
+    "gather": _gather,
+    "calibrate": _calibrate,
+    "fit": _fit,
+}
