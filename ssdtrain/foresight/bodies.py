@@ -189,6 +189,15 @@ def _memory(call: Call, make: _Tensors) -> tuple[Call, Body]:
     if name == "dropout_backward":
         mask = make.mask(rows, columns)
         return call, lambda: aten.native_dropout_backward(x, mask, 1.1)
+    if name == "mul_strided":
+        heads = next(h for h in (16, 8, 4, 2, 1) if rows % h == 0)
+        turned = make.normal(heads, rows // heads, columns).transpose(0, 1)
+        x = x.view(rows // heads, heads, columns)
+        return call, lambda: x * turned
+    if name in ("mul_rows", "mul_columns"):
+        shape = (1, columns) if name == "mul_rows" else (rows, 1)
+        few = make.normal(*shape)
+        return call, lambda: x * few
     y = make.normal(rows, columns)
     binary = _BINARY[name]
     return call, lambda: binary(x, y)

@@ -3,7 +3,8 @@
 from ssdtrain.foresight.call import ELEMENT_BYTES, Call, Family
 
 # Tensors an element-wise operator reads and writes, in elements of its own type, and
-# bytes an element beside them (a dropout mask).
+# bytes an element beside them (a dropout mask). `mul_strided` has an operand whose
+# rows lie otherwise, `mul_rows` one that is one row, `mul_columns` one column.
 POINTWISE: dict[str, tuple[float, float, float]] = {
     "fill": (0, 1, 0),
     "copy": (1, 1, 0),
@@ -23,6 +24,9 @@ POINTWISE: dict[str, tuple[float, float, float]] = {
     "dropout": (1, 1, 1),
     "dropout_backward": (1, 1, 1),
     "permute": (1, 1, 0),
+    "mul_strided": (2, 1, 0),
+    "mul_rows": (1, 1, 0),
+    "mul_columns": (1, 1, 0),
     "cat": (1, 1, 0),
 }
 REDUCTIONS = ("sum_rows", "sum_columns", "sum_all")

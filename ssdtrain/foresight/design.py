@@ -53,6 +53,9 @@ def _product(rng: random.Random) -> Call:
             layout=layout,
         )
     sizes = [_size(rng, 16, 32768), _size(rng, 16, 16384), _size(rng, 16, 16384)]
+    if rng.random() < 0.15:  # a vocabulary, often of an odd size
+        words = _size(rng, 20_000, 130_000)
+        sizes[1 if layout == "nt" else 2] = words + rng.choice((0, 0, 1, 3))
     if layout == "tn":  # a weight's gradient: the tokens are summed over
         sizes = [sizes[1], sizes[2], sizes[0]]
     bias = layout == "nt" and rng.random() < 0.5

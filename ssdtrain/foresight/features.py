@@ -61,6 +61,8 @@ def _product(call: Call, spec: Spec) -> list[float]:
     batch, m, n, k = s["batch"], s["m"], s["n"], s["k"]
     found = [_log(batch), _log(m), _log(n), _log(k), s["bias"]]
     found += [alignment(m), alignment(n), alignment(k)]
+    first, second = call.variant[0], call.variant[1]
+    found += [alignment(k if first == "n" else m), alignment(n if second == "n" else k)]
     found += [float(LAYOUTS.index(call.variant))]
     for height, width in TILES:
         down, across = math.ceil(m / height), math.ceil(n / width)
@@ -177,7 +179,7 @@ _GRID_NAMES = ("rows", "columns", "column_alignment")
 _NAMES: Mapping[Family, tuple[str, ...]] = {
     Family.PRODUCT: (
         *("batch", "m", "n", "k", "bias", "m_alignment", "n_alignment"),
-        *("k_alignment", "layout"),
+        *("k_alignment", "first_alignment", "second_alignment", "layout"),
         *(f"{what}_{h}x{w}" for h, w in TILES for what in ("waves", "fill", "used")),
         *("m_over_n", "k_over_least"),
     ),

@@ -142,10 +142,29 @@ def lower(graph: Graph, node: Node) -> Lowered:
 
 def _variant(site: _Site, variant: str) -> str:
     """Binary operators with a number are unary ones."""
-    if variant in ("add", "mul") and len(site.inputs) == 1:
-        return "scale"
+    if variant in ("add", "mul"):
+        return _binary(site, variant)
     if variant == "copy" and site.outputs[0].dtype != site.inputs[-1].dtype:
         return _cast(site)
+    return variant
+
+
+def _binary(site: _Site, variant: str) -> str:
+    """With a number, with a row or a column, or with an operand laid out otherwise."""
+    if len(site.inputs) == 1:
+        return "scale"
+    shape, dense = site.outputs[0].shape, site.outputs[0].stride
+    for tensor in site.inputs[:2]:
+        if tensor.elements == 1 < site.outputs[0].elements:
+            return "scale"
+        if tensor.elements < site.outputs[0].elements:
+            same_end = tensor.shape[-1:] == shape[-1:]
+            rows = same_end and all(size == 1 for size in tensor.shape[:-1])
+            if rows:
+                return "mul_rows"
+            return "mul_strided" if same_end else "mul_columns"
+        if tensor.stride != dense and tensor.shape == shape:
+            return "mul_strided"
     return variant
 
 

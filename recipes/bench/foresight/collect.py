@@ -31,7 +31,7 @@ from ssdtrain.foresight.tracing import step_us, traced
 
 COUNTS = {
     Family.PRODUCT: 4000,
-    Family.MEMORY: 2600,
+    Family.MEMORY: 3000,
     Family.ATTENTION: 1400,
     Family.NORM: 1000,
     Family.LOOKUP: 900,

@@ -1,0 +1,121 @@
+"""From what `collect` measured to a device file, and the measurements to be kept.
+
+    python -m recipes.bench.foresight.assemble --device h100 RESULT.json [MORE.json]
+
+Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
+`recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
+With `--pool DEVICE=FILE`, products and attention learn from another device's kernels,
+too: what they learn is relative to each device's data sheet.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.common.report import RESULTS
+from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.device import DATA, SUFFIX, Device, write_device
+from ssdtrain.foresight.fit import fit_forest, score
+from ssdtrain.foresight.host import HostTable, fit_correction
+from ssdtrain.foresight.power import Power
+from ssdtrain.foresight.spec import SPECS
+
+Times = list[tuple[Call, float]]
+
+
+def times_of(result: dict[str, Any]) -> dict[Family, Times]:
+    """Kernel times by family, those that failed left out."""
+    found: dict[Family, Times] = {}
+    for row in result.get("kernels", []):
+        values = {k: v for k, v in row.items() if k not in ("us", "index", "error")}
+        call = Call.from_dict(values)
+        if row["us"] is not None:
+            found.setdefault(call.family, []).append((call, float(row["us"])))
+    return found
+
+
+def compact(times: dict[Family, Times]) -> dict[str, Any]:
+    """By family: the columns, and a row of numbers each."""
+    found: dict[str, Any] = {}
+    for family, rows in times.items():
+        sizes = sorted(rows[0][0].sizes)
+        found[family.value] = {
+            "columns": ["variant", "dtype", "warm", *sizes, "us"],
+            "rows": [
+                [
+                    call.variant,
+                    call.dtype,
+                    int(call.warm_bytes > 0),
+                    *(round(call.sizes[name]) for name in sizes),
+                    float(f"{us:.4g}"),
+                ]
+                for call, us in rows
+            ],
+        }
+    return found
+
+
+def host_table(results: Sequence[dict[str, Any]]) -> HostTable:
+    """Pooled over the traced programs, the profiler's cost taken off."""
+    traces = [cell for r in results for cell in r.get("traces", [])]
+    alone = {
+        (cell["model"], cell["batch"]): cell["step_us"]
+        for r in results
+        for cell in r.get("steps", [])
+        if cell["at"] == 0 and not cell.get("behind_profiler")
+    }
+    programs = [
+        (cell["host"], alone[cell["model"], cell["batch"]])
+        for cell in traces
+        if cell["at"] == 0 and (cell["model"], cell["batch"]) in alone
+    ]
+    correction = fit_correction(programs)
+    print(f"profiler: {correction}")
+    rows = [row for cell in traces if cell["at"] == 0 for row in cell["host"]]
+    return HostTable(rows, correction)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--device", required=True, choices=sorted(SPECS))
+    parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE=FILE")
+    parser.add_argument("--context-bytes", type=int, default=72_000_000)
+    args = parser.parse_args()
+    spec = SPECS[args.device]
+    results = [json.loads(path.read_text()) for path in args.results]
+    times: dict[Family, Times] = {}
+    for result in results:
+        for family, rows in times_of(result).items():
+            times.setdefault(family, []).extend(rows)
+    forests, errors = {}, {}
+    for family, rows in times.items():
+        found = score(rows, spec)
+        errors[family] = round(found["gmae"], 4)
+        forests[family] = fit_forest(rows, spec)
+        print(family.value, len(rows), {k: round(v, 4) for k, v in found.items()})
+    device = Device(
+        spec=spec,
+        forests=forests,
+        errors=errors,
+        host=host_table(results),
+        power=POWER,
+        context_bytes=args.context_bytes,
+    )
+    DATA.mkdir(exist_ok=True)
+    write_device(DATA / f"{args.device}{SUFFIX}", device)
+    path = RESULTS / "foresight" / f"kernels_{args.device}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(compact(times), separators=(",", ":"))
+    path.write_text(text + "\n")
+    print(f"{path.stat().st_size} bytes of kernel times")
+
+
+POWER = Power(
+    limit_watts=650.0, idle_watts=130.0, joules_per_tflop=1.05, joules_per_gb=0.13
+)
+
+if __name__ == "__main__":
+    main()
