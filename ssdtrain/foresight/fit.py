@@ -20,8 +20,8 @@ Times = Sequence[tuple[Call, float]]
 FLOOR = 4e-4
 """Added to errors before their logarithm, so that a perfect one is finite."""
 HELD_OUT = 0.2
-NUM_TREES = {Family.PRODUCT: 500, Family.MEMORY: 300, Family.ATTENTION: 300}
-FEW_TREES = 200
+NUM_TREES = {Family.PRODUCT: 450, Family.MEMORY: 250, Family.ATTENTION: 250}
+FEW_TREES = 120
 MAX_LEAVES = 16
 LEARNING_RATE = 0.08
 SUBSAMPLE = 0.6
@@ -84,7 +84,7 @@ def _tree(fitted: Any) -> Tree:
         features.append(-1 if leaf else int(fitted.feature[node]))
         number = float(fitted.value[node][0][0]) * LEARNING_RATE
         values.append(
-            float(f"{number:.4g}") if leaf else float(f"{fitted.threshold[node]:.6g}")
+            float(f"{number:.3g}") if leaf else float(f"{fitted.threshold[node]:.5g}")
         )
         rights.append(0)
         if not leaf:
