@@ -154,7 +154,7 @@ def _mean_cost(costs: Sequence[HostCost]) -> HostCost:
 def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
     """Host time of the program that the rows are of."""
     return sum(
-        row["count"] * table.cost(Phase(row["phase"]), row["name"]).total
+        float(row["count"]) * table.cost(Phase(row["phase"]), row["name"]).total
         for row in rows
     )
 
