@@ -46,6 +46,7 @@ def test_a_rows_name_says_all_of_it() -> None:
         "tiny/full/8q/eager/keep",
         "tiny/full/8k/lazy/keep",
         "tiny/full/8k/eager/theirs",
+        "tiny/full/8k/eager/ours budget=0.4",
         "tiny/full/8k",
     ],
 )
@@ -61,6 +62,28 @@ def test_a_column_of_ours_is_its_settings() -> None:
         "max_overhead": 0.1,
         "plan": "auto",
     }
+
+
+def test_a_relative_setting_is_taken_from_another_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = row_of(f"{CELL}/ours budget=0.5keep limit=1.03gc")
+    assert settings_of(row.column) == {}
+    cells = {f"{CELL}/keep": {"peak_gb": 4.0}, f"{CELL}/gc": {"reserved_gb": 10.0}}
+    given = real_models.given_bytes(row, cells)
+    assert given == {"budget_bytes": 2_000_000_000, "limit_bytes": 10_300_000_000}
+    runs: list[real_row.Run] = []
+
+    def measured(row: Row, run: real_row.Run, limit_s: float) -> dict[str, Any]:
+        runs.append(run)
+        return {"step_ms": 1.0}
+
+    monkeypatch.setattr(real_models, "in_process", measured)
+    found = real_models.started(row, real_row.Run(), given, 60)
+    assert found == {**given, "step_ms": 1.0}
+    assert (runs[0].budget_bytes, runs[0].limit_bytes) == tuple(given.values())
+    with pytest.raises(LookupError, match=f"needs the row {CELL}/keep"):
+        real_models.given_bytes(row, {f"{CELL}/keep": {"error": "out of memory"}})
 
 
 def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which rows `real_models` knows: a model, a way to train it, a length, a column."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -15,10 +16,17 @@ COLUMNS = (
     "trl",
     "ours",
     "ours max_overhead=0.1",
-    "ours memory_budget_bytes=12e9",
-    "ours memory_budget_bytes=4e9",
+    "ours budget=0.4keep",
+    "ours budget=2gc",
+    "ours budget=1gc",
+    "ours limit=1.03gc",
 )
-"""Columns of the default catalogue. Any `ours name=value ...` is a column too."""
+"""Columns of the default catalogue. Any `ours name=value ...` is a column too: settings
+of `ssdtrain.offload`, and two that are relative to another row of the same cell.
+`budget=0.4keep` is a byte budget of 0.4 times keep's activation peak; `limit=1.03gc`
+lets the process reserve 1.03 times what `gc` reserved and no more."""
+RELATIVE = {"budget": "peak_gb", "limit": "reserved_gb"}
+"""What a relative setting is a multiple of."""
 HOST_COLUMNS = (
     "keep",
     "ours plan=keep-all recompute=off",
@@ -168,6 +176,7 @@ def row_of(name: str) -> Row:
     num_tokens(tokens.split("-")[-1]) if tokens != "text" else 0
     if column.split()[0] != "ours" and column not in PEERS:
         raise ValueError(f"expects `ours ...` or one of {PEERS}, got {column!r}")
+    relative_of(column)
     return Row(model, Tuned(tuned), tokens, Mode(mode), column)
 
 
@@ -187,11 +196,30 @@ def num_tokens(text: str) -> int:
     return int(digits) * (KIB if text.endswith("k") else 1)
 
 
+def relative_of(column: str) -> dict[str, tuple[float, str]]:
+    """Relative settings of a column: how many times which other column's figure.
+
+    Raises:
+        ValueError: not a number and a column, such as `0.4keep`.
+    """
+    found = {}
+    for part in column.split()[1:]:
+        name, _, value = part.partition("=")
+        if name in RELATIVE:
+            match = re.fullmatch(r"([0-9.]+)(keep|gc)", value)
+            if match is None:
+                raise ValueError(f"expects such as {name}=0.4keep, got {part!r}")
+            found[name] = float(match[1]), match[2]
+    return found
+
+
 def settings_of(column: str) -> dict[str, Any]:
     """Arguments of `ssdtrain.offload` in an `ours` column."""
     found: dict[str, Any] = {}
     for part in column.split()[1:]:
         name, _, value = part.partition("=")
+        if name in RELATIVE:
+            continue
         try:
             number = float(value)
         except ValueError:

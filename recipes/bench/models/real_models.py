@@ -11,6 +11,7 @@ backward need above the level before the step, gradients allocated.
     python -m recipes.bench.models.real_models --only 'qwen3-4b/full/8k/eager/*'
     python -m recipes.bench.models.real_models --rows qwen3-4b:24/full/8k/eager/gc
     python -m recipes.bench.models.real_models --only '*/512/*'    # the host's time
+    python -m recipes.bench.models.real_models --only '*limit=*' '*/gc'  # does it fit?
 """
 
 import argparse
@@ -21,6 +22,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -28,7 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS, Cells
-from recipes.bench.models.real_catalogue import HOST_TOKENS, Row, catalogue, row_of
+from recipes.bench.models.real_catalogue import (
+    HOST_TOKENS,
+    RELATIVE,
+    Row,
+    catalogue,
+    relative_of,
+    row_of,
+)
 from recipes.bench.models.real_row import Run, measure
 
 PRELOAD = [
@@ -121,8 +130,8 @@ def _rank(row: Row, run: Run, environment: dict[str, str], answer: Connection) -
     try:
         poisoned = torch.cuda._is_in_bad_fork()
         found = {"error": POISONED} if poisoned else measure(row, run)
-    except torch.OutOfMemoryError:
-        found = {"error": "out of memory"}
+    except torch.OutOfMemoryError as error:
+        found = {"error": f"out of memory: {error}"[:300]}
     except Exception as error:
         where = traceback.format_exc().splitlines()[-8:]
         text = f"{type(error).__name__}: {error}"[:500]
@@ -138,6 +147,28 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def given_bytes(row: Row, cells: dict[str, Any]) -> dict[str, int]:
+    """The relative settings of a row in bytes, by field of `Run`.
+
+    Raises:
+        LookupError: the row that one is relative to has no figure; says which.
+    """
+    given: dict[str, int] = {}
+    for name, (times, column) in relative_of(row.column).items():
+        other = cells.get(f"{row.cell}/{column}", {})
+        if RELATIVE[name] not in other:
+            raise LookupError(f"{row.name} needs the row {row.cell}/{column}")
+        given[f"{name}_bytes"] = int(times * other[RELATIVE[name]] * 1e9)
+    return given
+
+
+def started(
+    row: Row, run: Run, given: dict[str, int], limit_s: float
+) -> dict[str, Any]:
+    """Measure a row under what it was given."""
+    return {**given, **in_process(row, replace(run, **given), limit_s)}
 
 
 def over_baseline(cells: dict[str, Any]) -> None:
@@ -218,7 +249,12 @@ def main(argv: list[str] | None = None) -> int:
     cells = Cells(options.out, options.seconds, settings)
     for row in rows:
         limit_s = min(options.limit_s, until - time.monotonic())
-        cells.run(row.name, partial(in_process, row, run, limit_s))
+        try:
+            given = given_bytes(row, cells.data["cells"])
+        except LookupError as missing:
+            print(missing, flush=True)
+            continue
+        cells.run(row.name, partial(started, row, run, given, limit_s))
     over_baseline(cells.data["cells"])
     cells.save()
     print(table(cells.data["cells"]))

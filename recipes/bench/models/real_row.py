@@ -53,6 +53,10 @@ class Run:
     num_steps: int = 5
     lengths: Path | None = None
     device: str = "cuda"
+    budget_bytes: int | None = None
+    """For activations: of a row that asks for a share of another's."""
+    limit_bytes: int | None = None
+    """What the process may reserve on the device."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -60,13 +64,18 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
     device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if run.limit_bytes is not None:
+            all_bytes = torch.cuda.mem_get_info()[1]
+            torch.cuda.set_per_process_memory_fraction(run.limit_bytes / all_bytes)
     torch.manual_seed(0)
     began = time.perf_counter()
     lengths = lengths_of(row, run)
+    free_gb = torch.cuda.mem_get_info()[0] / 1e9 if device.type == "cuda" else 0.0
     model = build(row, device, max(lengths))
     trainer = Trainer(row, model, device)
     found: dict[str, Any] = {"loss": trainer.loss_kind, "num_layers": trainer.layers}
-    with around(row, trainer) as session:
+    found["free_gb"] = free_gb  # before the row took anything
+    with around(row, run, trainer) as session:
         found["build_s"] = round(time.perf_counter() - began, 2)
         # The first step allocates gradients and optimizer states.
         warm_up = [trainer.step(lengths[0])]
@@ -347,14 +356,18 @@ def of_session(session: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def around(row: Row, trainer: Trainer) -> Iterator[Any]:
+def around(row: Row, run: Run, trainer: Trainer) -> Iterator[Any]:
     """The column in force; gives the session of ours."""
     model, column = trainer.model, row.column
     if row.is_ours:
         import ssdtrain
 
-        tiny = {"min_bytes": 1} if row.model.startswith("tiny") else {}
-        with ssdtrain.offload(model, **{**tiny, **settings_of(column)}) as session:
+        settings = settings_of(column)
+        if row.model.startswith("tiny"):
+            settings.setdefault("min_bytes", 1)
+        if run.budget_bytes is not None:
+            settings["memory_budget_bytes"] = run.budget_bytes
+        with ssdtrain.offload(model, **settings) as session:
             yield session
         return
     if column.startswith("gc"):
