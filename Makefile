@@ -1,6 +1,8 @@
 # make train   set up .venv and train a GPT on two pipeline ranks, activations on SSD
 # make test    set up .venv and run the tests
 # make lint    what CI checks besides the tests
+# make dist    sdist and wheel in dist/
+# make settings  docs/settings.md, from the dataclasses
 #
 # PYTHON=... chooses the interpreter. If it has a torch that sees a GPU, that torch is
 # used; otherwise the pinned one is installed into .venv.
@@ -10,7 +12,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
 
-.PHONY: train test test-ssdtrain test-others lint clean
+.PHONY: train test test-ssdtrain test-others lint dist settings clean
 
 train: $(VENV)/.installed-train
 	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
@@ -31,6 +33,12 @@ lint: $(VENV)/.installed-dev
 	"$(BIN)/mypy"
 	"$(BIN)/codespell"
 	"$(BIN)/shellcheck" -x -P launch launch/* .ci/run
+
+dist: $(VENV)/.torch
+	"$(BIN)/python" -m hatchling build
+
+settings: $(VENV)/.installed-train
+	"$(BIN)/python" docs/settings.py
 
 clean:
 	rm -rf $(VENV) runs build dist

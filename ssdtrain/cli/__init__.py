@@ -1,4 +1,4 @@
-"""`ssdtrain train | report | plan | rok | doctor | project | foresight`: commands.
+"""`ssdtrain train | report | plan | rok | doctor | project | ...`: the command line.
 
 `train` composes a Hydra config and runs the trainer that it names; the others are
 mounted as they are. Exit status: 0 success, 1 the run ended and its verdict is bad,
@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "ssdtrain.machine.command",
     "project": "ssdtrain.project.command",
     "foresight": "ssdtrain.report.foresight_command",
+    "paths": "ssdtrain.cli.paths",
 }
 
 

@@ -36,12 +36,12 @@ _UNREADABLE = (
 )
 
 
-def packaged_directory() -> Path:
-    """The configs that come with ssdtrain: in a wheel inside the package, in a
-    checkout beside it."""
+def packaged_directory(name: str = "configs") -> Path:
+    """The configs, launch wrappers or recipes that come with ssdtrain: in a wheel
+    inside the package, in a checkout beside it."""
     package = Path(__file__).resolve().parents[1]
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def find_config(name: str) -> Path:

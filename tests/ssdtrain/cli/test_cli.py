@@ -38,6 +38,7 @@ OPTIONS = {
         "-q",
         "overrides",
     },
+    "paths": {"which"},
     "report": {"--out", "runs"},
     "foresight": {
         "action",

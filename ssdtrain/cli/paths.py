@@ -1,0 +1,29 @@
+"""`ssdtrain paths`: where the files that come with ssdtrain are on this machine."""
+
+import argparse
+
+HELP = "where the packaged configs, launch wrappers and recipes are"
+NAMES = ("configs", "launch", "recipes")
+EXAMPLES = """examples:
+  ssdtrain paths
+  export PATH="$(ssdtrain paths launch):$PATH"     deepspeed --config ssdtrain.yaml
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("which", nargs="?", choices=NAMES, help="print this one alone")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them."""
+    from ssdtrain.train.compose import packaged_directory
+
+    if args.which is not None:
+        print(packaged_directory(args.which))
+        return 0
+    for name in NAMES:
+        print(f"{name:<8} {packaged_directory(name)}")
+    return 0

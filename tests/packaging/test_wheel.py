@@ -1,0 +1,87 @@
+"""The wheel in a virtual environment of its own, far from the checkout."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ssdtrain
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    "host=plain offload=host offload.min_bytes=0 train.steps=1 size.hidden_size=32 "
+    "size.num_layers=2 size.num_heads=2 size.sequence_length=16 data.max_bytes=50000 "
+    "train.tensorboard=false data.cache_directory=cache --quiet"
+).split()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make dist` builds."""
+    pytest.importorskip("hatchling")
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [found] = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel; its dependencies are those of this one."""
+    pytest.importorskip("pip")
+    directory = tmp_path_factory.mktemp("fresh") / "venv"
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(directory)]
+    subprocess.run(venv, check=True)
+    python = directory / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*pip, "--quiet", "--no-index", str(wheel)], check=True)
+    [site] = directory.glob("lib/python*/site-packages")
+    # Behind the wheel; the editable install there is a .pth, which is not read here.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return directory
+
+
+def call(home: Path, *words: str) -> str:
+    """`ssdtrain` of the environment, in a directory with nothing in it."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(home / "bin" / "ssdtrain"), *words],
+        cwd=home.parent,
+        env={**inherited, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_in_it(wheel: Path) -> None:
+    assert wheel.name.startswith(f"ssdtrain-{ssdtrain.__version__}-py3-")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    patterns = {"configs": "**/*.yaml", "launch": "*", "recipes": "*.py"}
+    for kind, pattern in patterns.items():
+        files = [p for p in (ROOT / kind).glob(pattern) if p.is_file()]
+        assert files
+        for path in files:
+            assert f"ssdtrain/{path.relative_to(ROOT)}" in names
+    assert not [n for n in names if n.startswith(("tests", "docs", "recipes"))]
+
+
+def test_it_works_far_from_the_checkout(home: Path) -> None:
+    assert call(home, "--version") == f"ssdtrain {ssdtrain.__version__}\n"
+    launch = Path(call(home, "paths", "launch").strip())
+    assert launch.is_relative_to(home)
+    assert os.access(launch / "deepspeed", os.X_OK)
+    shown = call(home, "train", "--cfg", "job", "gnn=rgcn")
+    assert "hector.train.NodeClassificationTrainer" in shown
+    assert "verified: losses equal" in call(home, "train", *TINY)
+    call(home, "report", "latest")
+    page = home.parent / "runs" / "latest" / "report.html"
+    assert "<h3>Loss by step</h3>" in page.read_text()
