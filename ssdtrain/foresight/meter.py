@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ssdtrain.foresight.call import Call
 from ssdtrain.foresight.capture import DTYPES, attributes
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.graph import CALLER, Graph, Node, Storage, TensorInfo
 from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.overheads import Phase
+from ssdtrain.foresight.power import bound_us
 
 
 class OperatorMeter:
@@ -23,6 +25,9 @@ class OperatorMeter:
         self._device = device
         self.num_generic = 0
         """Operators without a kernel model, priced as copies."""
+        self._us = 0.0
+        self._bound_us = 0.0
+        self._joules = 0.0
 
     def device_us(
         self,
@@ -57,7 +62,24 @@ class OperatorMeter:
         graph = Graph(nodes=(node,), tensors=tensors, storages=storages)
         lowered = lower(graph, node)
         self.num_generic += lowered.is_generic
-        return sum(self._device.kernel_us(call) for call in lowered.calls)
+        return sum(self._kernel_us(call) for call in lowered.calls)
+
+    def _kernel_us(self, call: Call) -> float:
+        us = self._device.kernel_us(call)
+        self._us += us
+        self._bound_us += bound_us(call, us, self._device.spec.compute_us(call))
+        if self._device.power is not None:
+            self._joules += self._device.power.joules(call)
+        return us
+
+    def slowdown(self, step_us: float) -> float:
+        """By which factor all kernels so far are slower under the power limit, on
+        average, in steps of `step_us` at the highest clock."""
+        power = self._device.power
+        if power is None or self._us <= 0.0:
+            return 1.0
+        clock = power.clock(step_us, self._bound_us, self._joules)
+        return 1.0 + (1.0 / clock - 1.0) * self._bound_us / self._us
 
     def host_us(self, func: Any, phase: Phase) -> float:
         """Host time of one operator, the gap before it included."""

@@ -99,8 +99,7 @@ def _compute(
         priced.calls.append((call, us))
         family = priced.by_family_us
         family[call.family] = family.get(call.family, 0.0) + us
-        rate = device.spec.tflops.get(call.dtype, device.spec.tflops["fp32"])
-        priced.bound_us += bound_us(call, us, call.flops / (rate * 1e6))
+        priced.bound_us += bound_us(call, us, device.spec.compute_us(call))
         if device.power is not None:
             priced.joules += device.power.joules(call)
     cache.touch({**read, **_storages(graph, node.outputs)})

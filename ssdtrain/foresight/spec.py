@@ -22,12 +22,15 @@ class Spec:
     """Dense matrix products by element type; others run at `fp32`."""
     power_limit_watts: float
 
+    def compute_us(self, call: Call) -> float:
+        """FLOPs over peak."""
+        rate = self.tflops.get(call.dtype, self.tflops["fp32"])
+        return call.flops / (rate * 1e6)
+
     def roofline_us(self, call: Call) -> float:
         """The longer of FLOPs over peak and bytes over bandwidth."""
-        rate = self.tflops.get(call.dtype, self.tflops["fp32"])
-        compute = call.flops / (rate * 1e6)
         memory = (call.num_bytes - call.warm_bytes) / (self.memory_gb_per_s * 1e3)
-        return max(compute, memory, LEAST_US)
+        return max(self.compute_us(call), memory, LEAST_US)
 
 
 H100 = Spec(

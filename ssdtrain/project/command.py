@@ -6,6 +6,8 @@ import sys
 from dataclasses import asdict, replace
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.device import load_device
+from ssdtrain.foresight.layers import LayerTimes, layer_times
 from ssdtrain.project.assumptions import Assumptions
 from ssdtrain.project.cases import CaseSet, cases, parse_set
 from ssdtrain.project.endurance import cost, fewest, wear
@@ -87,6 +89,12 @@ def _add_system(group: argparse._ArgumentGroup) -> None:
         help="reached TFLOP/s a GPU (default: peak x efficiency)",
     )
     group.add_argument(
+        "--kernels",
+        metavar="DEVICE",
+        help="price a layer by the kernel models of h100, h200 or a device file "
+        "(docs/foresight.md), not by its roofline",
+    )
+    group.add_argument(
         "--end-to-end",
         action="store_true",
         help="--tflops is of whole steps: add no communication and no bubble",
@@ -160,7 +168,23 @@ def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:
         batch=16 * args.gpus if args.batch is None else args.batch,
         micro_batch=args.micro_batch,
         tflops=args.tflops,
+        kernels=_kernels(args, model),
         throughput=Throughput.END_TO_END if args.end_to_end else Throughput.KERNEL,
+    )
+
+
+def _kernels(args: argparse.Namespace, model: Model) -> LayerTimes | None:
+    if args.kernels is None:
+        return None
+    if args.tflops is not None:
+        raise ConfigError("--kernels and --tflops exclude one another")
+    return layer_times(
+        load_device(args.kernels),
+        micro_batch=args.micro_batch,
+        sequence=model.sequence,
+        hidden=model.hidden,
+        heads=model.heads,
+        tensor=args.tensor,
     )
 
 

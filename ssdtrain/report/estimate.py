@@ -55,6 +55,9 @@ class Rates(Protocol):
     def host_ms(self, func: Any, phase: Phase) -> float:
         """Host time of one operator; 0 where it is not known."""
 
+    def slowdown(self, step_ms: float) -> float:
+        """Of kernels, where the power limit lowers the clock in steps that long."""
+
     def describe(self) -> str:
         """Where the times come from, for the profile's notes."""
 
@@ -96,6 +99,10 @@ class Speeds:
         """Not known."""
         return 0.0
 
+    def slowdown(self, step_ms: float) -> float:
+        """The rates are what is reached."""
+        return 1.0
+
     def describe(self) -> str:
         """Both rates."""
         return f"{self.tflops} TFLOP/s, {self.memory_gb_per_s} GB/s"
@@ -119,6 +126,10 @@ class Learned:
         """From the device's table of host times."""
         known = HostPhase.FORWARD if phase is Phase.FORWARD else HostPhase.BACKWARD
         return self._meter.host_us(func, known) / 1e3
+
+    def slowdown(self, step_ms: float) -> float:
+        """See [Note: clocks] in foresight/power.py."""
+        return self._meter.slowdown(step_ms * 1e3)
 
     def describe(self) -> str:
         """The device, and how many operators its models did not know."""
@@ -209,9 +220,13 @@ class _Meter(TorchDispatchMode):
         return out
 
     def waiting(self, phase: Phase) -> float:
-        """By which factor a phase is longer than its kernels: the host binds it."""
-        device_ms = self.device_ms[phase]
-        return max(1.0, self.host_ms[phase] / device_ms) if device_ms else 1.0
+        """By which factor a phase is longer than its kernels at the highest clock: the
+        host binds it, or the power limit lowers the clock."""
+        if not self.device_ms[phase]:
+            return 1.0
+        longest = (max(self.host_ms[p], self.device_ms[p]) for p in Phase)
+        slowdown = self._rates.slowdown(sum(longest))
+        return max(slowdown, self.host_ms[phase] / self.device_ms[phase])
 
     def _track(
         self, tensor: Tensor, func: Any, inputs: Sequence[Tensor], ms: float

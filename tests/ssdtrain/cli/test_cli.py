@@ -90,6 +90,7 @@ OPTIONS = {
         "--heads",
         "--hidden",
         "--json",
+        "--kernels",
         "--layers",
         "--list",
         "--micro-batch",

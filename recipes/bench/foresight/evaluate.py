@@ -1,0 +1,173 @@
+"""Predicted against measured steps, beside kernels alone and a constant.
+
+    python -m recipes.bench.foresight.evaluate --device h100 --kind test RESULT.json
+
+Every step is captured on the meta device here and priced by the shipped device; nothing
+of the measured step goes in. `kernels` adds up the same kernel times and knows no host,
+clock or gaps; `constant` takes one rate of FLOPs, the best for these very steps.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import RESULTS
+from recipes.bench.foresight import subjects
+from ssdtrain.foresight.capture import capture
+from ssdtrain.foresight.collectives import FABRIC_FORMAT, Collective, Fabric
+from ssdtrain.foresight.device import Device, load_device
+from ssdtrain.foresight.edits import data_parallel, fully_sharded
+from ssdtrain.foresight.fit import geometric_mean_error
+from ssdtrain.foresight.graph import Graph, Node
+from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.price import Wire, estimate_step, price
+
+PLACES = ("h", "layers", "layer")
+
+
+def graph_of(cell: dict[str, Any]) -> Graph:
+    """The step's execution graph."""
+    with torch.device("meta"):
+        maker = subjects.MAKERS[cell["model"]]
+        subject = maker(cell["batch"], **cell["shape"])
+        return capture(subject.model, subject.forward, optimizer=subject.optimizer)
+
+
+def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
+    """A row of predictions beside what was measured."""
+    graph = graph_of(cell)
+    step = estimate_step(graph, device)
+    priced = price(graph, device)
+    row = {
+        "model": cell["model"],
+        "batch": cell["batch"],
+        "measured_us": cell["step_us"],
+        "predicted_us": step.step_us,
+        "kernels_us": sum(priced.by_family_us.values()),
+        "flops": sum(call.flops for call, _ in priced.calls),
+        "host_us": step.host_us,
+        "clock": step.clock,
+        "measured_clock": cell.get("clock", {}),
+        "joules": priced.joules,
+        "generic": step.num_generic,
+    }
+    if "peak_bytes" in cell:
+        peak = estimate_peak(graph, device.context_bytes)
+        row["peak_bytes"] = cell["peak_bytes"]
+        row["predicted_peak_bytes"] = peak.peak_bytes
+    return row
+
+
+def wire_of(fabric: Fabric, num_ranks: int) -> Wire:
+    """Prices the collectives of a graph."""
+
+    def microseconds(node: Node) -> float:
+        kind = Collective(node.attr["collective"])
+        return fabric.microseconds(kind, float(node.attr["num_bytes"]), num_ranks)
+
+    return microseconds
+
+
+def unit_of(path: str) -> str:
+    """The layer that a module belongs to; everything else is one unit."""
+    words = path.split(".")
+    for at, word in enumerate(words[:-1]):
+        if word in PLACES and words[at + 1].isdigit():
+            return ".".join(words[: at + 2])
+    return ""
+
+
+def over_ranks(
+    cell: dict[str, Any], device: Device, fabric: Fabric, num_ranks: int
+) -> dict[str, Any]:
+    """A step of DistributedDataParallel or `fully_shard`."""
+    graph = graph_of(cell)
+    if cell["how"] == "ddp":
+        graph = data_parallel(graph)
+    else:
+        graph = fully_sharded(graph, num_ranks, unit_of)
+    step = estimate_step(graph, device, wire_of(fabric, num_ranks))
+    return {
+        "model": cell["model"],
+        "how": cell["how"],
+        "batch": cell["batch"],
+        "measured_us": cell["step_us"],
+        "predicted_us": step.step_us,
+    }
+
+
+def errors(
+    rows: Sequence[dict[str, Any]], name: str, measured: str
+) -> dict[str, float]:
+    """Geometric mean, mean and worst of |predicted - measured| / measured."""
+    found = [abs(row[name] / row[measured] - 1.0) for row in rows]
+    return {
+        "gmae": round(geometric_mean_error(found), 4),
+        "mean": round(statistics.fmean(found), 4),
+        "worst": round(max(found), 4),
+    }
+
+
+def with_constant(rows: list[dict[str, Any]]) -> None:
+    """The constant baseline: one rate, chosen in hindsight."""
+    rates = [math.log(row["flops"] / row["measured_us"]) for row in rows]
+    rate = math.exp(statistics.median(rates))
+    for row in rows:
+        row["constant_us"] = row["flops"] / rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--kind", default="test", choices=sorted(subjects.SHAPES))
+    parser.add_argument("--fabric", type=Path)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result, device = json.loads(args.result.read_text()), load_device(args.device)
+    cells = [c for c in result["steps"] if c.get("kind", "explore") == args.kind]
+    rows = [predicted(cell, device) for cell in cells]
+    with_constant(rows)
+    found: dict[str, Any] = {"device": result["device"], "steps": rows}
+    for name in ("predicted_us", "kernels_us", "constant_us"):
+        found[name] = errors(rows, name, "measured_us")
+    peaks = [row for row in rows if "peak_bytes" in row]
+    if peaks:
+        found["peaks"] = errors(peaks, "predicted_peak_bytes", "peak_bytes")
+    if args.fabric:
+        fabric = FABRIC_FORMAT.read(args.fabric)
+        own = result["collectives"]
+        found["ranks"] = [
+            over_ranks(cell, device, fabric, own["ranks"]) for cell in own["steps"]
+        ]
+        found["over_ranks"] = errors(found["ranks"], "predicted_us", "measured_us")
+    for row in [*rows, *found.get("ranks", [])]:
+        ratio = row["predicted_us"] / row["measured_us"]
+        peak = row.get("predicted_peak_bytes", 0) / row.get("peak_bytes", 1)
+        clock = row.get("measured_clock", {})
+        print(
+            f"{row['model']:>10} {row['batch']:>6} {row.get('how', ''):>5} "
+            f"measured {row['measured_us'] / 1e3:8.2f} ms, predicted x{ratio:.3f}, "
+            f"kernels x{row.get('kernels_us', 0) / row['measured_us']:.3f}, peak "
+            f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, clock "
+            f"{row.get('clock', 0):.3f} {clock.get('sm_mhz', '')} MHz"
+        )
+    print({k: v for k, v in found.items() if k not in ("steps", "ranks")})
+    if args.out:
+        text = json.dumps({"command": vars_of(args), **found}, indent=1)
+        (RESULTS / "foresight" / args.out).write_text(text + "\n")
+
+
+def vars_of(args: argparse.Namespace) -> str:
+    """The command line without this machine's paths."""
+    return f"evaluate --device {Path(args.device).name} --kind {args.kind}"
+
+
+if __name__ == "__main__":
+    main()

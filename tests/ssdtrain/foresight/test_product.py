@@ -1,0 +1,109 @@
+"""The product uses the models: plan, project and the command, on the meta device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.cli import main
+from ssdtrain.foresight.call import Family
+from ssdtrain.foresight.device import DATA, SUFFIX, Device, load_device, shipped
+from ssdtrain.foresight.layers import layer_times
+from ssdtrain.plan.profile import Phase
+from ssdtrain.report.estimate import Learned, Speeds
+from ssdtrain.report.subject import build_of, default_links, estimated
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return load_device("h100")
+
+
+def test_shipped_devices_load_and_are_small() -> None:
+    assert "h100" in shipped()
+    for name in shipped():
+        found = load_device(name)
+        assert set(found.forests) == set(Family) == set(found.errors)
+        assert found.host.knows("aten::addmm")
+        assert (DATA / f"{name}{SUFFIX}").stat().st_size < 700_000
+
+
+def test_a_product_takes_what_a_product_takes(device: Device) -> None:
+    """4096 x 4096 x 4096 in bf16: 197 us at length on this board, 15 % faster cold."""
+    from ssdtrain.foresight import calls
+
+    us = device.kernel_us(calls.product(m=4096, n=4096, k=4096, dtype="bf16"))
+    assert 150 < us < 250
+
+
+def test_plan_without_a_gpu_uses_kernel_models(device: Device) -> None:
+    """Four blocks of 8192 at batch 16 x 1024 took 527 ms on an H200, whose products run
+    as fast as this device's."""
+    build = build_of("blocks:8192x4", 1024)
+    profile = estimated(build, 16, default_links(), Learned(device), 1 << 20)
+    assert "kernel models of h100, 0 operators" in profile.notes["estimated"]
+    assert profile.compute_ms == pytest.approx(527, rel=0.08)
+    backward = sum(m.ms for m in profile.marks if m.phase is Phase.BACKWARD)
+    assert 1.7 < backward / profile.forward_ms < 2.6
+
+
+def test_a_small_model_is_bound_by_the_host(device: Device) -> None:
+    build = build_of("blocks:128x2", 64)
+    learned = estimated(build, 1, default_links(), Learned(device), 1)
+    roofline = estimated(build, 1, default_links(), Speeds(), 1)
+    assert learned.compute_ms > 2 * roofline.compute_ms
+
+
+def test_the_command_predicts_captures_and_plans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", "blocks:256x2", "--sequence", "64", "--micro-batch", "2"]
+    assert main(["foresight", "predict", *model, "--optimizer", "adamw", "--json"]) == 0
+    alone: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert alone["peak_bytes"] > 0 and alone["step_us"] >= alone["host_us"] * 0.99
+    wide = ["--optimizer", "adamw", "--ranks", "4", "--json"]
+    assert main(["foresight", "predict", *model, *wide]) == 0
+    together = json.loads(capsys.readouterr().out)
+    assert together["step_us"] >= alone["step_us"]
+    path = tmp_path / "graph.json"
+    assert main(["foresight", "capture", *model, "--save", str(path)]) == 0
+    assert json.loads(path.read_text())["schema"] == "ssdtrain-execution-graph"
+    words = ["plan", *model, "--no-gpu", "--device", "h100", "--min-bytes", "1"]
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prediction"]["step_ms"] > 0
+
+
+def test_words_that_cannot_work_are_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "mine.json"
+    damaged.write_text("{}")
+    cases = [
+        (["predict"], "needs --model"),
+        (["predict", "--model", "blocks:64x1", "--device", "k80"], "expects one of"),
+        (["predict", "--model", "blocks:64x1", "--device", str(damaged)], "damaged"),
+        (["capture", "--model", "blocks:64x1"], "needs --save"),
+        (["fit", "--save", "x"], "needs --times"),
+    ]
+    for words, message in cases:
+        assert main(["foresight", *words]) == 2
+        assert message in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["foresight", "gather", "--times", str(tmp_path / "t")]) == 2
+        assert "CUDA device" in capsys.readouterr().err
+
+
+def test_project_prices_layers_by_kernels(
+    device: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = layer_times(device, micro_batch=1, sequence=2048, hidden=8192, heads=64)
+    assert 1.8 < times.step_per_forward - 1 < 2.5
+    sizes = ["--gpu", "h100-sxm", "--hidden", "8192", "--layers", "4", "--gpus", "1"]
+    assert main(["project", *sizes, "--kernels", "h100", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert json.dumps(row).count("kernels") >= 1
+    assert main(["project", *sizes, "--kernels", "h100", "--tflops", "400"]) == 2
+    assert "exclude one another" in capsys.readouterr().err
