@@ -23,7 +23,8 @@ def bfs(
     Args:
         graph: lists of targets; `place` it once for several searches.
         source: node.
-        direction: a search may read backwards only where ``graph.symmetric``.
+        direction: a search may read backwards where ``graph.symmetric``, or where the
+            graph is placed with its reverse.
         trace: collects what each level read.
         visitor: see `Passes`.
 
@@ -36,29 +37,31 @@ def bfs(
     passes = Passes(graph, trace, visitor)
     placed, way = passes.placed, Direction(direction)
     check_source(source, placed.num_nodes)
-    if way is Direction.BACKWARD and not placed.graph.symmetric:
+    back = None if way is Direction.FORWARD else placed.back
+    if way is Direction.BACKWARD and back is None:
         raise ValueError(
             "direction: expects forward for a graph whose edges are stored in one "
-            "direction, got backward: make the graph with symmetric=True if it is"
+            "direction, got backward: make the graph with symmetric=True if it is, or "
+            "place it with reverse=graph.reverse()"
         )
     level = torch.full((placed.num_nodes,), -1, dtype=torch.int32, device=placed.device)
     level[source] = 0
-    ahead = _Ahead(placed)
+    ahead = None if back is None else _Ahead(back)
     now = 0
     while True:
         begun = passes.clock()
-        active = (level == now) & placed.has_edges
-        frontier = placed.frontier(active.nonzero().squeeze(1))
+        active = level == now
+        frontier = placed.frontier((active & placed.has_edges).nonzero().squeeze(1))
         if frontier.num_nodes == 0:
             return level
-        ahead.leave(frontier)
         mark = Mark(level=level, now=now)
         backward = way is Direction.BACKWARD
-        if way is Direction.AUTO and placed.graph.symmetric:
+        if way is Direction.AUTO and ahead is not None:
+            ahead.leave(active)
             backward = ahead.backward_units(frontier) < frontier.num_units
-        if backward:
-            unreached = ((level < 0) & placed.has_edges).nonzero().squeeze(1)
-            passes.search(mark, placed.frontier(unreached), begun=begun)
+        if backward and back is not None:
+            unreached = ((level < 0) & back.has_edges).nonzero().squeeze(1)
+            passes.search(mark, back.frontier(unreached), begun=begun, over=back)
         else:
             passes.visit(mark, frontier, begun=begun)
         now += 1
@@ -67,16 +70,19 @@ def bfs(
 class _Ahead:
     """The nodes that are not reached yet, as far as counts tell."""
 
-    def __init__(self, placed: PlacedGraph) -> None:
-        self._unit = LINE_BYTES // placed.edges.element_size()
-        self._all_edges = placed.num_edges
-        self._num_nodes = placed.num_with_edges
-        self._num_edges = placed.num_edges
+    def __init__(self, back: PlacedGraph) -> None:
+        """``back``: the lists of sources."""
+        self._back = back
+        self._unit = LINE_BYTES // back.edges.element_size()
+        self._num_nodes = back.num_with_edges
+        self._num_edges = back.num_edges
 
-    def leave(self, frontier: Frontier) -> None:
-        """The frontier's nodes are reached by now."""
-        self._num_nodes -= frontier.num_nodes
-        self._num_edges -= frontier.num_edges
+    def leave(self, active: torch.Tensor) -> None:
+        """The active nodes are reached by now; bool, shape (num_nodes,)."""
+        nodes = (active & self._back.has_edges).nonzero().squeeze(1)
+        offsets = self._back.offsets
+        self._num_nodes -= len(nodes)
+        self._num_edges -= int((offsets[nodes + 1] - offsets[nodes]).sum())
 
     def backward_units(self, frontier: Frontier) -> float:
         """Lines that a backward step is expected to read.
@@ -87,7 +93,7 @@ class _Ahead:
         """
         if self._num_nodes <= 0:
             return 0.0
-        chance = frontier.num_edges / self._all_edges
+        chance = frontier.num_edges / self._back.num_edges
         stop: float = 1.0 - (1.0 - chance) ** self._unit
         lines = self._num_edges / self._num_nodes / self._unit + 1.0
         each: float = (1.0 - (1.0 - stop) ** lines) / stop

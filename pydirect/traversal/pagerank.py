@@ -56,13 +56,14 @@ def pagerank(
     degree = (placed.offsets[1:] - placed.offsets[:-1]).clamp(min=1)
     sums = torch.empty(num_nodes, dtype=torch.int64, device=device)
     # Backwards, one sum a list is written; forwards, one an edge.
-    visit = Pull if placed.graph.symmetric else Push
+    over, visit = (placed, Push) if placed.back is None else (placed.back, Pull)
     for _ in range(max_iterations):
         begun = passes.clock()
         sums.zero_()
         shares = (rank / degree * _ONE).long()
         lost = shares[~placed.has_edges].sum()
-        passes.visit(visit(sums=sums, shares=shares), placed.whole, begun=begun)
+        operation = visit(sums=sums, shares=shares)
+        passes.visit(operation, over.whole, begun=begun, over=over)
         received = (sums + lost // max(1, num_nodes)).double() / _ONE
         following = received * damping + (1.0 - damping) / max(1, num_nodes)
         # What rounding down has lost is dealt out again.

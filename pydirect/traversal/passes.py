@@ -26,29 +26,39 @@ class Passes:
         self._trace = trace
         self._visitor = visitor or visitor_of(self.placed.device)
 
-    def visit(self, operation: Operation, frontier: Frontier, *, begun: float) -> None:
+    def visit(
+        self,
+        operation: Operation,
+        frontier: Frontier,
+        *,
+        begun: float,
+        over: PlacedGraph | None = None,
+    ) -> None:
         """Apply ``operation`` to every edge of the frontier.
 
         Args:
             operation: what to do at an edge.
             frontier: the nodes and lines.
+            over: whose lists; None: the traversed graph's.
             begun: `Passes.clock` when the frontier was asked for, for the trace.
         """
         start = self.clock()
-        self._visitor.visit(self.placed, frontier, operation)
+        placed = over or self.placed
+        self._visitor.visit(placed, frontier, operation)
         end = self.clock()
         if self._trace is None:
             return
-        num_bytes = self.placed.union_bytes(
-            frontier, weighted=isinstance(operation, Relax)
-        )
+        weighted = isinstance(operation, Relax)
+        num_bytes = placed.union_bytes(frontier, weighted=weighted)
         name = type(operation).__name__.lower()
         self._note(name, frontier, num_bytes, (begun, start, end))
 
-    def search(self, mark: Mark, frontier: Frontier, *, begun: float) -> None:
-        """Backward breadth-first step; see `Visitor.search`."""
+    def search(
+        self, mark: Mark, frontier: Frontier, *, begun: float, over: PlacedGraph
+    ) -> None:
+        """Backward breadth-first step over lists of sources; see `Visitor.search`."""
         start = self.clock()
-        num_bytes = self._visitor.search(self.placed, frontier, mark)
+        num_bytes = self._visitor.search(over, frontier, mark)
         end = self.clock()
         self._note("search", frontier, num_bytes, (begun, start, end))
 

@@ -55,8 +55,17 @@ class PlacedGraph:
     are paid for once.
     """
 
-    def __init__(self, graph: Graph, device: torch.device, walk: Walk) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: torch.device,
+        walk: Walk,
+        back: "PlacedGraph | None" = None,
+    ) -> None:
+        """``back``: the same edges, listed at their targets."""
         self.graph = graph
+        self.back = self if graph.symmetric else back
+        """Lists of sources, where there are any."""
         self.device = device
         self.walk = walk
         self.offsets = graph.offsets.to(device)
@@ -194,6 +203,7 @@ def place(
     *,
     walk: Walk | str = Walk.LINES,
     hot_bytes: int = 0,
+    reverse: Graph | None = None,
 ) -> PlacedGraph:
     """Make a graph ready for traversal on a device.
 
@@ -207,9 +217,12 @@ def place(
             from vectorised CPU code.
         walk: how kernels read the lists.
         hot_bytes: of the edge list to keep in GPU memory.
+        reverse: ``graph.reverse()`` of a directed graph, in host memory as well: lets
+            breadth-first search read backwards and PageRank add up without conflicts.
 
     Raises:
-        ValueError: an unknown walk, or ``hot_bytes`` below 0.
+        ValueError: an unknown walk, ``hot_bytes`` below 0, or a ``reverse`` that does
+            not have the graph's numbers of nodes and edges.
         HostMemoryError: the edges cannot be pinned.
     """
     if graph.num_sources is not None:
@@ -222,7 +235,16 @@ def place(
     target = torch.device(device)
     if target.type == "cuda" and target.index is None:
         target = torch.device("cuda", torch.cuda.current_device())
-    placed = PlacedGraph(graph, target, Walk(walk))
+    back = None
+    if reverse is not None:
+        sizes = [(g.num_nodes, g.num_edges) for g in (graph, reverse)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"reverse: expects {sizes[0][0]} nodes and {sizes[0][1]} edges, as the "
+                f"graph has, got {sizes[1][0]} and {sizes[1][1]}"
+            )
+        back = PlacedGraph(reverse, target, Walk(walk))
+    placed = PlacedGraph(graph, target, Walk(walk), back)
     placed.keep_hot(hot_bytes)
     return placed
 

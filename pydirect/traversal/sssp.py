@@ -98,7 +98,7 @@ def check_weights(graph: Graph) -> _Weights:
             f"weights: sssp expects 0 or more, got {weights[at].item()} at edge {at}"
         )
     integer = not weights.is_floating_point()
-    if integer and high * max(1, graph.num_nodes - 1) > _LARGEST:
+    if integer and high * max(1, graph.num_nodes - 1) >= _LARGEST:
         raise ValueError(
             f"weights: paths over {graph.num_nodes} nodes with weights up to {high} "
             "may be longer than int64 holds: use float64 weights"

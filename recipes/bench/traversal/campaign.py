@@ -194,8 +194,18 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
             placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), **head
         )
         placed.keep_hot(0)
+    if not graph.symmetric:
+        backwards(campaign, graph, want[0], head, args)
     if args.rivals:
         rivals(campaign, placed, want[0], sources, head)
+    others(campaign, placed, head, args)
+
+
+def others(
+    campaign: Campaign, placed: PlacedGraph, head: dict[str, Any], args: Any
+) -> None:
+    """Components, PageRank, shortest paths."""
+    graph = placed.graph
     campaign.traverse(
         placed, "components", lambda _, t: connected_components(placed, trace=t), **head
     )
@@ -219,6 +229,38 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
         campaign.traverse(
             weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), **head
         )
+
+
+def backwards(
+    campaign: Campaign,
+    graph: Graph,
+    want: torch.Tensor,
+    head: dict[str, Any],
+    args: Any,
+) -> None:
+    """A directed graph with its reverse beside it."""
+    kind = next(k for k in KINDS if k.name == head["graph"])
+    made = make(
+        kind,
+        args.divisor,
+        id_bytes=head["id_bytes"],
+        memory="table" if head["memory"] == "managed" else "pinned",
+        device=args.device,
+        reverse=True,
+    )
+    placed = place(graph, campaign.device, reverse=made)
+    source = campaign.sources(graph)[0]
+    if not torch.equal(bfs(placed, source), want):
+        raise RuntimeError("bfs with the reverse differs")
+    campaign.traverse(
+        placed, "bfs auto, with reverse", lambda s, t: bfs(placed, s, trace=t), **head
+    )
+    campaign.traverse(
+        placed,
+        "pagerank 3, with reverse",
+        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
+        **head,
+    )
 
 
 def rivals(

@@ -57,7 +57,14 @@ KINDS = (
 
 
 def make(
-    kind: Kind, divisor: int, *, id_bytes: int, memory: str, seed: int = 0, device: str
+    kind: Kind,
+    divisor: int,
+    *,
+    id_bytes: int,
+    memory: str,
+    seed: int = 0,
+    device: str,
+    reverse: bool = False,
 ) -> Graph:
     """The graph with nodes and edges divided by ``divisor``.
 
@@ -68,6 +75,7 @@ def make(
         memory: "pinned" (small pages) or "table" (large pages).
         seed: of everything random.
         device: where to draw and sort.
+        reverse: the same edges, listed at their targets.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     num_nodes = kind.num_nodes // divisor
@@ -75,6 +83,8 @@ def make(
     if kind.recipe == "kron":
         num_nodes = 1 << (num_nodes.bit_length() - (num_nodes & (num_nodes - 1) == 0))
     key = _keys(kind, num_nodes, num_edges, generator)
+    if reverse:
+        key = key % num_nodes * num_nodes + key // num_nodes
     if kind.symmetric:
         back = key % num_nodes * num_nodes + key // num_nodes
         key = torch.cat([key, back])

@@ -309,5 +309,7 @@ def test_errors_name_what_is_wrong() -> None:
         wrong = Graph(offsets=graph.offsets, neighbors=graph.neighbors, weights=weights)
         with pytest.raises(ValueError, match="at edge 17"):
             settle(wrong, "cpu", weighted=True)
+    with pytest.raises(ValueError, match="cpu cannot read the memory of meta"):
+        settle(graph, "cpu", Residence.PEERS, peers=["cpu", "meta"])
     with pytest.raises(ValueError, match="peers: expects 1 to 16"):
         settle(graph, "cpu", Residence.PEERS)

@@ -139,9 +139,18 @@ def test_bad_questions_are_named() -> None:
         weights = torch.tensor([1.0, 2.0, bad])
         with pytest.raises(ValueError, match=r"0 or more, got .* at edge 2"):
             sssp(graph_of(weights=weights), 0)
+    # Two edges in a row must stay below the largest int64, which says "no path".
     heavy = torch.tensor([2**62, 1, 2])
     with pytest.raises(ValueError, match="longer than int64"):
         sssp(graph_of(weights=heavy), 0)
+    assert sssp(graph_of(weights=heavy - 1), 0).tolist() == [0, 2**62 - 1, 0]
+    pair = {"offsets": torch.tensor([0, 1, 1]), "neighbors": torch.tensor([1])}
+    with pytest.raises(ValueError, match="longer than int64"):
+        sssp(Graph(**pair, weights=torch.tensor([2**63 - 1])), 0)
+    longest = sssp(Graph(**pair, weights=torch.tensor([2**63 - 2])), 0)
+    assert longest.tolist() == [0, 2**63 - 2]
+    with pytest.raises(ValueError, match="reverse: expects 3 nodes and 3 edges"):
+        place(plain, "cpu", reverse=Graph(**pair))
     with pytest.raises(ValueError, match="delta: expects more than 0"):
         sssp(graph_of(weights=torch.ones(3)), 0, delta=0.0)
     with pytest.raises(ValueError, match="damping: expects 0 to 1"):

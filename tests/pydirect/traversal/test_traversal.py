@@ -83,9 +83,10 @@ def ranks(graph: Graph, iterations: int) -> np.ndarray:
 
 def check(graph: Graph, walk: Walk, visitor: Visitor, seed: int) -> None:
     source = seed % graph.num_nodes
-    placed = place(graph, "cpu", walk=walk)
+    reverse = graph.reverse() if seed % 2 else None
+    placed = place(graph, "cpu", walk=walk, reverse=reverse)
     ways = [Direction.FORWARD, Direction.AUTO]
-    ways += [Direction.BACKWARD] if graph.symmetric else []
+    ways += [Direction.BACKWARD] if graph.symmetric or seed % 2 else []
     for way in ways:
         found = bfs(placed, source, direction=way, visitor=visitor)
         assert found.tolist() == levels(graph, source)
