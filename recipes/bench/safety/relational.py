@@ -32,7 +32,7 @@ CALLS = 40
 """Calls of one session, a graph each."""
 BLOCK = 10
 """Sessions of a block."""
-GPU_SHAPES = 12
+GPU_SHAPES = 6
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 """Largest error over the largest value of the result."""
 EDGE_TYPES = [("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")]
