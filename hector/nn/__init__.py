@@ -2,6 +2,6 @@
 
 from hector.nn.hgt import HGTConv
 from hector.nn.rgat import RGATConv
-from hector.nn.rgcn import RGCNConv
+from hector.nn.rgcn import FastRGCNConv, RGCNConv
 
-__all__ = ["HGTConv", "RGATConv", "RGCNConv"]
+__all__ = ["FastRGCNConv", "HGTConv", "RGATConv", "RGCNConv"]

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from hector.frontend import CompiledLayer, Prepared
 from hector.graph import HeteroGraph
 from hector.graph_cache import GraphCache
+from hector.indexing import adjacency, is_adjacency
 from hector.passes.pipeline import Optimizations
 
+FLOWS = ("source_to_target", "target_to_source")
 MAX_PREPARED = 64
 """Prepared calls of one graph."""
 SETTINGS: dict[str, Optimizations | None] = {
@@ -26,8 +28,11 @@ SETTINGS: dict[str, Optimizations | None] = {
 class CompiledConv(nn.Module):
     """A layer whose forward is a compiled function."""
 
-    def __init__(self) -> None:
+    def __init__(self, flow: str = "source_to_target") -> None:
         super().__init__()
+        if flow not in FLOWS:
+            raise ValueError(f"expected flow in {FLOWS}, got {flow!r}")
+        self.flow = flow
         self._graphs = GraphCache()
         self._layers: dict[CompiledLayer, CompiledLayer] = {}
         self._options: dict[str, Any] = {}
@@ -89,16 +94,26 @@ class CompiledConv(nn.Module):
     ) -> HeteroGraph:
         """PyG's arguments as a graph, made once for each pair of tensors; see
         [Note: unchanged tensors]. Destinations are numbered from `first_target`."""
+        backwards = self.flow == "target_to_source"
         if isinstance(edge_index, HeteroGraph):
+            if backwards:
+                raise ValueError(
+                    "expected edge_index for flow target_to_source, got a HeteroGraph; "
+                    "build it with the ends exchanged"
+                )
             return edge_index
+        if is_adjacency(edge_index):
+            if backwards:
+                raise ValueError("expected edge_index for flow target_to_source")
+            return self._of_adjacency(edge_index, edge_type, num_nodes, num_relations)
         if edge_type is None:
             raise ValueError("expected edge_type [edges] beside edge_index")
         ends, kinds = edge_index, edge_type
 
         def make(sampled: bool) -> HeteroGraph:
-            moved = ends
+            moved = ends.flip(0) if backwards else ends
             if first_target:
-                moved = torch.stack((ends[0], ends[1] + first_target))
+                moved = torch.stack((moved[0], moved[1] + first_target))
             return HeteroGraph.from_pyg(
                 moved,
                 kinds,
@@ -107,8 +122,22 @@ class CompiledConv(nn.Module):
                 sampled=sampled,
             )
 
-        facts = (num_nodes, num_relations, first_target)
+        facts = (num_nodes, num_relations, first_target, backwards)
         return self._graphs.get((ends, kinds), facts, make)
+
+    def _of_adjacency(
+        self, adj: Any, kinds: Tensor | None, num_nodes: int, num_relations: int
+    ) -> HeteroGraph:
+        """`adj_t`, whose values are the edge types. Made in every call: of a sparse
+        tensor PyTorch tells no version."""
+        ends, values = adjacency(adj)
+        if values is None:
+            values = kinds
+        if values is None or values.is_floating_point():
+            raise ValueError("expected adj_t with edge types as its integer values")
+        return HeteroGraph.from_pyg(
+            ends, values, num_nodes=num_nodes, num_relations=num_relations
+        )
 
 
 def glorot(t: Tensor | None) -> None:

@@ -22,9 +22,24 @@ class _TypedLinears(nn.Module):
 
     def __init__(self, in_channels: Mapping[str, int], out_channels: int) -> None:
         super().__init__()
+        self._outs = out_channels
         self.lins = nn.ModuleDict(
-            {name: nn.Linear(size, out_channels) for name, size in in_channels.items()}
+            {
+                name: nn.LazyLinear(out_channels)
+                if size == -1
+                else nn.Linear(size, out_channels)
+                for name, size in in_channels.items()
+            }
         )
+
+    def learn_widths(self, x: Mapping[str, Tensor]) -> None:
+        """Make the parameters of types whose width was left open."""
+        for name, rows in x.items():
+            lin = self.lins[name]
+            if isinstance(lin, nn.LazyLinear):
+                with torch.no_grad():
+                    # Called, it becomes an nn.Linear.
+                    lin(rows[:0])
 
     def stacked(
         self, names: list[str], width: int, parts: int
@@ -35,7 +50,7 @@ class _TypedLinears(nn.Module):
         Rows are joined, not stacked: what each parameter's gradient gets back then is
         a run of rows that needs no copy. Transposing is one copy for all parts.
         """
-        weights = [self._of(name, "weight") for name in names]
+        weights = [self._of(name, "weight", width) for name in names]
         biases = [self._of(name, "bias") for name in names]
         # Padding copies: on small graphs that is a visible part of a call.
         padded = [
@@ -47,8 +62,14 @@ class _TypedLinears(nn.Module):
         by_part = joined.permute(1, 0, 3, 2).contiguous()
         return by_part.unbind(), shifts.transpose(0, 1).contiguous().unbind()
 
-    def _of(self, name: str, what: str) -> Tensor:
-        found: Tensor = getattr(self.lins[name], what)
+    def _of(self, name: str, what: str, *width: int) -> Tensor:
+        """A parameter; zeros for a type of open width that no call had rows of."""
+        lin = self.lins[name]
+        found: Tensor = getattr(lin, what)
+        if isinstance(found, nn.UninitializedParameter):
+            return torch.zeros(
+                self._outs, *width, dtype=found.dtype, device=found.device
+            )
         return found
 
 
@@ -91,8 +112,10 @@ class HGTConv(CompiledConv):
         self.node_types, self.edge_types = list(metadata[0]), list(metadata[1])
         if isinstance(in_channels, int):
             in_channels = dict.fromkeys(self.node_types, in_channels)
-        if min(in_channels.values()) < 1:
-            raise ValueError(f"expected in_channels of at least 1, got {in_channels}")
+        if any(size < 1 and size != -1 for size in in_channels.values()):
+            raise ValueError(
+                f"expected in_channels of at least 1, or -1, got {in_channels}"
+            )
         self.in_channels, self.out_channels, self.heads = (
             in_channels,
             out_channels,
@@ -133,9 +156,11 @@ class HGTConv(CompiledConv):
         if isinstance(x, Tensor):
             if not isinstance(edges, HeteroGraph):
                 raise ValueError("expected a HeteroGraph beside joined rows")
+            self._learn_widths(dict.fromkeys(self.node_types, x))
             return self._run(x, edges)
         if isinstance(edges, HeteroGraph):
             raise ValueError("expected edge_index_dict beside x_dict")
+        self._learn_widths(x)
         graph = self._graph(x, edges)
         out = self._run(self._join(x), graph)
         sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
@@ -145,6 +170,13 @@ class HGTConv(CompiledConv):
             for n in self.node_types
             if n in self.dst_node_types and n in x
         }
+
+    def _learn_widths(self, x: Mapping[str, Tensor]) -> None:
+        """Of types for which `in_channels` is -1, from the first rows."""
+        if -1 in self.in_channels.values():
+            self.kqv_lin.learn_widths(x)
+            known = {n: t.shape[1] for n, t in x.items() if self.in_channels[n] == -1}
+            self.in_channels = {**self.in_channels, **known}
 
     @property
     def _uniform(self) -> bool:

@@ -27,6 +27,8 @@ def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> 
         h = e.src.feature
         if aggr == "max":
             h = relation_max(h)
+        if aggr == "min":
+            h = -relation_max(-h)
         e["msg"] = h @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)
@@ -48,6 +50,8 @@ def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> An
         h = e.src.feature
         if aggr == "max":
             h = relation_max(h)
+        if aggr == "min":
+            h = -relation_max(-h)
         e["msg"] = reshape(h, blocks, -1) @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)

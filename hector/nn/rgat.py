@@ -63,8 +63,9 @@ class RGATConv(CompiledConv):
         dropout: float = 0.0,
         edge_dim: int | None = None,
         bias: bool = True,
+        flow: str = "source_to_target",
     ) -> None:
-        super().__init__()
+        super().__init__(flow)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.num_relations = num_relations
         self.num_bases, self.num_blocks, self.mod = num_bases, num_blocks, mod

@@ -9,7 +9,7 @@ from hector.graph import HeteroGraph
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
 
-_AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max"}
+_AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max", "min": "min"}
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class RGCNConv(CompiledConv):
         root_weight: bool = True,
         is_sorted: bool = False,
         bias: bool = True,
+        flow: str = "source_to_target",
     ) -> None:
         """`is_sorted` changes nothing: edges are always sorted by type inside."""
-        super().__init__()
+        super().__init__(flow)
         if num_bases is not None and num_blocks is not None:
             raise ValueError("set num_bases or num_blocks, not both")
         if aggr not in _AGGREGATIONS:
@@ -146,8 +147,8 @@ class RGCNConv(CompiledConv):
         if not sides.source.is_floating_point():
             if self.num_blocks is not None:
                 raise ValueError("num_blocks needs features, not node ids")
-            if aggr == "max":
-                raise ValueError("aggr='max' needs features, not node ids")
+            if aggr in ("max", "min"):
+                raise ValueError(f"aggr={aggr!r} needs features, not node ids")
             flat = weight.flatten(0, 1)
             rows = graph.edge_type * weight.size(1) + sides.source[graph.src]
             stored = flat.index_select(0, rows)
@@ -176,3 +177,7 @@ class RGCNConv(CompiledConv):
             f"{self.in_channels}, {self.out_channels}, "
             f"num_relations={self.num_relations}"
         )
+
+
+class FastRGCNConv(RGCNConv):
+    """PyG's name of its variant for small graphs: one and the same layer here."""
