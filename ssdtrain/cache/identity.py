@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ssdtrain.errors import InPlaceError
 
@@ -32,6 +33,8 @@ STAMP = "_ssdtrain_stamp"
 # Record extents start at a multiple of this, so that a view of any dtype finds its
 # offset divisible by its item size.
 ALIGN_BYTES = 16
+# A view of a leaf without gradient is a part of its own if it is so many times smaller.
+PART_OF_DATA = 4
 
 
 class Stamp:
@@ -80,8 +83,8 @@ class View(NamedTuple):
 def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor is nothing but bytes in one strided storage.
 
-    Wrapper subclasses (DTensor), sparse, nested, quantized and opaque tensors are
-    not: reading their storage is meaningless or crashes.
+    Wrapper subclasses (DTensor), sparse, nested, quantized, dual and opaque tensors
+    are not: reading their storage is meaningless or crashes.
     """
     return (
         type(tensor) in (Tensor, nn.Parameter)
@@ -89,7 +92,18 @@ def is_plain(tensor: Tensor) -> bool:
         and (tensor.is_cuda or tensor.is_cpu)
         and not tensor.is_nested
         and not tensor.is_quantized
+        and not is_of_forward_mode(tensor)
     )
+
+
+def is_of_forward_mode(tensor: Tensor) -> bool:
+    """Whether it is no bytes alone: a dual tensor of forward-mode AD has a tangent, and
+    the zeros that stand for one have no memory."""
+    if tensor._is_zerotensor():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def parameter_of(tensor: Tensor) -> nn.Parameter | None:
@@ -144,13 +158,24 @@ def identify(tensor: Tensor) -> tuple[Key, View]:
     start, end = extent_bytes(tensor)
     first = start
     base = tensor._base
-    if base is not None and is_plain(base):
+    if base is not None and is_plain(base) and not is_part_of_data(tensor, base):
         base_start, base_end = extent_bytes(base)
         # as_strided may reach beyond its base; then both are covered.
         start, end = min(start, base_start), max(end, base_end)
     start -= start % ALIGN_BYTES
     key = Key(stamp_of(tensor), tensor._version, start, end)
     return key, view_of(tensor, first - start)
+
+
+def is_part_of_data(tensor: Tensor, base: Tensor) -> bool:
+    """Whether it is a small part of what no operator made: a batch of a data set.
+
+    Its record holds the part alone. Equal parts are one record, others are several.
+    """
+    if base.requires_grad:
+        return False
+    start, end = extent_bytes(tensor)
+    return (end - start) * PART_OF_DATA <= base.nbytes
 
 
 def view_of(tensor: Tensor, offset_bytes: int) -> View:

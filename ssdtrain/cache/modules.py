@@ -8,6 +8,7 @@ would make torch compile them again.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -32,7 +33,8 @@ class ModuleNames:
             if any(_is_compiled(module) for module in root.modules()):
                 continue
             for path, module in root.named_modules():
-                if path:
+                # A scripted module takes no such hook; its parent's name stands for it.
+                if path and not isinstance(module, torch.jit.ScriptModule):
                     self._listen(path, module)
 
     def stop(self) -> None:

@@ -27,6 +27,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced
+from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
 
@@ -52,7 +53,16 @@ def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]
 
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
-    """Let every forward of `root` fill a lane; see [Note: Whose forward]."""
+    """Let every forward of `root` fill a lane; see [Note: Whose forward].
+
+    Raises:
+        AttachError: its forward cannot be wrapped.
+    """
+    if isinstance(root, torch.jit.TopLevelTracedModule):
+        raise AttachError(
+            "offload() wraps the forward of the module that it is given, and a traced "
+            "module has none in Python; put it into an nn.Module that calls it."
+        )
     patches.mark(root)
     for name in entries_of(root):
         _wrap(root, name, hints, patches, chunk)

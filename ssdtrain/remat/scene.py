@@ -39,6 +39,12 @@ from ssdtrain.remat.purity import Purity
 # Of hooks, and of the function mode behind `torch.set_default_device`.
 _BETWEEN = ("ssdtrain.cache", "ssdtrain.remat", "torch._dynamo", "torch.utils._device")
 _CALL: CodeType = nn.Module._call_impl.__code__
+# With hooks on the module the forward is called in there; they run outside of it.
+_CALL_WITH_HOOKS = tuple(
+    code
+    for code in _CALL.co_consts
+    if isinstance(code, CodeType) and code.co_name == "inner"
+)
 _NORMS: tuple[CodeType, ...] = (F.layer_norm.__code__, F.rms_norm.__code__)
 # From an operator to its module's call: helpers of a pure forward, torch's functions.
 MAX_FRAMES = 8
@@ -102,7 +108,8 @@ class Scene:
             if frame.f_code is _CALL:
                 self._look_at(frame, codes, purity)
                 return
-            codes.append(frame.f_code)
+            if not any(frame.f_code is code for code in _CALL_WITH_HOOKS):
+                codes.append(frame.f_code)
             frame = frame.f_back
 
     def _look_at(self, call: FrameType, codes: list[CodeType], purity: Purity) -> None:

@@ -105,12 +105,22 @@ def test_views_of_one_base_share_one_record(gradients: Run, everything: Any) -> 
 
 
 def test_raw_bytes_cover_the_base() -> None:
-    base = torch.arange(100, dtype=torch.float32)
+    base = torch.arange(100, dtype=torch.float32, requires_grad=True) * 1
     part = base[10:20]
     key, view = identify(part)
     assert (key.start_byte, key.end_byte) == (0, 400)
     assert view.offset_bytes == 40
     assert torch.equal(view.rebuild(raw_bytes(part, key).clone()), part)
+
+
+def test_raw_bytes_cover_a_part_of_a_data_set() -> None:
+    base = torch.arange(100, dtype=torch.float32)
+    part = base[10:20]
+    key, view = identify(part)
+    assert (key.start_byte, key.end_byte, view.offset_bytes) == (32, 80, 8)
+    assert torch.equal(view.rebuild(raw_bytes(part, key).clone()), part)
+    most = base[10:40]
+    assert identify(most)[0].end_byte == 400
 
 
 def test_key_survives_the_wrapper() -> None:
