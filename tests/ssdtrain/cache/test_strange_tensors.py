@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import ssdtrain
+from ssdtrain.cache.identity import is_plain
 from ssdtrain.errors import AttachError
 
 WIDTH = 16
@@ -110,17 +111,22 @@ def test_a_batch_is_not_its_data_set() -> None:
 
 
 def test_parts_of_what_was_computed_are_one_record() -> None:
-    """Heads and chunks of a projection, which all are saved."""
+    """Small ones, which all are saved, and the whole."""
 
-    class Heads(nn.Module):
+    class Rows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.up = nn.Linear(WIDTH, 8 * WIDTH, bias=False)
+            self.up = nn.Linear(WIDTH, WIDTH, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            parts = self.up(x).unflatten(1, (8, WIDTH)).unbind(1)
-            return torch.stack([part * part for part in parts]).sum()
+            y = self.up(x)
+            parts = torch.stack([row * row for row in y.unbind()])
+            return parts.sum() + y.sin().sum()
 
-    x = torch.randn(4, WIDTH)
-    (saved,) = bytes_saved(Heads(), [x])
-    assert saved == x.nbytes + 8 * x.nbytes
+    x = torch.randn(8, WIDTH)
+    assert bytes_saved(Rows(), [x]) == [2 * x.nbytes]
+
+
+def test_zeros_without_memory_are_not_plain() -> None:
+    assert is_plain(torch.zeros(2))
+    assert not is_plain(torch._efficientzerotensor((2,)))

@@ -237,7 +237,8 @@ def test_an_unsaved_tensor_that_changes_later(name: str) -> None:
 
 def test_temporaries_of_pure_code_are_passed() -> None:
     reports = check(with_module(Pure))
-    assert reports[0].recipes["ToCopyBackward0"] > 0
+    # The second step is observed, with hooks on every module.
+    assert all(report.recipes["ToCopyBackward0"] > 0 for report in reports[:2])
 
 
 def test_a_metric_that_is_cleared() -> None:
