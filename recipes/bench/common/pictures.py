@@ -7,6 +7,7 @@ from typing import Any
 
 from recipes.bench.common.results import Data, find
 from recipes.bench.gather import tables as gather_tables
+from recipes.bench.models.tables import chart
 from recipes.bench.rgnn import plot as rgnn_plot
 from recipes.bench.rgnn.records import Records
 
@@ -125,6 +126,14 @@ PICTURES = (
         "models/real_models",
         real,
         14,
+    ),
+    Picture(
+        "real-models",
+        "results-models.svg",
+        "BERT, GPT and T5 at the dissertation's sizes (Figure 5.11)",
+        "models/models",
+        chart,
+        12,
     ),
     Picture(
         "placement",

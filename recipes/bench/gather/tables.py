@@ -1,4 +1,4 @@
-"""`gather.json` as the README's section, and every cell with the chooser's regret.
+"""`gather.json` as a page's section, and every cell with the chooser's regret.
 
 python -m recipes.bench.gather.tables [folder of gather.json]
 """
@@ -34,7 +34,7 @@ Cell = dict[str, Any]
 
 
 def gather(results_dir: Path | str) -> str:
-    """The README's section; empty where `gather.json` is not in ``results_dir``."""
+    """The page's section; empty where `gather.json` is not in ``results_dir``."""
     data = results.find(Path(results_dir) / "gather.json")
     if data is None:
         return ""

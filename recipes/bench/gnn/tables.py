@@ -1,4 +1,4 @@
-"""`gnn.json` as the README's section: Figure 4.8 on this machine.
+"""`gnn.json` as a page's section: Figure 4.8 on this machine.
 
 python -m recipes.bench.gnn.tables [folder of gnn.json]
 """
@@ -18,7 +18,7 @@ Cell = dict[str, Any]
 
 
 def gnn(results_dir: Path | str) -> str:
-    """The README's section; empty where `gnn.json` is not in ``results_dir``."""
+    """The page's section; empty where `gnn.json` is not in ``results_dir``."""
     data = find(Path(results_dir) / "gnn.json")
     if data is None:
         return ""

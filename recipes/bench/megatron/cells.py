@@ -1,4 +1,4 @@
-"""What megatron_core.py trains: models, sizes and layouts, and how they are trained."""
+"""What `megatron.core` trains: models, sizes and layouts, and how they are trained."""
 
 import dataclasses
 from collections.abc import Iterator

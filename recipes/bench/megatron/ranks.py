@@ -1,4 +1,4 @@
-"""One of the ranks of megatron_core.py."""
+"""One of the ranks of `megatron.core`."""
 
 import argparse
 import gc

@@ -1,4 +1,4 @@
-"""Cells that the ranks of megatron_core.py run together, and what ends them."""
+"""Cells that the ranks of `megatron.core` run together, and what ends them."""
 
 import argparse
 import datetime

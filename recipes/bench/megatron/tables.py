@@ -1,4 +1,4 @@
-"""The table of megatron_core.py's results."""
+"""The table of `megatron.core`'s results."""
 
 import itertools
 import statistics

@@ -1,13 +1,8 @@
-"""Tables and chart of models.evaluation.
+"""Tables and chart of `models.evaluation` and `models.real_models`."""
 
-python -m recipes.bench.models.tables --png docs/img/figure-5-11.png
-"""
-
-import argparse
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.common.results import Data, find
 from recipes.bench.common.text import markdown, where
 
@@ -164,16 +159,10 @@ def rivals_of_the_full_model(rows: Rows) -> str:
     return f"The whole model under others: {'; '.join(found)}." if found else ""
 
 
-def chart(data: dict[str, Any], path: Path) -> None:
+def chart(figure: Any, data: Data) -> None:
     """Figure 5.11: step time and peak of every model, kept, offloaded, recomputed."""
-    import matplotlib
-    from matplotlib import pyplot
-
-    matplotlib.use("agg")
     rows = {name: c for name, c in rows_of(data).items() if set(COLUMNS[:2]) <= set(c)}
-    figure, axes = pyplot.subplots(
-        2, 1, figsize=(1.6 + 1.1 * len(rows), 5.4), sharex=True, layout="constrained"
-    )
+    axes = figure.subplots(2, 1, sharex=True)
     places = range(len(rows))
     for axis, key, label in (
         (axes[0], "step_ms", "step time (ms)"),
@@ -195,20 +184,3 @@ def chart(data: dict[str, Any], path: Path) -> None:
     axes[1].set_xticks(list(places), [name.replace(" ", "\n", 1) for name in rows])
     low, high = SEED_CUT
     axes[1].set_xlabel(f"peak cut in the source's Figure 5.11: {low:.0%} to {high:.0%}")
-    figure.savefig(path, dpi=140)
-
-
-def main() -> None:
-    """Print the tables; draw the chart."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--results", type=Path, default=RESULTS / "models")
-    parser.add_argument("--png", type=Path, help="draw the chart here")
-    options = parser.parse_args()
-    print(models(options.results))
-    data = find(options.results / "models.json")
-    if options.png is not None and data is not None:
-        chart(data, options.png)
-
-
-if __name__ == "__main__":
-    main()

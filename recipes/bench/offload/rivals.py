@@ -1,4 +1,4 @@
-"""Other people's ways to place the activations of the same blocks; see placement.py.
+"""Other ways to place the activations of the same blocks; see `offload.placement`.
 
 `transformers` and DeepSpeed place only what crosses a checkpointed layer of a
 `transformers` model, so the blocks are dressed as such layers: the code of the model,

@@ -242,39 +242,6 @@ def _bandwidth(cells: dict[str, Any]) -> str:
     return f"{text}\n\n{markdown(head, rows)}"
 
 
-def draw(results_dir: Path, picture: Path) -> None:
-    """The frontier of every size: step over keep against peak, all measured."""
-    from matplotlib.figure import Figure
-
-    data = find(Path(results_dir) / "planner.json")
-    if data is None:
-        return
-    cells = data["cells"]
-    names = [n[: -len("/frontier")] for n, c in cells.items() if "frontier" in c]
-    figure = Figure(figsize=(4.5 * max(1, len(names)), 4), layout="constrained")
-    panels = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=False):
-        keep, measured = cells[f"{name}/keep"]["step_ms"], cells[f"{name}/frontier"]
-        points = list(measured["frontier"])
-        auto = cells.get(f"{name}/auto", {})
-        if "step_ms" in auto:
-            points.append({**auto, "peak_bytes": auto["peak_gb"] * GB})
-        line = sorted((p["peak_bytes"] / GB, p["step_ms"] / keep) for p in points)
-        axes.plot(*zip(*line, strict=True), marker="o", label="plan=auto")
-        for policy in measured["policies"]:
-            x, y = policy["peak_bytes"] / GB, policy["step_ms"] / keep
-            axes.plot([x], [y], marker="x", linestyle="", label=policy["policy"])
-        full = cells.get(f"{name}/full recompute", {})
-        if "step_ms" in full:
-            y = full["step_ms"] / keep
-            axes.plot([full["peak_gb"]], [y], marker="^", label="full recompute")
-        axes.set_title(name)
-        axes.set_xlabel("activation peak (GB)")
-        axes.set_ylabel("step / keep")
-        axes.legend(fontsize=7)
-    figure.savefig(picture, dpi=120)
-
-
 def rok(results_dir: Path) -> str:
     """The ROK points by batch, and the split of the gain (Table 5.6)."""
     data = find(Path(results_dir) / "rok.json")
