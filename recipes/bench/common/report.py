@@ -24,7 +24,9 @@ from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
 from recipes.bench.rgnn.tables import rgnn
 from recipes.bench.safety.tables import sanitize, searches, survival, verify
+from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
+from recipes.bench.traversal.tables import traversal
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs" / "results"
@@ -145,6 +147,16 @@ PAGES = {
         "GNN training with features in host memory",
         "How much faster is an epoch?",
         (("gnn", gnn),),
+    ),
+    "sampling": Page(
+        "Neighbour sampling",
+        "How many edges a second does the GPU draw, and what is an epoch worth?",
+        (("sampling", sampling),),
+    ),
+    "traversal": Page(
+        "Graph traversal out of memory",
+        "How close to the link's speed are searches over edges in host memory?",
+        (("traversal", traversal),),
     ),
     "relational": Page(
         "Relational layers",

@@ -2,14 +2,13 @@
 
     python -m recipes.bench.sampling.rates --out OUT.json
 
-One JSON object with a record a measurement, rewritten after each. The graph has the
+One JSON file with a cell a measurement, rewritten after each. The graph has the
 statistics of ogbn-products; every system samples the same seeds. The baseline is PyG's
 NeighborSampler in one worker where one of its compiled backends is installed, and said
 to be missing where none is; our own CPU threads are measured beside it.
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -33,27 +32,29 @@ from pydirect.sampling import (
 )
 from pydirect.sampling.hop import CpuHopper
 from pydirect.train import NodeClassificationTrainer
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 
 
 class Rates:
     """Measurements of one run."""
 
-    def __init__(self, out: Path, device: torch.device) -> None:
+    def __init__(
+        self, out: Path, device: torch.device, settings: dict[str, Any]
+    ) -> None:
         self._out = out
         self.device = device
-        gpu = device.type == "cuda"
-        self.found: dict[str, Any] = {
-            "device": torch.cuda.get_device_name() if gpu else "cpu",
-            "torch": torch.__version__,
-            "cores": len(os.sched_getaffinity(0)),
-            "records": [],
+        self.found: results.Data = {
+            "environment": environment(),
+            "settings": settings,
+            "cells": {},
         }
 
-    def note(self, **record: Any) -> None:
+    def note(self, name: str, **record: Any) -> None:
         """Keep one record."""
-        self.found["records"].append(record)
-        self._out.write_text(json.dumps(self.found, indent=1))
-        print(record, flush=True)
+        self.found["cells"][name] = record
+        results.write(self._out, self.found)
+        print(name, record, flush=True)
 
     def wait(self) -> float:
         """Wall seconds, after the device's work."""
@@ -72,7 +73,7 @@ class Rates:
             edges += sample(batch)
             seconds.append(self.wait() - begun)
         self.note(
-            system=name,
+            name,
             edges_per_s=round(edges / sum(seconds)),
             ms_a_batch=round(statistics.median(seconds) * 1e3, 3),
             edges_a_batch=edges // num_batches,
@@ -156,7 +157,7 @@ def same(
     equal = torch.equal(got.node_ids.cpu(), want.node_ids) and torch.equal(
         got.edge_index.cpu(), want.edge_index
     )
-    run.note(check=f"{name} equals the CPU's sample", equal=equal)
+    run.note(f"{name} equals the CPU's sample", equal=equal)
 
 
 def pyg_worker(
@@ -176,7 +177,7 @@ def pyg_worker(
         sampler = PygSampler(data, list(fanouts), is_sorted=True)
         sampler.sample_from_nodes(NodeSamplerInput(None, seeds[0][:8]))
     except ImportError as error:
-        run.note(system="one PyG worker", missing=str(error))
+        run.note("one PyG worker", missing=str(error))
         return
 
     def one(batch: int) -> int:
@@ -249,7 +250,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         trained = run.wait()
         scale = len(trainer.batches) / len(batches)
         run.note(
-            epoch=sampling.value,
+            f"epoch, {sampling.value}",
             seconds=round(statistics.median(seconds), 4),
             sampling_alone_s=round((sampled - begun) * scale, 4),
             fetching_alone_s=round((moved - sampled) * scale, 4),
@@ -276,8 +277,9 @@ def main() -> None:
     graph, labels = generate_graph(GraphStatistics(**sizes), seed=0, device=device)
     if gpu:
         torch.cuda.empty_cache()
-    run = Rates(args.out, device)
-    run.note(num_nodes=graph.num_nodes, num_edges=graph.num_edges)
+    settings = {k: v for k, v in vars(args).items() if k != "out"}
+    run = Rates(args.out, device, settings)
+    run.note("graph", num_nodes=graph.num_nodes, num_edges=graph.num_edges)
     rates(run, graph, args)
     epochs(run, graph, labels, args)
 

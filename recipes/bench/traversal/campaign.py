@@ -2,14 +2,12 @@
 
     python -m recipes.bench.traversal.campaign --kinds GU GK --divisor 8 --out OUT.json
 
-One JSON object: the machine, the peak of the copy engine measured in the same run, and
-one record a measurement. Times are wall times of whole traversals, medians over the
-sources; levels are single steps of a timed trace.
+One JSON file: the machine, the peak of the copy engine measured in the same run, and
+one cell a graph and system; a run with the same file adds to it. Times are wall times
+of whole traversals, medians over the sources; levels are single steps of a timed trace.
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
@@ -34,6 +32,8 @@ from pydirect.traversal import (
 )
 from pydirect.traversal.on_gpu import GpuVisitor
 from pydirect.traversal.passes import visitor_of
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
 from recipes.bench.traversal.graphs import KINDS, make, weights_of
 from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
@@ -63,6 +63,14 @@ def _nothing() -> None:
     """A CPU has done its work when it returns."""
 
 
+def _empty(device: torch.device) -> results.Data:
+    return {
+        "environment": environment(),
+        "settings": {"device": device.type},
+        "cells": {},
+    }
+
+
 class Campaign:
     """Measurements of one run, written after each so that none is lost."""
 
@@ -71,20 +79,16 @@ class Campaign:
         self._num_sources = sources
         self.device = device
         self.peak = peak_gb_s(device)
-        gpu = device.type == "cuda"
-        self.found: dict[str, Any] = {
-            "device": torch.cuda.get_device_name() if gpu else "cpu",
-            "torch": torch.__version__,
-            "cores": len(os.sched_getaffinity(0)),
-            "copy_peak_gb_s": round(self.peak, 2),
-            "records": [],
-        }
+        self.found = results.read(out) if out.exists() else _empty(device)
+        self.found["cells"]["link"] = {"copy_peak_gb_s": round(self.peak, 2)}
 
-    def note(self, **record: Any) -> None:
-        """Keep one record."""
-        self.found["records"].append(record)
-        self._out.write_text(json.dumps(self.found, indent=1))
-        print({k: v for k, v in record.items() if k != "levels"}, flush=True)
+    def note(self, name: str, head: dict[str, Any], **record: Any) -> None:
+        """Keep one record: of a graph, and a system."""
+        graph = f"{head['graph']} {head['id_bytes']} B {head['memory']}"
+        self.found["cells"][f"{graph}/{name}"] = {**head, "system": name, **record}
+        results.write(self._out, self.found)
+        shown = {k: v for k, v in record.items() if k != "levels"}
+        print(f"{graph}/{name}", shown, flush=True)
 
     def sources(self, graph: Graph) -> list[int]:
         """Random nodes with edges, the same for all systems."""
@@ -98,7 +102,7 @@ class Campaign:
         placed: PlacedGraph,
         name: str,
         run: Callable[[Any, Trace], Any],
-        **more: Any,
+        head: dict[str, Any],
     ) -> float:
         """Time ``run`` from each source, and its steps once more with a timed trace.
 
@@ -129,7 +133,9 @@ class Campaign:
             size += placed.weights.element_size()
         useful = sum(s.num_edges for s in visited) * size
         self.note(
-            system=name,
+            name,
+            head,
+            peak_gb_s=round(self.peak, 2),
             seconds=round(statistics.median(times), 5),
             bytes=trace.bytes_read,
             of_edge_list=round(
@@ -138,7 +144,6 @@ class Campaign:
             amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
-            **more,
         )
         return statistics.median(times)
 
@@ -177,21 +182,21 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
             placed,
             f"bfs {walk.value}",
             lambda s, t: bfs(placed, s, direction=Direction.FORWARD, trace=t),
-            **head,
+            head,
         )
         if not torch.equal(bfs(placed, sources[0], direction="forward"), want[0]):
             raise RuntimeError(f"bfs {walk.value} differs")
     placed.walk = Walk.LINES
     if graph.symmetric:
         campaign.traverse(
-            placed, "bfs auto", lambda s, t: bfs(placed, s, trace=t), **head
+            placed, "bfs auto", lambda s, t: bfs(placed, s, trace=t), head
         )
         if not torch.equal(bfs(placed, sources[0]), want[0]):
             raise RuntimeError("bfs auto differs")
     if args.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
         campaign.traverse(
-            placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), **head
+            placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), head
         )
         placed.keep_hot(0)
     if not graph.symmetric:
@@ -207,13 +212,13 @@ def others(
     """Components, PageRank, shortest paths."""
     graph = placed.graph
     campaign.traverse(
-        placed, "components", lambda _, t: connected_components(placed, trace=t), **head
+        placed, "components", lambda _, t: connected_components(placed, trace=t), head
     )
     campaign.traverse(
         placed,
         "pagerank 3",
         lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        **head,
+        head,
     )
     if args.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
@@ -221,13 +226,13 @@ def others(
             placed,
             "pagerank 3 hot 25 %",
             lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-            **head,
+            head,
         )
         placed.keep_hot(0)
     if args.sssp:
         weighted = place(weights_of(graph), campaign.device)
         campaign.traverse(
-            weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), **head
+            weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), head
         )
 
 
@@ -253,13 +258,13 @@ def backwards(
     if not torch.equal(bfs(placed, source), want):
         raise RuntimeError("bfs with the reverse differs")
     campaign.traverse(
-        placed, "bfs auto, with reverse", lambda s, t: bfs(placed, s, trace=t), **head
+        placed, "bfs auto, with reverse", lambda s, t: bfs(placed, s, trace=t), head
     )
     campaign.traverse(
         placed,
         "pagerank 3, with reverse",
         lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        **head,
+        head,
     )
 
 
@@ -281,7 +286,7 @@ def rivals(
         try:
             copies = Subgraphs(placed.graph, Path(directory), placed.device)
         except RuntimeError as error:
-            campaign.note(system="subgraph copy", missing=str(error), **head)
+            campaign.note("bfs subgraph copy", head, missing=str(error))
             return
         _rival(campaign, copies, want, sources, head)
 
@@ -301,10 +306,10 @@ def _rival(
         times.append(timed(lambda s=source: rival.bfs(s)))
         moved.append(rival.bytes_moved)
     campaign.note(
-        system=f"bfs {rival.name}",
+        f"bfs {rival.name}",
+        head,
         seconds=round(statistics.median(times), 5),
         bytes=int(statistics.median(moved)),
-        **head,
     )
 
 
@@ -324,11 +329,9 @@ def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None
             same = [s for s in trace.steps if s.num_edges == best.num_edges]
             seconds = min(s.seconds for s in same)
             campaign.note(
-                system="sweep",
-                num_blocks=num_blocks,
-                contiguous=contiguous,
+                f"sweep {num_blocks} blocks, contiguous {contiguous}",
+                head,
                 of_peak=round(best.bytes_read / seconds / 1e9 / campaign.peak, 3),
-                **head,
             )
 
 
@@ -366,7 +369,8 @@ def main() -> None:
                     "id_bytes": id_bytes,
                     "memory": reach(graph.neighbors).value,
                 }
-                campaign.note(made_s=round(time.perf_counter() - begun, 1), **head)
+                made_s = round(time.perf_counter() - begun, 1)
+                campaign.note("made", head, seconds=made_s)
                 if args.sweep:
                     sweep(campaign, place(graph, campaign.device), head)
                 compare(campaign, graph, head, args)

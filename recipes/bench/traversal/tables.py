@@ -1,0 +1,91 @@
+"""A campaign's files as the page of results on traversal."""
+
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.common import results
+from recipes.bench.common.text import markdown, where
+
+OURS = ("bfs auto, with reverse", "bfs auto", "bfs lines")
+HOT = "bfs auto hot 25 %"
+HEAD = [
+    "graph, ids",
+    "edges GB",
+    "naive / merged / aligned / lines, ms",
+    "amplification",
+    "large levels, of the peak",
+    "search, ms (read)",
+    "times page cache",
+    "times subgraph copy",
+    "components, ms (read)",
+    "PageRank, of the peak",
+    "shortest paths, ms",
+]
+TEXT = (
+    "**Traversal.** Graphs of the six kinds of EMOGI's Table 2.2, generated with its "
+    "mean degrees and a fraction of its nodes; edges in host memory, large pages "
+    "unless said otherwise. *Naive* to *lines*: breadth-first search, forward, by "
+    "walk. *Amplification*: bytes of the sectors read over bytes of the edges "
+    "visited, of the lines walk. *Large levels*: those that touch over a tenth of the "
+    "edges, bytes read a second over the copy engine's peak of the same run. "
+    "*Search*: the product's default, with the directed graphs' reverse beside them; "
+    "what it read, in edge lists. *Page cache*: 64 KiB pages in GPU memory, a quarter "
+    "of the edge list, free faults; in brackets ours with as much GPU memory for hot "
+    "blocks, without a reverse. *Subgraph copy*: Subway's way, all cores. Every result "
+    "is compared with the others'."
+)
+
+
+def traversal(folder: Path) -> str:
+    """The page's text; empty where nothing is recorded."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        data = results.read(path)
+        graphs: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, cell in data["cells"].items():
+            if "/" in name and "seconds" in cell:
+                graph, system = name.split("/", 1)
+                graphs.setdefault(graph, {})[system] = cell
+        rows = [
+            [graph.replace(" managed", ""), *_row(systems)]
+            for graph, systems in graphs.items()
+            if "bfs lines" in systems
+        ]
+        if rows:
+            parts += [markdown(HEAD, rows), where(data)]
+    return "\n\n".join([TEXT, *parts]) if parts else ""
+
+
+def _row(systems: dict[str, dict[str, Any]]) -> list[str]:
+    walked = systems["bfs lines"]
+    best = next(systems[name] for name in OURS if name in systems)
+    walks = [systems.get(f"bfs {walk}") for walk in ("naive", "merged", "aligned")]
+    pages, copies = systems.get("bfs page cache"), systems.get("bfs subgraph copy")
+    with_pages = _times(pages, best)
+    if HOT in systems and pages:
+        with_pages += f" ({_times(pages, systems[HOT])})"
+    ranks = systems.get("pagerank 3, with reverse", systems.get("pagerank 3"))
+    return [
+        f"{walked['num_edges'] * walked['id_bytes'] / 1e9:.1f}",
+        " / ".join([_ms(w) for w in (*walks, walked)]),
+        f"{walked['amplification']:.2f}",
+        ", ".join(f"{share:.2f}" for share in walked["large_of_peak"]),
+        _with_read(best),
+        with_pages,
+        _times(copies, best),
+        _with_read(systems.get("components")),
+        f"{min(ranks['large_of_peak']):.2f}" if ranks else "-",
+        _ms(systems.get("sssp")),
+    ]
+
+
+def _times(other: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    return f"{other['seconds'] / ours['seconds']:.1f}" if other else "-"
+
+
+def _ms(cell: dict[str, Any] | None) -> str:
+    return f"{cell['seconds'] * 1e3:.1f}" if cell else "-"
+
+
+def _with_read(cell: dict[str, Any] | None) -> str:
+    return f"{_ms(cell)} ({cell['of_edge_list']:.2f})" if cell else "-"
