@@ -9,6 +9,7 @@ from recipes.bench.common import report
 from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
 from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import find, read, write
+from recipes.bench.safety.tables import searches
 
 
 def test_readme_and_pages_are_up_to_date() -> None:
@@ -46,6 +47,19 @@ FILES = [path for area in AREAS for path in sorted((RESULTS / area).glob("*.json
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_pages_are_made_of_is_of_the_one_format(path: Path) -> None:
     assert read(path)["environment"]["device"]
+
+
+def test_a_search_that_found_something_says_so(tmp_path: Path) -> None:
+    assert searches(tmp_path) == ""
+    env = {"device": "2 CPU cores", "num_devices": 0, "versions": {"torch": "2"}}
+    found = {"graphs": 500, "equal": 499, "different": [{"seed": 3}], "features": {}}
+    damaged = {"total": 70, "files": {"plan": 30, "wear log": 40}, "bad": ["plan 7"]}
+    for name, cell in (("relational_cpu", found), ("damaged_files", damaged)):
+        data = {"environment": env, "settings": {}, "cells": {"campaign": cell}}
+        write(tmp_path / f"{name}.json", data)
+    lines = searches(tmp_path).splitlines()[2:]
+    assert "499 alike, **1 different**" in lines[0]
+    assert "70 of 2 kinds" in lines[1] and "but for **1**" in lines[1]
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """What safety costs and what was searched, from `results/*.json`; never typed."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from recipes.bench.common.results import Data, find, read
+from recipes.bench.common.results import Data, find
 from recipes.bench.common.text import markdown, where
 
 TARGET = 1.03
@@ -73,21 +74,12 @@ def _found(cell: Data) -> str:
 
 
 def searches(results: Path) -> str:
-    """Random graphs, the operator database and random faults, one line each."""
-    found = {
-        name: read(results / f"{name}.json")
-        for name in ("graphs_cpu", "opinfo_cpu", "fault_soak_cpu")
-        if (results / f"{name}.json").exists()
-    }
-    lines = {
-        "graphs_cpu": _graphs,
-        "opinfo_cpu": _operators,
-        "fault_soak_cpu": _faults,
-    }
-    rows = [
-        f"- {lines[name](data['cells'])} ({where(data)})"
-        for name, data in found.items()
-    ]
+    """Random searches for what is wrong, one line each."""
+    rows = []
+    for name, line in SEARCHES.items():
+        data = find(results / f"{name}.json")
+        if data is not None:
+            rows.append(f"- {line(data['cells'])} ({where(data)})")
     if not rows:
         return ""
     text = "**Searches for wrong gradients**, byte for byte against plain autograd."
@@ -130,6 +122,34 @@ def _faults(cells: Data) -> str:
         f"{len(cell['left_on_disk'])} files and {len(cell['threads_left'])} threads "
         "left."
     )
+
+
+def _relational(cells: Data) -> str:
+    cell = cells["campaign"]
+    return (
+        f"hector's layers on {cell['graphs']:,} random relational graphs of "
+        f"{len(cell['features'])} features, against loops in float64: "
+        f"{cell['equal']:,} alike, **{len(cell['different'])} different**."
+    )
+
+
+def _damaged(cells: Data) -> str:
+    cell = cells["campaign"]
+    return (
+        f"Damaged files: {cell['total']:,} of {len(cell['files'])} kinds read; each "
+        f"loaded or was refused by name, but for **{len(cell['bad'])}**."
+    )
+
+
+SEARCHES: dict[str, Callable[[Data], str]] = {
+    "graphs_cpu": _graphs,
+    "opinfo_cpu": _operators,
+    "fault_soak_cpu": _faults,
+    "relational_cpu": _relational,
+    "relational_cuda": _relational,
+    "damaged_files": _damaged,
+}
+"""Records of random searches, and the line that each becomes."""
 
 
 def survival(results_dir: Path) -> str:
