@@ -108,13 +108,18 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
     from ssdtrain.train import runs
 
     args.overrides = [_resolved(word) for word in args.overrides]
-    config = compose(args.config, args.overrides)
-    if config.get("resume") is None:
-        return config, None
-    earlier = runs.find(str(config.resume))
+    asked = [w for w in args.overrides if w.partition("=")[0] == "resume"]
+    name = asked[-1].partition("=")[2].strip("'\"") if asked else ""
+    if name in ("", "null"):
+        config = compose(args.config, args.overrides)
+        name = config.get("resume") or ""  # of the user's own file
+        if not name:
+            return config, None
+    # Otherwise not composed alone: its keys may be those of the run's own groups.
+    earlier = runs.find(str(name))
     record = runs.read_record(earlier)
     if record is None:
-        raise ConfigError(f"resume={config.resume}: {earlier} has no {runs.RECORD}")
+        raise ConfigError(f"resume={name}: {earlier} has no {runs.RECORD}")
     began = parse(record["words"][1:])
     words = runs.merged_words(began.overrides, args.overrides)
     config = compose(began.config, words)

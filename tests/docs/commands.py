@@ -10,7 +10,8 @@ from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 
-from ssdtrain.cli import build_parser
+from ssdtrain.cli import build_parser, parse
+from ssdtrain.cli.sweep import combinations
 from ssdtrain.cli.train import build_trainer
 from ssdtrain.train.compose import compose_config
 from tests.docs.pages import ROOT
@@ -80,12 +81,13 @@ def _ssdtrain(words: list[str]) -> None:
 def _trains(words: list[str]) -> None:
     """Compose the config; a language model's settings are checked as well."""
     overrides = [word for word in words if not word.startswith("--n")]
-    args = build_parser().parse_args(["train", *overrides])
+    args = parse(["train", *overrides])
     if args.config != "ssdtrain.yaml":
         return  # the reader's own file
-    config = compose_config(args.config, args.overrides)
-    if not any(word.startswith("gnn=") for word in args.overrides):
-        build_trainer(config)
+    for job in combinations(args.overrides) if args.multirun else [args.overrides]:
+        config = compose_config(args.config, job)
+        if not any(word.startswith("gnn=") for word in job):
+            build_trainer(config)
 
 
 def _recipe(path: Path, words: list[str]) -> None:

@@ -158,6 +158,26 @@ def test_what_a_run_leaves(tmp_path: Path, train: Train) -> None:
     assert not Path("/nonexistent").exists()
 
 
+def test_graph_trainers_go_on_too(tmp_path: Path, train: Train) -> None:
+    """Their keys exist in their own group alone, which `resume` brings along."""
+    some = ("trainer.run.checkpoint_epochs=1", "trainer.data.scale=0.1", "-q")
+    first = train("gnn=rgcn", *some, "trainer.optimizer.num_epochs=2")
+    assert first.returncode == 0, first.stderr
+    path = (tmp_path / "runs" / "latest").resolve()
+    assert path.name.endswith("-rgcn")
+    other = train("resume=latest", "trainer.model.hidden_channels=3")
+    assert other.returncode == 2
+    assert "trainer.model.hidden_channels: 16 in the run, 3 now" in other.stderr
+    before = json.loads((path / "result.json").read_text())
+    again = train("resume=latest", "-q")
+    assert again.returncode == 0, again.stderr
+    epochs = [line["epoch"] for line in metrics(path) if "epoch" in line]
+    assert epochs == [0, 1]  # nothing was trained twice
+    after = json.loads((path / "result.json").read_text())
+    assert after["test_accuracy"] == before["test_accuracy"]
+    assert main(["report", "latest"]) == 0
+
+
 def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     one = ("train.steps=1", "train.compare=false", "-q")
     done = train("-m", *TINY, "offload=host,none", *one)
