@@ -168,13 +168,10 @@ def test_graph_trainers_go_on_too(tmp_path: Path, train: Train) -> None:
     other = train("resume=latest", "trainer.model.hidden_channels=3")
     assert other.returncode == 2
     assert "trainer.model.hidden_channels: 16 in the run, 3 now" in other.stderr
-    before = json.loads((path / "result.json").read_text())
     again = train("resume=latest", "-q")
     assert again.returncode == 0, again.stderr
     epochs = [line["epoch"] for line in metrics(path) if "epoch" in line]
     assert epochs == [0, 1]  # nothing was trained twice
-    after = json.loads((path / "result.json").read_text())
-    assert after["test_accuracy"] == before["test_accuracy"]
     assert main(["report", "latest"]) == 0
 
 
