@@ -81,17 +81,25 @@ class HeteroDeviceSampler:
         """The neighbourhood of ``seeds``.
 
         Args:
-            seeds: int64, distinct nodes of each type; on any device.
+            seeds: integers, distinct nodes of each type; on any device.
             seed: random seed.
             batch: number of the batch: another one draws other numbers.
 
         Raises:
-            ValueError: seeds that are not distinct or no nodes.
+            ValueError: seeds that are not distinct or no nodes, or of no known type.
         """
         key = philox.key_of(seed, batch)
         types = tuple(self._known)
         empty = torch.empty(0, dtype=torch.int64, device=self.device)
-        fresh = {t: seeds[t].to(self.device) if t in seeds else empty for t in types}
+        for t in seeds:
+            if t not in self._known:
+                raise ValueError(f"seeds: expects node types {list(types)}, got {t!r}")
+        fresh = {
+            t: seeds[t].to(self.device, torch.int64).contiguous()
+            if t in seeds
+            else empty
+            for t in types
+        }
         nodes: dict[str, list[torch.Tensor]] = {t: [fresh[t]] for t in types}
         edges: dict[EdgeType, list[torch.Tensor]] = {k: [] for k in self._graphs}
         ids: dict[EdgeType, list[torch.Tensor]] = {k: [] for k in self._graphs}

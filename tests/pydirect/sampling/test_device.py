@@ -232,6 +232,14 @@ def test_draws_depend_on_seed_batch_and_node_alone(kernels: Hopper) -> None:
         assert not torch.equal(other.edge_ids, one.edge_ids)
 
 
+def test_seeds_of_any_integer_and_stride(kernels: Hopper) -> None:
+    there = settle(random_graph(100, 900), "cpu")
+    sampler = DeviceSampler(there, [4, 2], hopper=kernels)
+    want = sampler.sample(torch.arange(0, 60, 2), seed=3)
+    same(sampler.sample(torch.arange(60)[::2], seed=3), want)
+    same(sampler.sample(torch.arange(0, 60, 2).int(), seed=3), want)
+
+
 def test_peers_hold_the_edges_in_turns(kernels: Hopper) -> None:
     graph = random_graph(60_000, 100_000, seed=1)
     batches = []
@@ -283,6 +291,8 @@ def test_heterogeneous(kernels: Hopper, hops: int) -> None:
         assert torch.equal(ids, other.node_ids[name])
         assert len(set(ids.tolist())) == len(ids) == sum(one.num_nodes_per_hop[name])
     assert torch.equal(one.node_ids["paper"][:5], torch.arange(5))
+    with pytest.raises(ValueError, match="got 'venue'"):
+        sampler.sample({"venue": torch.arange(2)}, seed=0)
 
 
 def test_errors_name_what_is_wrong() -> None:
