@@ -225,7 +225,7 @@ def offload(
     )
     cache = TensorCache(offloader, _policy_of(settings), limits, counters)
     cache.verifier = open_verifier(
-        settings.verify, device.torch_device, modules, counters
+        settings.verify, device.torch_device, modules, counters, settings.seed
     )
     engine = deepspeed.is_engine(model)
     if engine:

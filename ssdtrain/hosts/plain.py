@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._trace import TopLevelTracedModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced
@@ -58,7 +59,7 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
     Raises:
         AttachError: its forward cannot be wrapped.
     """
-    if isinstance(root, torch.jit.TopLevelTracedModule):
+    if isinstance(root, TopLevelTracedModule):
         raise AttachError(
             "offload() wraps the forward of the module that it is given, and a traced "
             "module has none in Python; put it into an nn.Module that calls it."
