@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,13 @@ def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
     for name, which, residence in (
         ("device", graph, "device"),
         ("host, pinned", graph, "host"),
+        ("host, pinned, reads as drawn", graph, "host"),
         ("host, large pages", table, "host"),
+        ("host, large pages, reads as drawn", table, "host"),
     ):
         there = settle(which, run.device, residence)
+        if name.endswith("as drawn"):
+            there = replace(there, in_host=False)
         sampler = DeviceSampler(there, fanouts)
         run.rate(
             name,
@@ -128,13 +133,13 @@ def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
             memory=reach(which.neighbors).value,
         )
         same(run, graph, sampler, seeds[0], fanouts, name)
-    for name, replace, weighted in (
+    for name, again, weighted in (
         ("device, replace", True, False),
         ("device, weighted", False, True),
         ("device, weighted, replace", True, True),
     ):
         there = settle(heavy, run.device, "device", weighted=weighted)
-        sampler = DeviceSampler(there, fanouts, replace=replace, weighted=weighted)
+        sampler = DeviceSampler(there, fanouts, replace=again, weighted=weighted)
         run.rate(
             name,
             lambda b, s=sampler: int(s.sample(seeds[b], 0, b).edge_index.shape[1]),
