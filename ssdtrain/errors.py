@@ -29,6 +29,10 @@ class ActivationChangedError(ActivationLostError):
     """
 
 
+class ForkedError(RuntimeError):
+    """A forked child asked for what only its parent has: threads, or moved bytes."""
+
+
 class StorageFullError(OSError):
     """The storage has no room for this write; the caller still owns the bytes."""
 

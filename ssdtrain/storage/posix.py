@@ -82,6 +82,7 @@ class PosixStorage:
         self._read_bytes = [0] * len(self._places)
         self._transfers = 0
         self._closed = False
+        self._pid = os.getpid()
         self._files = _Files()
         self._finalizer = weakref.finalize(self, self._files.close)
         try:
@@ -132,6 +133,7 @@ class PosixStorage:
         Raises:
             StorageFullError: no file can grow (disk full, quota, or the cap).
         """
+        self._check_process()
         capacity = self._table.capacity_for(num_bytes)
         with self._lock:
             self._check_open()
@@ -151,6 +153,7 @@ class PosixStorage:
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write the whole buffer to the slot; see `Storage.write`."""
+        self._check_process()
         check_buffer(slot, buffer, ALIGNMENT_BYTES)
         with self._transfer():
             fd = self._files.fds[slot.file]
@@ -169,6 +172,8 @@ class PosixStorage:
 
     def free(self, slot: Slot) -> None:
         """Give the slot back; after `close` there is nothing left to give back to."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if not self._closed:
                 self._table.give(slot)
@@ -190,6 +195,15 @@ class PosixStorage:
             idle = self._transfers == 0
         if idle:
             self._finalizer()
+
+    def _check_process(self) -> None:
+        """Before any lock: a thread of the parent may hold it for ever."""
+        if os.getpid() != self._pid:
+            raise StorageFullError(
+                errno.ENOSPC,
+                f"{self.describe()} belongs to process {self._pid}; its slots are "
+                f"shared with this fork of it ({os.getpid()}), which must not use them",
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -239,6 +253,7 @@ class _Files:
         self.direct: list[bool] = []
         self._sizes: list[int] = []
         self._left_over: list[str] = []  # directories still to be removed
+        self._pid = os.getpid()
 
     def open(self, parent: str) -> bool:
         """Add a file under `parent`; whether it has O_DIRECT."""
@@ -288,7 +303,8 @@ class _Files:
         """Close everything; nothing of it stays on the disk."""
         while self.fds:
             os.close(self.fds.pop())
-        self._remove_directories()
+        if os.getpid() == self._pid:  # a forked child's descriptors are its own
+            self._remove_directories()
 
     def _remove_directories(self) -> None:
         kept = []

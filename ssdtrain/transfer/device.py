@@ -16,13 +16,13 @@ by then is ordered after the copy. No host wait, no `record_stream`.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ssdtrain.transfer.streams import OnStream, Stall, Stalls
+from ssdtrain.transfer.workers import Owner, Workers
 
 
 class Event(Protocol):
@@ -117,6 +117,7 @@ class CpuEvent:
 
     def __init__(self, done: bool = False) -> None:
         self._flag = threading.Event()
+        self._owner = Owner()
         self.error: BaseException | None = None
         if done:
             self._flag.set()
@@ -130,8 +131,14 @@ class CpuEvent:
         return self._flag.is_set()
 
     def synchronize(self) -> None:
-        """Block until reached; raise what the copy raised."""
-        self._flag.wait()
+        """Block until reached; raise what the copy raised.
+
+        Raises:
+            ForkedError: the thread that would reach it is in another process.
+        """
+        if not self._flag.is_set():
+            self._owner.check("a copy under way")
+            self._flag.wait()
         if self.error is not None:
             raise self.error
 
@@ -141,8 +148,8 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self._store = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-store")
-        self._load = ThreadPoolExecutor(1, thread_name_prefix="ssdtrain-load")
+        self._store = Workers(1, "ssdtrain-store")
+        self._load = Workers(1, "ssdtrain-load")
         self._stall_ns = 0
         self._copies: list[Copy] | None = None
 

@@ -49,6 +49,8 @@ class DirectOffloader(Offloader):
         self, source: torch.Tensor, name: str, patient: Callable[[], bool]
     ) -> Parcel | None:
         """Start to write device bytes; see `Offloader.store`."""
+        if self._owner.is_elsewhere:
+            return None
         try:
             slot = self._need_storage().allocate(source.numel())
         except OSError as error:
@@ -66,6 +68,7 @@ class DirectOffloader(Offloader):
 
     def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
         """Start to read the bytes into `target`; see `Offloader.load`."""
+        self._owner.check(f"the saved tensor {parcel.name}")
         load = Load(target, [self.device.now()])
         with self._lock:
             if parcel.state is ParcelState.STAGED:
@@ -84,6 +87,8 @@ class DirectOffloader(Offloader):
 
     def discard(self, parcel: Parcel) -> None:
         """Forget the bytes; a worker that still has them cleans up."""
+        if self._owner.is_elsewhere:
+            return  # slots are shared with the process that fills them
         with self._lock:
             state, parcel.state = parcel.state, ParcelState.GONE
             if state is not ParcelState.WRITING and not self._reading[parcel]:

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -26,6 +26,7 @@ from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
 from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
+from ssdtrain.transfer.workers import Owner, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +70,15 @@ class Offloader:
         self.path = ""
         """How bytes travel and why, one line for the report; set by who opened it."""
         self._meters = meters
+        self._owner = Owner()
+        """Asked before any lock: see [Note: after a fork]."""
         self._lock = threading.RLock()
         self._staged: dict[Parcel, None] = {}  # insertion order: oldest first
         self._writing: set[Parcel] = set()  # given to a writer, not ended
         self._recalled: dict[Parcel, None] = {}
         self._warned: set[Fallback] = set()
-        self._writers = ThreadPoolExecutor(num_threads, "ssdtrain-write")
-        self._readers = ThreadPoolExecutor(num_threads, "ssdtrain-read")
+        self._writers = Workers(num_threads, "ssdtrain-write")
+        self._readers = Workers(num_threads, "ssdtrain-read")
 
     def store(
         self, source: torch.Tensor, name: str, patient: Callable[[], bool]
@@ -87,6 +90,8 @@ class Offloader:
         Returns:
             The parcel, or None: counted, and the caller keeps the tensor.
         """
+        if self._owner.is_elsewhere:
+            return None
         num_bytes = source.numel()
         buffer = self._take_for_store(num_bytes, patient)
         if buffer is None:
@@ -106,6 +111,8 @@ class Offloader:
     def send_on(self, parcel: Parcel) -> None:
         """Write a staged parcel to the storage, if there is one, without waiting for
         the pool to run full."""
+        if self._owner.is_elsewhere:
+            return
         with self._lock:
             idle = parcel.state is ParcelState.STAGED and parcel.write is None
             if self.drain is not Drain.NEVER and idle and parcel.drainable:
@@ -116,7 +123,11 @@ class Offloader:
 
         The copy is ordered behind the caller's present compute, where `target`'s
         memory was allocated.
+
+        Raises:
+            ForkedError: the bytes were moved by another process.
         """
+        self._owner.check(f"the saved tensor {parcel.name}")
         load = Load(target, [self.device.now()])
         with self._lock:
             if parcel.state is ParcelState.STORED and parcel.buffer is None:
@@ -132,6 +143,8 @@ class Offloader:
 
     def recall(self, parcel: Parcel) -> bool:
         """Read a stored parcel into a buffer ahead of its load, if one is free."""
+        if self._owner.is_elsewhere:
+            return False
         with self._lock:
             if parcel.state is not ParcelState.STORED or parcel.buffer is not None:
                 return parcel.state is not ParcelState.GONE
@@ -143,6 +156,8 @@ class Offloader:
 
     def discard(self, parcel: Parcel) -> None:
         """Forget the bytes: cancel what has not started, free what is held."""
+        if self._owner.is_elsewhere:
+            return  # slots are shared with the process that fills them
         with self._lock:
             state, parcel.state = parcel.state, ParcelState.GONE
             self._staged.pop(parcel, None)
@@ -155,12 +170,16 @@ class Offloader:
 
     def wait_io(self) -> None:
         """Block until every write that was started has ended."""
+        if self._owner.is_elsewhere:
+            return
         with self._lock:
             writes = [p.write for p in self._writing if p.write is not None]
         wait(writes)
 
     def close(self) -> None:
         """Finish I/O, join threads, free memory and the storage. Idempotent."""
+        if self._owner.is_elsewhere:
+            return
         self._writers.shutdown(wait=True)
         self._readers.shutdown(wait=True)
         with self._lock:

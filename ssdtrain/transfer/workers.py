@@ -1,0 +1,72 @@
+"""Threads that know which process they belong to.
+
+[Note: after a fork]
+`os.fork` copies the memory of a process and one of its threads. In the child the
+others are gone, while their pools believe them idle; locks that they held stay held;
+and files are shared with the parent, slots and all. So whatever works with threads,
+locks or slots compares the process id first, before any lock, and a child of the
+session's process keeps its tensors: it trains as if ssdtrain were not there, and what
+was moved before the fork cannot be had in it.
+(tests/ssdtrain/transfer/test_fork.py)
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from ssdtrain.errors import ForkedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Owner:
+    """The process that made something."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is another process: a forked child."""
+        return os.getpid() != self._pid
+
+    def check(self, what: str) -> None:
+        """Raise unless this process made it.
+
+        Raises:
+            ForkedError: names both processes.
+        """
+        if self.is_elsewhere:
+            raise ForkedError(
+                f"{what} belongs to process {self._pid}, this is process "
+                f"{os.getpid()}, a fork of it; call ssdtrain.offload() in the child, "
+                "or fork before it."
+            )
+
+
+class Workers(ThreadPoolExecutor):
+    """A pool of threads that a forked child can neither use nor wait for."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        super().__init__(num_threads, thread_name_prefix=name)
+        self._owner = Owner()
+
+    def submit(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """As the base class.
+
+        Raises:
+            ForkedError: the threads are in another process.
+        """
+        self._owner.check("a transfer")
+        return super().submit(function, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As the base class; in a forked child there is nothing to end."""
+        if not self._owner.is_elsewhere:
+            super().shutdown(wait, cancel_futures=cancel_futures)
