@@ -190,6 +190,9 @@ class PosixStorage:
 
     def close(self) -> None:
         """Release the files, at once or when the transfer in flight ends."""
+        if os.getpid() != self._pid:  # no transfer of this process is in flight
+            self._finalizer()
+            return
         with self._lock:
             self._closed = True
             idle = self._transfers == 0
