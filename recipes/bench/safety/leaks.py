@@ -1,0 +1,98 @@
+"""A hundred thousand steps: resident memory's slope, with reports unread.
+
+Steps of a small model under `plan="auto"`, forwards of changing length among them. The
+slope is a least-squares line through resident memory after the first thousand steps.
+
+    OMP_NUM_THREADS=1 python -m recipes.bench.safety.leaks --steps 100000
+"""
+
+import argparse
+import gc
+import json
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import ssdtrain
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.safety.interrupts import WIDTH, Net
+
+WARM_STEPS = 1_000
+EVERY = 500
+LIMIT_BYTES_A_STEP = 10.0
+
+
+def level() -> int:
+    """Resident bytes after a collection."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def slope(levels: list[tuple[int, int]]) -> float:
+    """Bytes a step after the warm steps."""
+    kept = [(at, num_bytes) for at, num_bytes in levels if at >= WARM_STEPS]
+    if len(kept) < 3:
+        return float("nan")
+    steps, sizes = np.array(kept, dtype=np.float64).T
+    return float(np.polyfit(steps, sizes, 1)[0])
+
+
+def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
+    """Steps until they are done or the time is over."""
+    torch.manual_seed(0)
+    deadline = time.monotonic() + budget_s
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    levels: list[tuple[int, int]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        settings: dict[str, Any] = {"target": target, "min_bytes": 0, "plan": "auto"}
+        if target != "host":
+            settings["directory"] = directory
+        with ssdtrain.offload(net, max_overhead=1.0, **settings):
+            for number in range(num_steps):
+                rows = 16 if number % 97 else 24
+                net(torch.randn(rows, WIDTH, requires_grad=True)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number % EVERY == 0:
+                    levels.append((number, level()))
+                    if time.monotonic() > deadline:
+                        break
+    return {
+        "steps": levels[-1][0],
+        "bytes_a_step": round(slope(levels), 2),
+        "first_mib": round(levels[0][1] / 2**20, 1),
+        "last_mib": round(levels[-1][1] / 2**20, 1),
+        "levels": levels[:: max(1, len(levels) // 40)],
+    }
+
+
+def main() -> None:
+    """One run; exits with an error if memory grows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--budget-s", type=float, default=3_600)
+    parser.add_argument("--target", choices=["host", "ssd"], default="ssd")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    out = options.out or RESULTS / "safety" / "leaks.json"
+    cells = Cells(out, options.budget_s, {"steps": options.steps})
+    name = f"{options.target}, reports unread"
+    cells.run(name, lambda: train(options.steps, options.budget_s, options.target))
+    found = cells[name]
+    print(json.dumps({k: v for k, v in found.items() if k != "levels"}))
+    if "error" in found or not found["bytes_a_step"] < LIMIT_BYTES_A_STEP:
+        sys.exit(f"memory grows by {found.get('bytes_a_step')} bytes a step: see {out}")
+
+
+if __name__ == "__main__":
+    main()
