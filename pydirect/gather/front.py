@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pydirect.gather.chooser import UNKNOWN, Chooser, Survey, chooser_on
+from pydirect.gather.chooser import UNKNOWN, Chooser, Look, Survey, chooser_on
 from pydirect.gather.engine import DirectGather, Engine, engine_on
 from pydirect.gather.request import Path, Request
 from pydirect.gather.trials import Trial
@@ -86,21 +86,35 @@ class Front:
                 "expects a pinned table, got plain memory of "
                 f"{request.table.nbytes} bytes: pass it through pydirect.memory.pin"
             )
+        if path is None and _capturing():
+            # A graph holds kernels: no trial, no question to an event, no CPU.
+            known = self.chooser.settled(request, UNKNOWN, found, max_sms)
+            path = known if known is Path.SORTED else Path.DIRECT
+            self._run(request, path, max_sms, UNKNOWN)
+            return
         surveyed = path in (None, Path.SORTED)
         look = self.survey.look(request) if surveyed else UNKNOWN
         taken = path or self.chooser.choose(request, look, found, max_sms)
         chosen = taken.path if isinstance(taken, Trial) else taken
-        process_counters().count(
-            chosen,
-            request.out.nbytes,
-            unpinned=path is None and found is Reach.NONE,
-        )
+        unpinned = path is None and found is Reach.NONE
         with taken if isinstance(taken, Trial) else contextlib.nullcontext():
-            self.engine.gather(
-                request, chosen, max_sms=max_sms, distinct_share=look.distinct_share
-            )
+            self._run(request, chosen, max_sms, look, unpinned=unpinned)
         if surveyed:
             self.survey.follow(request, max_sms)
+
+    def _run(
+        self,
+        request: Request,
+        path: Path,
+        max_sms: int | None,
+        look: Look,
+        *,
+        unpinned: bool = False,
+    ) -> None:
+        process_counters().count(path, request.out.nbytes, unpinned=unpinned)
+        self.engine.gather(
+            request, path, max_sms=max_sms, distinct_share=look.distinct_share
+        )
 
 
 class BoundTable:
@@ -162,6 +176,10 @@ class BoundTable:
         self._settled.pop(num, None)
         if path is not None:
             self._settled[num] = _Settled(path, look.distinct_share, _CALLS)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pydirect.gather.bounds import GatherIndexError
 from pydirect.gather.chooser import Chooser, Look, Survey
 from pydirect.gather.cpu import Staging
 from pydirect.gather.engine import Engine, Tuning
-from pydirect.gather.front import BoundTable, Front
+from pydirect.gather.front import BoundTable, Front, process_counters
 from pydirect.gather.request import Path, Request
 from pydirect.gather.trials import CellTimes, Trial, Trials
 from pydirect.kernels.cache import CacheDirectoryError
@@ -342,3 +342,25 @@ def test_a_bound_table_gives_what_indexing_gives_on_every_path(
         with pytest.raises(GatherIndexError, match="index -5001 at position 1 "):
             bound.index_select(torch.tensor([3, -5001]), wraps=True)
             engine.check()
+
+
+def test_a_graph_that_is_captured_holds_kernels_alone(
+    host_module: Any,
+    survey: Watched,
+    clock: Clock,
+    place: FilePath,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pydirect.gather.front.reach", lambda table: Reach.PINNED)
+    monkeypatch.setattr("pydirect.gather.front._capturing", lambda: True)
+    monkeypatch.setattr(clock, "timer", lambda: pytest.fail("a trial was begun"))
+    engine = Engine(CPU, host_module, Staging(Event), Tuning(num_sms=2))  # type: ignore[arg-type]
+    front = Front(engine, Chooser(engine, Trials(place, clock.timer)), survey)
+    table = torch.randint(0, 255, (5000, 512), dtype=torch.uint8)
+    index = torch.randint(0, 5000, (6000,))
+    before = process_counters().read().calls.get(Path.DIRECT, 0)
+    request = request_of(index, table)
+    front.gather(request, None, None)
+    assert torch.equal(request.out, table[index])
+    assert survey.started == 0
+    assert process_counters().read().calls[Path.DIRECT] == before + 1
