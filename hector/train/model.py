@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,15 @@ def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
     )
 
 
+class Features(Protocol):
+    """Rows of nodes, wherever they lie: a tensor, a table in host memory that the
+    device reads (pydirect's), or an object of the user's own."""
+
+    def __getitem__(self, node_ids: Tensor) -> Tensor:
+        """[len(node_ids), width] for int64 ids."""
+        ...
+
+
 class NodeClassifier(nn.Module):
     """Logits [num_nodes, num_classes] of every node of one graph or a sample of it."""
 
@@ -56,13 +66,23 @@ class NodeClassifier(nn.Module):
         graph: HeteroGraph,
         num_classes: int,
         make_layer: LayerFactory = compiled_layer,
+        features: Features | None = None,
     ) -> None:
+        """With `features`, a linear layer of them takes the place of embeddings."""
         super().__init__()
         self.dropout = config.dropout
-        self.embedding = nn.Parameter(
-            torch.empty(graph.num_nodes, config.hidden_channels)
-        )
-        nn.init.xavier_uniform_(self.embedding)
+        # Not a submodule, and not saved with the model.
+        self._features = features
+        hidden = config.hidden_channels
+        self.embedding: nn.Parameter | None = None
+        self.inputs: nn.Linear | None = None
+        if features is None:
+            self.embedding = nn.Parameter(torch.empty(graph.num_nodes, hidden))
+            nn.init.xavier_uniform_(self.embedding)
+        else:
+            self.inputs = nn.Linear(
+                _rows(features, torch.zeros(1).long()).shape[1], hidden
+            )
         self.layers = nn.ModuleList()
         for index in range(config.num_layers):
             last = index == config.num_layers - 1
@@ -78,11 +98,28 @@ class NodeClassifier(nn.Module):
     def forward(self, graph: HeteroGraph, node_ids: Tensor | None = None) -> Tensor:
         """Logits of the graph's nodes; `node_ids` [num_nodes] says which of the whole
         graph's they are, None: all of them."""
-        x: Tensor = self.embedding
-        if node_ids is not None:
-            x = x[node_ids]
+        x = self._first(graph, node_ids)
         for index, layer in enumerate(self.layers):
             x = layer(x, graph)
             if index + 1 < len(self.layers):
                 x = functional.dropout(x.relu(), self.dropout, self.training)
         return x
+
+    def _first(self, graph: HeteroGraph, node_ids: Tensor | None) -> Tensor:
+        """What the first layer reads: [graph.num_nodes, hidden_channels]."""
+        if self.embedding is not None:
+            return self.embedding if node_ids is None else self.embedding[node_ids]
+        if self.inputs is None or self._features is None:
+            raise RuntimeError("expected embeddings or features")
+        if node_ids is None:
+            node_ids = torch.arange(graph.num_nodes, device=graph.device)
+        weight = self.inputs.weight
+        rows: Tensor = self.inputs(_rows(self._features, node_ids).to(weight))
+        return rows
+
+
+def _rows(features: Features, node_ids: Tensor) -> Tensor:
+    """A plain tensor is indexed where it lies; tables take ids of any device."""
+    if isinstance(features, Tensor):
+        node_ids = node_ids.to(features.device)
+    return features[node_ids]

@@ -35,7 +35,7 @@ from hector.train.config import (
     Resume,
     RunConfig,
 )
-from hector.train.model import LayerFactory, NodeClassifier, compiled_layer
+from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class NodeClassificationTrainer:
         batch: int | None = None,
         fanouts: Sequence[int] = (16, 16),
         capture: bool = False,
+        features: Features | None = None,
         make_layer: LayerFactory = compiled_layer,
     ) -> None:
         """
@@ -116,6 +117,8 @@ class NodeClassificationTrainer:
             batch: labelled nodes of a step; None takes all, on the whole graph.
             fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
             capture: run each full-batch step as one CUDA graph.
+            features: rows of nodes in place of learned embeddings, gathered in each
+                step for the nodes that it needs.
         """
         if batch is not None and batch < 1:
             raise ValueError(f"expected batch of at least 1 or none, got {batch}")
@@ -128,7 +131,7 @@ class NodeClassificationTrainer:
                 "expected capture of full-batch steps, got batch; unset it"
             )
         self.batch, self.fanouts = batch, tuple(fanouts)
-        self.capture = capture
+        self.capture, self.features = capture, features
         if run.dtype not in _DTYPES:
             raise ValueError(f"expected dtype in {sorted(_DTYPES)}, got {run.dtype!r}")
         self.model_config = model
@@ -203,7 +206,11 @@ class NodeClassificationTrainer:
         """A classifier initialised from `seed`, on this run's device and dtype."""
         torch.manual_seed(seed)
         model = NodeClassifier(
-            self.model_config, task.graph, task.num_classes, self.make_layer
+            self.model_config,
+            task.graph,
+            task.num_classes,
+            self.make_layer,
+            self.features,
         )
         return model.to(self.device, _DTYPES[self.run_config.dtype])
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hector.capture import CapturedStep
 from hector.train import (
@@ -13,6 +14,7 @@ from hector.train import (
     OptimizerConfig,
     RunConfig,
 )
+from hector.train.trainer import load_data
 
 
 def make(layer: str = "rgcn", **changes: Any) -> NodeClassificationTrainer:
@@ -41,6 +43,35 @@ def test_small_batches_learn() -> None:
 def test_a_run_repeats() -> None:
     first = make(batch=16, fanouts=(3, 3)).train()
     assert make(batch=16, fanouts=(3, 3)).train().losses == first.losses
+
+
+class Table:
+    """Rows that are made as they are asked for, and what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __getitem__(self, node_ids: Tensor) -> Tensor:
+        self.asked.append(node_ids.numel())
+        angles = node_ids[:, None].double() * torch.arange(1.0, 7.0)
+        return angles.sin()
+
+
+def test_features_are_gathered_for_the_nodes_of_a_step() -> None:
+    table = Table()
+    trainer = make(batch=8, fanouts=(2, 2), features=table)
+    losses = trainer.train().losses
+    assert losses[-1] < losses[0]
+    # The first row tells the width, and the whole graph is read to test on it.
+    first, *steps, last = table.asked
+    assert first == 1 and max(steps) < last
+
+
+def test_a_table_and_a_tensor_are_one() -> None:
+    whole = make(features=Table()).train().losses
+    num = load_data(make().data_config, 0).graph.num_nodes
+    rows = Table()[torch.arange(num)]
+    assert make(features=rows).train().losses == whole
 
 
 @pytest.mark.parametrize(
