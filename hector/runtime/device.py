@@ -154,7 +154,9 @@ class DevicePlan:
             for launch in launches:
                 launch.compiled = program.compiled[launch.function]
             self.compiled = True
-            self._bind(arrays.graph.device)
+            if arrays.graph.sampled:
+                # Others run once as they are, to keep what the graph alone decides.
+                self._bind(arrays.graph.device)
 
     def _step(self, part: _Part) -> Step:
         makes = [
@@ -278,7 +280,7 @@ class DevicePlan:
             t.data_ptr() % ALIGNMENT_BYTES for t in bindings.values() if t.is_cuda
         )
         if not self.compiled:
-            self._compile(values)
+            compile_together(self.to_compile({n: t.dtype for n, t in values.items()}))
         for step in self.steps:
             for node, shape, dtype in step.makes:
                 values[node] = torch.empty(shape, dtype=dtype, device=device)
@@ -310,22 +312,27 @@ class DevicePlan:
             self.program.compiled.update((w.function, w.compiled) for w in launches)
             self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
 
-    def _compile(self, values: Mapping[Node, Tensor]) -> None:
-        """Before the first launch, when the dtypes of the bound values are known."""
+    def to_compile(
+        self, dtypes: Mapping[Node, torch.dtype]
+    ) -> list[tuple[Launch, Mapping[Node, torch.dtype]]]:
+        """Its launches, each with the dtypes of all values, for inputs of `dtypes`.
+
+        None where nothing is compiled or all is; they count as compiled from then on.
+        """
+        if self.compiled or self.arrays.graph.device.type != "cuda":
+            return []
         self.compiled = True
-        if self.arrays.graph.device.type != "cuda":
-            return
-        dtypes = {n: t.dtype for n, t in values.items()}
+        known = dict(dtypes)
         launches: list[Launch] = []
         for step in self.steps:
-            dtypes.update((n, d) for n, _, d in step.makes if isinstance(n, Node))
+            known.update((n, d) for n, _, d in step.makes if isinstance(n, Node))
             for work in step.work:
                 if isinstance(work, TorchOp):
                     like = work.node.inputs[0] if _is_view(work.node) else work.node
-                    dtypes[work.node] = dtypes.get(like, self.dtypes.of(work.node))
+                    known[work.node] = known.get(like, self.dtypes.of(work.node))
                 else:
                     launches.append(work)
-        compile_together(launches, dtypes)
+        return [(launch, known) for launch in launches]
 
     def fetch(
         self, values: Mapping[Node, Tensor], wanted: Sequence[Node]

@@ -112,6 +112,7 @@ class _Runner:
         feature: torch.dtype,
         results: "_Results",
         compiled: "Compiled",
+        inputs: tuple[torch.dtype, ...],
     ) -> None:
         self.plan = plan
         self._reference: Reference | None = None
@@ -119,7 +120,8 @@ class _Runner:
         if uses_triton(compiled.options.backend, arrays.graph, feature):
             from hector.runtime.device import DevicePlan
 
-            program = compiled.device_program(plan, arrays, feature, results.dtypes)
+            types = (feature, results.dtypes, inputs)
+            program = compiled.device_program(plan, arrays, *types)
             self._device = DevicePlan(program, arrays, results.shapes)
             self.source = program.source
         else:
@@ -128,6 +130,16 @@ class _Runner:
     @property
     def on_device(self) -> bool:
         return self._reference is None
+
+    def type_of(self, node: Node) -> torch.dtype:
+        """The dtype of a value that the plan stores."""
+        found: torch.dtype = self._device.dtypes.of(stored(node))
+        return found
+
+    def to_compile(self, dtypes: Mapping[Node, torch.dtype]) -> list[Any]:
+        """Launches whose kernels are to be compiled for inputs of these dtypes."""
+        found: list[Any] = self._device.to_compile(dtypes)
+        return found
 
     def run(
         self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
@@ -180,7 +192,9 @@ class Executable:
                 gradient = self.gradients[i]
                 if gradient is not None:
                     asked.add(gradient, key.dtypes[i], key.shapes[i])
-            self._backward = _Runner(backward, arrays, feature, asked, compiled)
+            self._backward = _Runner(
+                backward, arrays, feature, asked, compiled, key.dtypes
+            )
         else:
             forward = compiled.inference_plan(settings)
             self.outputs = compiled.finished_outputs(settings)
@@ -192,9 +206,22 @@ class Executable:
         asked = _Results()
         for node, shape in zip(self.outputs, self.shapes, strict=True):
             asked.add(node, feature, shape)
-        self._forward = _Runner(forward, arrays, feature, asked, compiled)
+        self._forward = _Runner(forward, arrays, feature, asked, compiled, key.dtypes)
+        if key.wanted and triton:
+            self._compile(key)
         self._settings, self._plans = settings, (forward, backward)
         self._backend = Backend.TRITON if triton else Backend.REFERENCE
+
+    def _compile(self, key: "_Key") -> None:
+        """Compile both ways at once: on all cores, and before backward begins."""
+        dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
+        kept = {n: dtypes.get(n) or self._forward.type_of(n) for n in self.saved}
+        grads = dict.fromkeys(self.output_grads, self.feature)
+        from hector.runtime.launch import compile_together
+
+        forward = self._forward.to_compile(dtypes)
+        backward = self._backward.to_compile({**grads, **kept})
+        compile_together([*forward, *backward])
 
     @property
     def report(self) -> Report:
@@ -388,15 +415,28 @@ class Compiled:
         arrays: GraphArrays,
         feature: torch.dtype,
         dtypes: Mapping[Node, torch.dtype],
+        inputs: tuple[torch.dtype, ...],
     ) -> Any:
         """The generated kernels of a plan: made once for all graphs that want the same
-        schedules, and sampled graphs take those of the first."""
+        schedules, and sampled graphs take those of the first.
+
+        Triton's kernels belong to one device and to the dtypes of all that they read,
+        so these are part of what a program is found by.
+        """
         from hector.runtime.device import DeviceProgram, ValueTypes, dot_precision
         from hector.runtime.tune import schedules_for
 
         types = ValueTypes(feature, dtypes)
         # Plans live as long as this object.
-        key = (id(plan), feature, tuple(dtypes.items()), dot_precision(feature))
+        key = (
+            id(plan),
+            feature,
+            tuple(dtypes.items()),
+            inputs,
+            arrays.dtype,
+            arrays.graph.device,
+            dot_precision(feature),
+        )
         chosen = self._schedules.get(key) if arrays.graph.sampled else None
         if chosen is None:
             o, mapping = self.options, self.options.mapping

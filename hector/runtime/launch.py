@@ -86,22 +86,23 @@ class Step:
 
 
 def compile_together(
-    launches: Sequence[Launch], dtypes: Mapping[Node, torch.dtype]
+    wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
 ) -> None:
-    """Compile all kernels of a plan at once, on all cores.
+    """Compile the kernels of plans at once, on all cores, each for values of the dtypes
+    beside it.
 
     Half of a compilation is the assembler's process and most of the rest runs without
     Python's lock, so threads do.
     """
     from triton import AsyncCompileMode
 
-    workers = min(len(launches), len(os.sched_getaffinity(0)))
+    workers = min(len(wanted), len(os.sched_getaffinity(0)))
     if workers < 2:
         return
 
     def compile_all() -> None:
         with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):
-            for launch in launches:
+            for launch, dtypes in wanted:
                 launch.compile(dtypes)
 
     # Triton leaves the mode active when a compilation fails; it ends with this copy of

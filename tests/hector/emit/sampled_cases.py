@@ -126,3 +126,18 @@ def test_bounded_arrays_are_exact_ones_and_empty_rest(seed: int) -> None:
                 assert torch.equal(x, y[:n])
             assert torch.equal(a.segment_ptr, b.segment_ptr)
             assert torch.equal(b.start[n:], b.end[n:])
+
+
+def test_kernels_belong_to_the_dtypes_that_they_read() -> None:
+    """Compiled for float32 weights, a kernel would read others as such."""
+    conv = layers()[0].set_options(backend=Backend.TRITON)
+    found = []
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            graph = batch(1, sampled=True)
+            x = torch.ones(graph.num_nodes, WIDTH, device=DEVICE)
+            conv.weight.data = conv.weight.data.to(dtype)
+            conv(x, graph)
+            (exe,) = executables(graph)
+            found.append(exe._forward._device.program)
+    assert found[0] is not found[1]

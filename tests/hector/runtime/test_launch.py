@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -48,9 +47,8 @@ def test_a_failed_compilation_does_not_stop_the_next_plan(
     """Triton's mode stays active after a failure; every later plan then failed."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     bad = _launches(Kernel("good"), Kernel("bad", error="no such instruction"))
-    types: dict[object, torch.dtype] = {}
     with pytest.raises(RuntimeError, match="no such instruction"):
-        compile_together(bad, types)  # type: ignore[arg-type]
+        compile_together([(launch, {}) for launch in bad])
     kernels = Kernel("one"), Kernel("other")
-    compile_together(_launches(*kernels), types)  # type: ignore[arg-type]
+    compile_together([(launch, {}) for launch in _launches(*kernels)])
     assert all(k.compiled for k in kernels)
