@@ -7,6 +7,7 @@ into them, so that one curve serves every number of ranks on the same links.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
@@ -92,9 +93,24 @@ FABRIC_FORMAT = Format(
     remedy="measure it again with `python -m recipes.bench.foresight.collectives`",
 )
 """Reads and writes what collectives cost."""
+FABRIC_SUFFIX = ".fabric.json"
+DATA = Path(__file__).parent / "data"
 
 
 def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:
     """Links of which only latency and bandwidth are known."""
     curve = Curve.straight(startup_us * 1e-6, gb_per_s * 1e9)
     return Fabric(curves=dict.fromkeys(Collective, curve))
+
+
+def load_fabric(name: str | Path) -> Fabric:
+    """A shipped fabric by its name (`nvlink`), or a fabric file.
+
+    Raises:
+        DamagedFileError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    path = Path(name)
+    if path.suffix != ".json":
+        path = DATA / f"{name}{FABRIC_SUFFIX}"
+    return FABRIC_FORMAT.read(path)

@@ -169,12 +169,13 @@ def fit_correction(
             without a profiler.
     """
     best, found = float("inf"), Correction()
+    pooled = [row for rows, _ in programs for row in rows]
     for step in range(GRID_STEPS):
         event_us = LARGEST_EVENT_US * step / (GRID_STEPS - 1)
-        ratios = []
-        for rows, us in programs:
-            table = HostTable(rows, Correction(event_us=event_us))
-            ratios.append(us / max(1.0, program_us(rows, table)))
+        table = HostTable(pooled, Correction(event_us=event_us))
+        ratios = [us / max(1.0, program_us(rows, table)) for rows, us in programs]
+        if not ratios:
+            break
         share = sorted(ratios)[len(ratios) // 2]
         spread = sum(abs(ratio / share - 1.0) for ratio in ratios)
         if share <= 1.05 and spread < best:

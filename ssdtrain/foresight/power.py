@@ -68,6 +68,44 @@ class Power:
         return self.idle_watts + above
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a step that was seen at a high clock takes among many like it.
+
+    The observed step of a plan waits and is early: its compute times are of a higher
+    clock than those of later steps without waits. `full_watts` is what a device draws
+    above idle at the highest clock and without waits, `bound_share` the part of compute
+    that goes with the clock. Found for wide transformer blocks in bf16 on H200s
+    (recipes/bench/results/foresight/plans.json).
+    """
+
+    limit_watts: float = 700.0
+    idle_watts: float = 100.0
+    full_watts: float = 970.0
+    bound_share: float = 0.8
+    exponent: float = 4.0
+
+    def step_ms(self, step_ms: float, compute_ms: float, stall_ms: float) -> float:
+        """A step's time with the clock that its waits allow.
+
+        Args:
+            step_ms: at the highest clock, waits included.
+            compute_ms: of it, the compute stream is busy.
+            stall_ms: of it, compute waits for copies, which slower compute shortens.
+        """
+        power = Power(
+            limit_watts=self.limit_watts,
+            idle_watts=self.idle_watts,
+            joules_per_tflop=0.0,
+            joules_per_gb=0.0,
+            exponent=self.exponent,
+        )
+        bound = self.bound_share * compute_ms
+        joules = self.full_watts * compute_ms * 1e-3
+        clock = power.clock(step_ms * 1e3, bound * 1e3, joules)
+        return step_ms + max(0.0, bound * (1.0 / clock - 1.0) - stall_ms)
+
+
 def bound_us(call: Call, us: float, compute_us: float) -> float:
     """The part of a kernel's time that follows the clock.
 

@@ -14,6 +14,7 @@ from ssdtrain.arguments import fraction_argument, size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
+from ssdtrain.foresight.power import Settled
 from ssdtrain.machine.links import LINK_FILE, LinkKind
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
@@ -232,6 +233,9 @@ def _print(profile: Profile, plan: Plan) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     console.print(explain(profile, plan), highlight=False, markup=False)
+    settled = _settled(profile, plan)
+    if settled is not None:
+        console.print(settled, highlight=False, markup=False)
     for reference in references(Timeline(profile)):
         console.print(
             f"For comparison: {reference.name}: {reference.step_ms:.1f} ms, peak "
@@ -239,6 +243,20 @@ def _print(profile: Profile, plan: Plan) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _settled(profile: Profile, plan: Plan) -> str | None:
+    """What many such steps take at the board's power limit, where that is known."""
+    known = any(name in profile.device for name in ("H100", "H200"))
+    if plan.prediction is None or not known:
+        return None
+    found = plan.prediction
+    compute_ms = profile.compute_ms + found.recompute_ms
+    step_ms = Settled().step_ms(found.step_ms, compute_ms, found.stall_ms)
+    return (
+        "The observed step waits for copies, at a higher clock than steps that do not: "
+        f"at the power limit, with wide products, this one takes up to {step_ms:.1f} ms."
+    )
 
 
 # -- size against number of micro-batches ---------------------------------------------

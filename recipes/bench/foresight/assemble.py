@@ -16,11 +16,20 @@ from typing import Any
 
 from recipes.bench.common.report import RESULTS
 from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.collectives import (
+    FABRIC_FORMAT,
+    FABRIC_SUFFIX,
+    Collective,
+    Fabric,
+    bus_bytes,
+)
 from ssdtrain.foresight.device import DATA, SUFFIX, Device, write_device
-from ssdtrain.foresight.fit import fit_forest, score
+from ssdtrain.foresight.fit import fit_forest, geometric_mean_error, score
 from ssdtrain.foresight.host import HostTable, fit_correction
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS
+from ssdtrain.machine.fit import fit_curve
+from ssdtrain.machine.links import Sample
 
 Times = list[tuple[Call, float]]
 
@@ -77,6 +86,32 @@ def host_table(results: Sequence[dict[str, Any]]) -> HostTable:
     return HostTable(rows, correction)
 
 
+def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str, Any]]:
+    """Curves of every operation, and their errors at sizes that were held out (every
+    other one)."""
+    curves, found = {}, {}
+    for kind in Collective:
+        samples = [
+            Sample(
+                size_bytes=max(
+                    1, round(bus_bytes(kind, row["bytes"], collectives["ranks"]))
+                ),
+                seconds=row["us"] * 1e-6,
+            )
+            for row in collectives["links"]
+            if row["kind"] == kind.value
+        ]
+        if len(samples) < 6:
+            continue
+        half = fit_curve(samples[::2])
+        errors = [
+            abs(half.seconds(s.size_bytes) / s.seconds - 1) for s in samples[1::2]
+        ]
+        found[kind.value] = round(geometric_mean_error(errors), 4)
+        curves[kind] = fit_curve(samples)
+    return Fabric(curves=curves, name=name), found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="+", type=Path)
@@ -111,6 +146,11 @@ def main() -> None:
     text = json.dumps(compact(times), separators=(",", ":"))
     path.write_text(text + "\n")
     print(f"{path.stat().st_size} bytes of kernel times")
+    for result in results:
+        if "collectives" in result:
+            fabric, held_out = fabric_of(result["collectives"], "nvlink")
+            FABRIC_FORMAT.write(DATA / f"nvlink{FABRIC_SUFFIX}", fabric)
+            print("collectives, held out:", held_out)
 
 
 POWER = Power(

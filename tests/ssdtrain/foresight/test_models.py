@@ -16,7 +16,7 @@ from ssdtrain.foresight.features import names_of, row_of
 from ssdtrain.foresight.fit import fit_forest, geometric_mean_error, score
 from ssdtrain.foresight.host import Correction, HostTable, fit_correction, program_us
 from ssdtrain.foresight.overheads import Phase, operators_of, summary, trimmed_mean
-from ssdtrain.foresight.power import Power
+from ssdtrain.foresight.power import Power, Settled
 from ssdtrain.foresight.spec import H100, H200
 from ssdtrain.foresight.trees import Forest, Tree
 
@@ -241,6 +241,13 @@ def test_waits_let_the_clock_rise() -> None:
     assert busy < waiting < 1.0
     # Part of the wait is won back, not all of it.
     assert 1.0 / busy < 1.2 + 1.0 / waiting - 1.0 < 1.2 + 1.0 / busy - 1.0
+
+
+def test_a_settled_step_is_longer_without_waits_only() -> None:
+    """An H200's step of 135 ms that was seen with waits takes 146.6 without any; one
+    that waits for 220 ms keeps its time (recipes/bench/results/planner)."""
+    assert Settled().step_ms(135.0, 135.0, 0.0) == pytest.approx(146.6, rel=0.03)
+    assert Settled().step_ms(355.7, 135.0, 220.4) == pytest.approx(355.7)
 
 
 def test_geometric_mean_error_of_exact_predictions_is_small() -> None:
