@@ -255,7 +255,7 @@ def _settled(profile: Profile, plan: Plan) -> str | None:
     step_ms = Settled().step_ms(found.step_ms, compute_ms, found.stall_ms)
     return (
         "The observed step waits for copies, at a higher clock than steps that do not: "
-        f"at the power limit, with wide products, this one takes up to {step_ms:.1f} ms."
+        f"at the power limit, with wide products, this one takes {step_ms:.1f} ms."
     )
 
 
