@@ -2,6 +2,7 @@
 # make test    set up .venv and run the tests
 # make lint    what CI checks besides the tests
 # make dist    sdist and wheel in dist/
+# make docs    the documentation site in site/
 # make settings  docs/settings.md, from the dataclasses
 #
 # PYTHON=... chooses the interpreter. If it has a torch that sees a GPU, that torch is
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
 
-.PHONY: train test test-ssdtrain test-others lint dist settings clean
+.PHONY: train test test-ssdtrain test-others lint dist docs settings clean
 
 train: $(VENV)/.installed-train
 	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
@@ -37,11 +38,14 @@ lint: $(VENV)/.installed-dev
 dist: $(VENV)/.torch
 	"$(BIN)/python" -m hatchling build
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build
+
 settings: $(VENV)/.installed-train
 	"$(BIN)/python" docs/settings.py
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) runs build dist site
 
 # torch first: DeepSpeed has no wheel and asks the torch it finds what it can build,
 # which with DS_BUILD_OPS=0 is nothing; kernels are compiled when they are needed.
@@ -60,6 +64,7 @@ $(VENV)/.torch: constraints.txt
 $(VENV)/.installed-train: EXTRAS := deepspeed,train
 $(VENV)/.installed-test: EXTRAS := test
 $(VENV)/.installed-dev: EXTRAS := dev
+$(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
 	DS_BUILD_OPS=0 "$(BIN)/python" -m pip install -q --no-build-isolation \
 	  -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
