@@ -60,7 +60,7 @@ def _small() -> tuple[nn.Module, Callable[[], Any]]:
     return model, lambda: model(x)
 
 
-def host_scale(device: Device) -> float:
+def host_scale(device: Device, seconds: float = 1.0) -> float:
     """Measured over predicted time of a small step on this machine."""
     with torch.device("meta"):
         model, forward = _small()
@@ -72,4 +72,4 @@ def host_scale(device: Device) -> float:
         model.zero_grad(set_to_none=True)
         forward().backward()
 
-    return step_us(step, seconds=1.0) / predicted
+    return step_us(step, seconds=seconds) / predicted

@@ -22,6 +22,9 @@ from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
 
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".device.json"
+RELATIVES: Mapping[str, str] = {"h200": "h100", "h100": "h200"}
+"""Whose kernels stand in where a device was not measured itself."""
+TRANSFER_ERROR = 0.06
 # Where a family has no model: the share of the roofline that kernels reach.
 UNLEARNED_SHARE = 0.7
 UNLEARNED_ERROR = 0.3
@@ -179,6 +182,9 @@ def load_device(name: str | Path) -> Device:
     path = Path(name)
     if path.suffix != ".json":
         path = DATA / f"{name}{SUFFIX}"
+        relative = RELATIVES.get(str(name))
+        if not path.is_file() and relative in shipped():
+            return transferred(load_device(relative), SPECS[str(name)])
         if not path.is_file():
             raise ConfigError(
                 f"--device expects one of {', '.join(shipped())} or a device file "
@@ -189,6 +195,16 @@ def load_device(name: str | Path) -> Device:
     except OSError as error:
         raise ConfigError(f"--device: {path} cannot be read ({error})") from error
     return from_json(values, str(path))
+
+
+def transferred(device: Device, spec: Spec) -> Device:
+    """Another device by its data sheet: kernels keep their distance from the roofline.
+
+    Right for a relative (the same multiprocessors beside other memory); errors grow by
+    what was seen between an H100 and an H200 (docs/foresight.md).
+    """
+    errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
+    return replace(device, spec=spec, errors=errors, _memo={})
 
 
 def bare_device(name: str) -> Device:

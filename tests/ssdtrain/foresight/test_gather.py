@@ -1,0 +1,102 @@
+"""Timing kernels: the design runs on a CPU, resumes, and keeps what failed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdtrain.foresight import bodies, calls, design, gather
+from ssdtrain.foresight.calibrate import family_scales, host_scale
+from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.device import bare_device
+from ssdtrain.foresight.tracing import composites, traced
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bodies.POOL_BYTES, "cpu", 1 << 22)
+    monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
+    monkeypatch.setattr(design, "MAX_BYTES", 1e6)
+    monkeypatch.setattr(design, "MAX_FLOPS", 1e7)
+    monkeypatch.setattr(design, "MAX_FLOPS_FP32", 1e7)
+
+
+def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    assert gather.gather({Family.MEMORY: 4}, path, CPU) == 4
+    path.write_text(path.read_text() + '{"family": "mem')  # killed while writing
+    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 5
+    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 0
+    times = gather.read_times(path)
+    assert len(times) == 9
+    assert all(us > 0 for _, us in times)
+    assert times[0][0] == design.draw(Family.MEMORY, 0)
+
+
+def test_a_budget_cuts_all_families_alike(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    gather.gather({Family.MEMORY: 400, Family.NORM: 200}, path, CPU, budget_s=0.4)
+    found = [call.family for call, _ in gather.read_times(path)]
+    assert 0 < len(found) < 600
+    assert abs(found.count(Family.MEMORY) - 2 * found.count(Family.NORM)) <= 3
+
+
+def test_what_cannot_run_is_written_down_and_not_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    gather.gather({Family.NORM: 24}, path, CPU)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    failed = [row for row in rows if row["us"] is None]
+    # A CPU has no backward of the fused normalization.
+    assert {row["variant"] for row in failed} <= {"rms_norm_backward"}
+    assert all("NotImplementedError" in row["error"] for row in failed)
+    assert len(gather.read_times(path)) == len(rows) - len(failed)
+
+
+@pytest.mark.parametrize("variant", [*calls.POINTWISE, *calls.REDUCTIONS])
+@pytest.mark.parametrize("shape", [(16, 32), (17, 33)])
+def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -> None:
+    call = calls.memory(variant, rows=shape[0], columns=shape[1], dtype="fp32")
+    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
+    for body in found:
+        body()
+
+
+def test_lookups_report_the_rows_they_really_hit() -> None:
+    call = next(
+        c
+        for c in (design.draw(Family.LOOKUP, i) for i in range(200))
+        if c.sizes["skew"] > 1.0
+    )
+    drawn, _ = bodies.bodies_of(call, bodies.Pool(CPU))
+    assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
+
+
+def test_scales_are_medians_of_measured_over_predicted() -> None:
+    device = bare_device("h100")
+    drawn = [design.draw(Family.MEMORY, i) for i in range(20)]
+    times = [(c, 1.25 * device.kernel_us(c)) for c in drawn]
+    few = [(design.draw(Family.NORM, 0), 1.0)]
+    scales = family_scales(device, [*times, *few])
+    assert scales == {Family.MEMORY: pytest.approx(1.25)}
+    call: Call = drawn[0]
+    assert device.kernel_us(call) > 0
+
+
+def test_the_host_is_measured() -> None:
+    assert host_scale(bare_device("h100"), seconds=0.0) > 0
+
+
+def test_a_trace_names_what_a_dispatch_mode_sees() -> None:
+    known = composites()
+    assert "aten::linear" in known and "aten::sum" not in known
+    layer = torch.nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    seen = traced(lambda: layer(x).relu().sum().backward(), 1)
+    names = {(one.phase.value, one.name) for one in seen}
+    assert ("forward", "aten::addmm") in names
+    assert ("backward", "aten::mm") in names
+    assert ("forward", "aten::sum") in names
+    assert not any(name == "aten::linear" for _, name in names)
