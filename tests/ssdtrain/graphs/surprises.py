@@ -1,0 +1,266 @@
+"""Random models that train for a few steps and then do something else.
+
+Recipes are admitted in the first steps; from step `TURN` on, the surprises that the
+seed drew begin: writes under no_grad, other epsilons, optimizers between two
+backwards, draws of other threads, modes, hooks, changed attributes, forward mode. The
+judge compares every gradient of every step as bytes with the run without ssdtrain.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ssdtrain
+
+ROWS, WIDTH = 4, 8
+NUM_STEPS, TURN = 5, 3
+DATA_ROWS = 64
+PLANS: list[dict[str, Any]] = [
+    {"plan": "keep-all"},
+    {"plan": "offload-all", "window_bytes": 1},
+    {"plan": "auto", "max_overhead": 1.0},
+]
+
+
+class Norm(nn.Module):
+    """A norm of pure code: what it makes on the way is nobody's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.eps = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float64)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Twice(TorchDispatchMode):
+    """Doubles what a GELU gives, below autograd."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.ops.aten.gelu.default else found
+
+
+class Model(nn.Module):
+    """A random chain of operators over a few live tensors."""
+
+    def __init__(self, seed: int, features: Counter[str]) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm, self.rms, self.own = (
+            nn.LayerNorm(WIDTH),
+            nn.RMSNorm(WIDTH),
+            Norm(),
+        )
+        self.drop = nn.Dropout(0.4)
+        self.seed, self.features = seed, features
+        self.number = 0
+        draw = random.Random(seed)
+        self.surprises = {
+            name for name in SURPRISES if draw.random() < 2 / len(SURPRISES)
+        }
+        self.length = draw.randint(3, 8)
+        self.scripted = torch.jit.script(Tanh()) if seed % 16 == 0 else Tanh()
+        self.autocast = draw.random() < 0.3
+
+    def surprised(self, name: str) -> bool:
+        """Whether this surprise happens now."""
+        happens = self.number >= TURN and name in self.surprises
+        self.features[name] += happens
+        return happens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to a scalar."""
+        draw = random.Random(self.seed + 1)
+        live = [self.linears[0](x)]
+        late = random.Random(self.seed + self.number)
+        with ExitStack() as stack:
+            if self.surprised("mode"):
+                stack.enter_context(Twice())
+            if self.autocast:
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            for _ in range(self.length):
+                name = draw.choice(list(OPERATORS))
+                source = live[-1 - int(draw.random() ** 2 * len(live))]
+                self.features[name] += 1
+                live.append(OPERATORS[name](self, source))
+                if self.surprised("metric"):
+                    live[-1].float().square().mean()  # saves it, on no path
+                if self.surprised("write") and late.random() < 0.4:
+                    write(late, live)
+            result = sum(each.float().square().mean() for each in live[-3:])
+        return self.linears[1](live[-1].float()).sum() + result
+
+
+class Tanh(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * x
+
+
+def write(late: random.Random, live: list[Tensor]) -> None:
+    """Change a live tensor where autograd does not look."""
+    target = late.choice(live)
+    with torch.no_grad():
+        late.choice(
+            (
+                lambda: target.clamp_(-0.1, 0.1),
+                lambda: target.mul_(0.5),
+                lambda: target.detach().add_(0.25),
+                lambda: target.view(-1)[:3].zero_(),
+            )
+        )()
+
+
+def layer_norm(model: Model, x: Tensor) -> Tensor:
+    if model.surprised("foreign epsilon"):
+        return F.layer_norm(x, (WIDTH,), model.norm.weight, model.norm.bias, 0.3)
+    return model.norm(x)
+
+
+def rms_norm(model: Model, x: Tensor) -> Tensor:
+    model.rms.eps = 0.3 if model.surprised("attribute") else 1e-3
+    return model.rms(x)
+
+
+def own_norm(model: Model, x: Tensor) -> Tensor:
+    model.own.eps = 0.3 if model.surprised("attribute") else 1e-3
+    return model.own(x)
+
+
+def dropout(model: Model, x: Tensor) -> Tensor:
+    model.drop.p = 0.2 if model.surprised("attribute") else 0.4
+    if model.surprised("thread"):
+        thread = threading.Thread(target=lambda: torch.rand(3))
+        thread.start()
+        thread.join()
+    return model.drop(x)
+
+
+def hooked(model: Model, x: Tensor) -> Tensor:
+    """A norm whose result a hook changes in place."""
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        with torch.no_grad():
+            output.mul_(0.5)
+
+    if not model.surprised("hook"):
+        return model.norm(x)
+    handle = model.norm.register_forward_hook(hook)
+    try:
+        return model.norm(x)
+    finally:
+        handle.remove()
+
+
+def cast(model: Model, x: Tensor) -> Tensor:
+    weight = model.linears[2].weight.to(torch.float64)
+    if model.surprised("cast weight"):
+        with torch.no_grad():
+            model.linears[2].weight.mul_(0.9)
+    return F.linear(x.double(), weight).float()
+
+
+Operator = Callable[[Model, Tensor], Tensor]
+OPERATORS: dict[str, Operator] = {
+    "linear": lambda m, x: m.linears[2](x.float()),
+    "gelu": lambda m, x: F.gelu(x),
+    "silu": lambda m, x: F.silu(x),
+    "tanh": lambda m, x: torch.tanh(x),
+    "sigmoid": lambda m, x: torch.sigmoid(x),
+    "square": lambda m, x: x.square(),
+    "product": lambda m, x: x * torch.tanh(x),
+    "sum": lambda m, x: F.gelu(x) + x.square(),
+    "copy": lambda m, x: F.gelu(x).t().contiguous().t(),
+    "narrow": lambda m, x: x.bfloat16().float(),
+    "layer norm": layer_norm,
+    "rms norm": rms_norm,
+    "own norm": own_norm,
+    "dropout": dropout,
+    "hooked": hooked,
+    "cast": cast,
+    "scripted": lambda m, x: m.scripted(x.float()),
+}
+# Every operator gives WIDTH columns in float32, or in autocast's dtype.
+FLOATING = ("layer norm", "rms norm", "own norm", "hooked", "dropout")
+for _name in FLOATING:
+    OPERATORS[_name] = (lambda of: lambda m, x: of(m, x.float()))(OPERATORS[_name])
+SURPRISES = ("write", "foreign epsilon", "attribute", "thread", "mode", "hook")
+SURPRISES += ("cast weight", "optimizer", "forward mode", "metric")
+
+
+def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) -> Any:
+    """Gradients of every step as bytes; a string where a step raised."""
+    model = Model(seed, features)
+    data = torch.randn(DATA_ROWS, WIDTH)
+    kind = [{"fused": True}, {"foreach": True}, {}][seed % 3]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
+    session = None
+    if settings is not None:
+        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+    found: list[Any] = []
+    try:
+        for model.number in range(NUM_STEPS):
+            torch.manual_seed(model.number)
+            optimizer.zero_grad(set_to_none=True)
+            try:
+                step(model, data[model.number : model.number + ROWS], optimizer)
+            except RuntimeError as error:
+                found.append(f"raised {'inplace' in str(error)}")
+                break
+            found.append([as_bytes(p.grad) for p in model.parameters()])
+            optimizer.step()
+    finally:
+        if session is not None:
+            session.close()
+    return found
+
+
+def step(model: Model, x: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Forward and backward, with what happens around them."""
+    if model.surprised("forward mode"):
+        with forward_ad.dual_level():
+            model(forward_ad.make_dual(x, torch.ones_like(x))).backward()
+        return
+    losses = [model(x)]
+    if model.surprised("optimizer"):
+        losses.append(model(x + 1))
+    for number, loss in enumerate(losses):
+        loss.backward()
+        if number + 1 < len(losses):
+            optimizer.step()
+
+
+def as_bytes(gradient: Tensor | None) -> bytes | None:
+    if gradient is None:
+        return None
+    return gradient.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def difference(ours: list[Any], theirs: list[Any]) -> str | None:
+    """What is silently different; None if all is equal, or ours has raised."""
+    for number, mine in enumerate(ours):
+        if isinstance(mine, str):
+            return None
+        if number >= len(theirs) or mine != theirs[number]:
+            return f"step {number}: gradients differ, or plain raised"
+    return None if len(ours) == len(theirs) else "fewer steps"
+
+
+def raised_alone(ours: list[Any], theirs: list[Any]) -> bool:
+    """Whether ours raised where plain autograd ran: allowed, and counted."""
+    return isinstance(ours[-1], str) and not isinstance(theirs[len(ours) - 1], str)

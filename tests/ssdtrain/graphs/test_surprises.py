@@ -1,0 +1,28 @@
+"""A sample of the campaign `recipes/bench/safety/surprises.py`."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from surprises import OPERATORS, PLANS, SURPRISES, difference, raised_alone, train
+
+NUM_MODELS = 24
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("settings", PLANS, ids=lambda s: s["plan"])
+def test_models_that_change_their_ways(settings: dict[str, Any]) -> None:
+    features: Counter[str] = Counter()
+    alone = 0
+    for seed in range(NUM_MODELS):
+        theirs = train(seed, None, features)
+        ours = train(seed, settings, Counter())
+        assert difference(ours, theirs) is None, f"seed {seed}"
+        alone += raised_alone(ours, theirs)
+    assert alone <= NUM_MODELS // 20
+    assert sum(features[name] > 0 for name in SURPRISES) >= len(SURPRISES) - 2
+    assert all(features[name] > 0 for name in OPERATORS)
