@@ -6,7 +6,7 @@ from pydirect.coalesce import LINE_BYTES
 from pydirect.sampling import Graph
 from pydirect.traversal.passes import Passes, check_source
 from pydirect.traversal.placed import Frontier, PlacedGraph
-from pydirect.traversal.visits import Mark, Visitor
+from pydirect.traversal.visits import Mark, Visitor, seen_bits
 from pydirect.traversal.walk import Direction, Trace
 
 
@@ -46,6 +46,7 @@ def bfs(
         )
     level = torch.full((placed.num_nodes,), -1, dtype=torch.int32, device=placed.device)
     level[source] = 0
+    seen = seen_bits(level)
     ahead = None if back is None else _Ahead(back)
     now = 0
     while True:
@@ -54,7 +55,7 @@ def bfs(
         frontier = placed.frontier((active & placed.has_edges).nonzero().squeeze(1))
         if frontier.num_nodes == 0:
             return level
-        mark = Mark(level=level, now=now)
+        mark = Mark(level=level, seen=seen, now=now)
         backward = way is Direction.BACKWARD
         if way is Direction.AUTO and ahead is not None:
             ahead.leave(active)
@@ -62,6 +63,7 @@ def bfs(
         if backward and back is not None:
             unreached = ((level < 0) & back.has_edges).nonzero().squeeze(1)
             passes.search(mark, back.frontier(unreached), begun=begun, over=back)
+            seen = seen_bits(level)
         else:
             passes.visit(mark, frontier, begun=begun)
         now += 1

@@ -66,7 +66,9 @@ def connected_components(
         flatten(parent)
         if anchor is None and placed.graph.symmetric:
             anchor = _large(parent)
-    return parent
+    smallest = torch.full_like(nodes, placed.num_nodes)
+    smallest.scatter_reduce_(0, parent, nodes, "amin")
+    return smallest[parent]
 
 
 def _large(parent: torch.Tensor) -> torch.Tensor | None:

@@ -35,6 +35,7 @@ class VisitArgs(ctypes.Structure):
         ("value", ctypes.c_void_p),
         ("source", ctypes.c_void_p),
         ("marks", ctypes.c_void_p),
+        ("seen", ctypes.c_void_p),
         ("counter", ctypes.c_void_p),
         ("num_entries", ctypes.c_int64),
         ("num_units", ctypes.c_int64),
@@ -106,6 +107,7 @@ class GpuVisitor:
         arguments = self._arguments(placed, frontier, weighted=weighted)
         if isinstance(operation, Mark):
             arguments.value = operation.level.data_ptr()
+            arguments.seen = operation.seen.data_ptr()
             arguments.now = operation.now
         elif isinstance(operation, Relax):
             if placed.weights is None:

@@ -66,6 +66,7 @@ struct VisitArgs {
   void* value;            // what the visit changes: see the operations
   const void* source;     // what it reads
   u8* marks;
+  u32* seen;              // mark: see [Note: Seen bits]
   i64* counter;           // search: sectors of 32 bytes read
   i64 num_entries;
   i64 num_units;
@@ -108,12 +109,18 @@ DEVICE List list_of(const VisitArgs& a, i64 node) {
 // Operations. Each handles edge e from `node` to `next`; the weight is fetched by those
 // that have one.
 
-// value: int32 levels, -1 where not reached yet. Any number of threads may write the
-// same level, so plain stores do.
+// value: int32 levels, -1 where not reached yet; seen: a bit for each node that has one.
+// [Note: Seen bits] An edge leads to a random node. Levels are larger than the L2 cache
+// when graphs are; bits are not, so an edge to a node that has a level costs no access to
+// memory, and levels are written once a node. Read past the L1 cache, which would keep
+// bits that others have set since.
 struct Mark {
   DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
-    int* level = (int*)a.value;
-    if (level[next] < 0) level[next] = (int)a.now + 1;
+    u32* word = a.seen + (next >> 5);
+    const u32 bit = 1u << (next & 31);
+    if (*(volatile u32*)word & bit) return;
+    if (atomicOr(word, bit) & bit) return;
+    ((int*)a.value)[next] = (int)a.now + 1;
   }
 };
 
@@ -143,8 +150,12 @@ template <typename Weight> struct Relax {
   }
 };
 
-// value: int64 parents, each at most its node. Trees grow by hooking the larger root
-// under the smaller, so that the root of a tree is its smallest node.
+// value: int64 parents; roots are their own. A root is hooked under the one whose number
+// comes first after a multiplication that shuffles numbers: hooked by plain numbers, the
+// trees of graphs whose neighbours have near numbers would be long chains.
+DEVICE bool before(i64 one, i64 other) {
+  return (u64)one * 0x9E3779B97F4A7C15ULL < (u64)other * 0x9E3779B97F4A7C15ULL;
+}
 struct Link {
   DEVICE i64 root(volatile i64* parent, i64 node) {
     i64 above = parent[node];
@@ -160,7 +171,8 @@ struct Link {
     i64* parent = (i64*)a.value;
     i64 one = root(parent, node), other = root(parent, next);
     while (one != other) {
-      const i64 high = one > other ? one : other, low = one > other ? other : one;
+      const bool first = before(one, other);
+      const i64 high = first ? other : one, low = first ? one : other;
       const i64 seen = (i64)atomicCAS((u64*)parent + high, (u64)high, (u64)low);
       if (seen == high) return;
       one = root(parent, seen);

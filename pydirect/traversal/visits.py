@@ -15,6 +15,10 @@ class Mark:
     level: torch.Tensor
     """int32, shape (num_nodes,): -1 where not reached."""
 
+    seen: torch.Tensor
+    """int32: a bit for each node that has a level, as `seen_bits` makes them; kernels
+    keep them, and forward steps of the CPU's code need none."""
+
     now: int
 
 
@@ -35,7 +39,7 @@ class Link:
     """Join the trees of a node and its neighbours."""
 
     parent: torch.Tensor
-    """int64, shape (num_nodes,): at most the node's own number; roots are their own."""
+    """int64, shape (num_nodes,): roots are their own parents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,17 @@ class Pull:
 
 
 Operation = Mark | Relax | Link | Push | Pull
+
+
+def seen_bits(level: torch.Tensor) -> torch.Tensor:
+    """A bit for each node that has a level: int32, 32 nodes a word, lowest first."""
+    words = -(-len(level) // 32)
+    reached = torch.zeros(32 * words, dtype=torch.bool, device=level.device)
+    reached[: len(level)] = level >= 0
+    place = torch.arange(32, dtype=torch.int64, device=level.device)
+    parts = reached.view(words, 32) << place
+    # The highest bit makes a word negative.
+    return parts.sum(1).to(torch.int32)
 
 
 class Visitor(Protocol):

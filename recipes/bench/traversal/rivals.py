@@ -18,7 +18,7 @@ from pydirect.sampling import Graph
 from pydirect.traversal import PlacedGraph, Walk
 from pydirect.traversal.passes import visitor_of
 from pydirect.traversal.placed import Frontier, HotBlocks
-from pydirect.traversal.visits import Mark
+from pydirect.traversal.visits import Mark, seen_bits
 
 PAGE_BYTES = 64 << 10
 
@@ -72,9 +72,10 @@ class PageCache:
             if len(nodes) == 0:
                 placed.hot = None
                 return level
+            mark = Mark(level=level, seen=seen_bits(level), now=now)
             for part in self._batches(nodes):
                 frontier = placed.frontier(part)
-                visitor.visit(placed, frontier, Mark(level=level, now=now))
+                visitor.visit(placed, frontier, mark)
             now += 1
 
     def _batches(self, nodes: torch.Tensor) -> "list[torch.Tensor]":
@@ -174,7 +175,7 @@ class Subgraphs:
             lists = [host[: len(nodes)] for host in self._lists]
             for host, device in zip(lists, (begin, sums), strict=True):
                 host.copy_(device)
-            self._level(*lists, Mark(level=level, now=now))
+            self._level(*lists, Mark(level=level, seen=seen_bits(level), now=now))
             now += 1
 
     def _level(self, begin: torch.Tensor, sums: torch.Tensor, mark: Mark) -> None:

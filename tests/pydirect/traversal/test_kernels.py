@@ -21,7 +21,7 @@ from pydirect.traversal import (
     sssp,
 )
 from pydirect.traversal.on_gpu import GpuVisitor
-from pydirect.traversal.visits import Mark, Relax
+from pydirect.traversal.visits import Mark, Relax, seen_bits
 from tests.pydirect.traversal.random_graphs import misaligned, random_graph
 
 WIDE = (torch.int32, torch.int64)
@@ -64,7 +64,7 @@ def test_every_edge_is_read_once(
     graph = graph_of(EDGES, dtype, offset)
     placed = place(graph, "cpu", walk=walk)
     level = torch.full((len(EDGES),), -1, dtype=torch.int32)
-    mark = Mark(level=level, now=0)
+    mark = Mark(level=level, seen=seen_bits(level), now=0)
     found = loads(module, lambda: kernels.visit(placed, placed.whole, mark))
     base, size = graph.neighbors.data_ptr(), graph.neighbors.element_size()
     edges = sorted((address - base) // size for _, address in found)
@@ -108,7 +108,7 @@ def test_backward_steps_stop_at_the_first_hit(module: Any, kernels: GpuVisitor) 
     placed = place(graph, "cpu")
     level = torch.full((size + 1,), -1, dtype=torch.int32)
     level[1] = 0
-    mark = Mark(level=level, now=0)
+    mark = Mark(level=level, seen=seen_bits(level), now=0)
     frontier = placed.frontier(torch.tensor([0]))
     num_bytes = []
     found = loads(
@@ -134,7 +134,11 @@ def test_edges_beyond_32_bits(
     level = torch.tensor([-1, 0, -1], dtype=torch.int32)
     placed.shift = placed.edges.data_ptr() % 128 // ids.element_size()
     placed.__dict__["graph"] = Sized(first + 53)
-    kernels.visit(placed, placed.frontier(torch.tensor([1])), Mark(level=level, now=0))
+    kernels.visit(
+        placed,
+        placed.frontier(torch.tensor([1])),
+        Mark(level=level, seen=seen_bits(level), now=0),
+    )
     assert level.tolist() == [1, 0, 1]
 
 

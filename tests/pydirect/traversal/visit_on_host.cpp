@@ -18,6 +18,7 @@ static inline unsigned long long atomicAdd(unsigned long long* p, unsigned long 
   *p += v;
   return seen;
 }
+static inline unsigned atomicOr(unsigned* p, unsigned v) { unsigned seen = *p; *p |= v; return seen; }
 static inline long long atomicMin(long long* p, long long v) {
   long long seen = *p;
   if (v < seen) *p = v;
