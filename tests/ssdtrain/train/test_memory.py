@@ -1,7 +1,7 @@
 """The observer that stands in for the allocator on a CPU."""
 
 import gc
-import time
+import threading
 
 import torch
 from torch import nn
@@ -55,12 +55,20 @@ def test_gradients_are_untouched_and_a_dropped_graph_is_let_go() -> None:
 
 
 def test_sampled_watch_sees_a_level() -> None:
-    level = [5]
-    watch = SampledWatch(lambda: level[0], interval_s=0.001)
+    level, looks, seen = [5], [0], threading.Event()
+
+    def read() -> int:
+        looks[0] += 1
+        if looks[0] > 3:
+            seen.set()
+        return level[0]
+
+    watch = SampledWatch(read, interval_s=0.001)
     for expected in (5, 9):
-        level[0] = expected
+        level[0], looks[0] = expected, 0
+        seen.clear()
         with watch:
-            time.sleep(0.02)
+            assert seen.wait(60)
         peak, samples = watch.take()
         assert peak == expected
         assert len(samples) > 1
