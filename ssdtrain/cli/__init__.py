@@ -34,8 +34,11 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command; a test freezes its options."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of every command; a test freezes its options.
+
+    only: a command whose arguments are enough: the others' modules load torch.
+    """
     parser = _Parser(prog="ssdtrain", description="Train within GPU memory.")
     # DeepSpeed's launcher inserts --local_rank=N right after the module's name; the
     # rank itself is read from the environment.
@@ -45,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module in COMMANDS.items():
+        if only not in (None, name):
+            commands.add_parser(name)
+            continue
         home = import_module(module)
         command = commands.add_parser(name, help=home.HELP, description=home.HELP)
         home.add_arguments(command)
@@ -55,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The arguments; overrides of `train` may stand before, between and behind its
     options, which argparse allows for no subcommand."""
-    parser = build_parser()
+    named = next((word for word in words if not word.startswith("-")), None)
+    parser = build_parser(named if named in COMMANDS else None)
     args, rest = parser.parse_known_args(words)
     overrides = [word for word in rest if not word.startswith("-")]
     if overrides != rest or (rest and not hasattr(args, "overrides")):
@@ -68,6 +75,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"ssdtrain {__version__}")
+        return 0
     args = parse(words)
     args.words = [word for word in words if not word.startswith("--local_rank")]
     try:

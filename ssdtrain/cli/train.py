@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting can never work.
     """
+    started_by_us = "SSDTRAIN_PARENT" in os.environ
+    shown = not (args.quiet or args.json or args.cfg or started_by_us)
+    if shown and os.environ.get("RANK", "0") == "0":
+        print("ssdtrain: loading torch and the settings ...", flush=True)
     if args.multirun:
         from ssdtrain.cli.sweep import sweep
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
+import ssdtrain
 from ssdtrain.cli import COMMANDS, build_parser, main
+
+ROOT = Path(__file__).resolve().parents[3]
 
 SUBJECT = {
     "--device",
@@ -129,10 +133,23 @@ def test_options_are_frozen() -> None:
         assert set(options(found[name])) == expected
 
 
-def test_help_needs_no_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["train", "--help"])
-    assert "--config" in capsys.readouterr().out
+def test_help_and_version_need_no_torch() -> None:
+    """Torch takes seconds to load; the first words come before it."""
+    code = (
+        "import sys\n"
+        "from ssdtrain.cli import main, parse\n"
+        "assert main(['--version']) == 0\n"
+        "assert parse(['train', '-q', 'a=1', '--json', 'b=2']).overrides == "
+        "['a=1', 'b=2']\n"
+        "assert 'torch' not in sys.modules\n"
+        "main(['train', '--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"ssdtrain {ssdtrain.__version__}" in done.stdout
+    assert "--config" in done.stdout
 
 
 @pytest.mark.parametrize(
