@@ -152,11 +152,16 @@ PAGES = {
         "Neighbour sampling",
         "How many edges a second does the GPU draw, and what is an epoch worth?",
         (("sampling", sampling),),
+        "Measured before neighbours in host memory were read in the order of their "
+        "edges.",
     ),
     "traversal": Page(
         "Graph traversal out of memory",
         "How close to the link's speed are searches over edges in host memory?",
         (("traversal", traversal),),
+        "Measured before breadth-first search kept a bit for each node it has seen, "
+        "components hooked trees in shuffled order, and directed graphs could be "
+        "placed with their reverse.",
     ),
     "relational": Page(
         "Relational layers",
