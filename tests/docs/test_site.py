@@ -16,8 +16,9 @@ def test_every_page_has_a_place() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     placed = re.findall(r"([\w/-]+\.md)", text)
     docs = ROOT / "docs"
-    written = [p.relative_to(docs) for p in pages() if p.is_relative_to(docs)]
-    assert sorted(placed) == sorted(map(str, written))
+    written = {str(p.relative_to(docs)) for p in pages() if p.is_relative_to(docs)}
+    results = {name for name in written if name.startswith("results/")}
+    assert written - results <= set(placed) <= written
 
 
 def test_the_reference_names_what_exists() -> None:
