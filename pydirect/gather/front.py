@@ -148,7 +148,7 @@ class BoundTable:
         num = index.shape[0]
         out = torch.empty((num, *self._row), dtype=self._dtype, device=index.device)
         settled = self._settled.get(num)
-        if settled is None or settled.calls_left == 0:
+        if settled is None or settled.calls_left <= 0:
             request = Request(table=self._table, index=index, out=out, wraps=wraps)
             front.gather(request, None, None)
             self._look_up(request, num)
