@@ -14,6 +14,7 @@ on a CPU that would cost as much as drawing, so each mask is drawn and compared.
 (tests/ssdtrain/remat/test_dropout.py, tests/ssdtrain/remat/test_attacks.py)
 """
 
+import functools
 import importlib.util
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,7 @@ def _draw(module: nn.Dropout, source: Tensor) -> Draw | None:
     return None if state is None else Draw(state, layout, source.device, module.p)
 
 
+@functools.cache
 def has_triton() -> bool:
     """Whether our own kernel can draw."""
     return importlib.util.find_spec("triton") is not None

@@ -4,6 +4,7 @@ They repeat the arithmetic of torch's CUDA kernels operation by operation, in fl
 and round once. Whether that gave the same bytes is for admission to say.
 """
 
+import functools
 import struct
 from typing import NamedTuple
 
@@ -231,9 +232,10 @@ def draw_mask(
 def num_dropout_draws(size: int, device: torch.device) -> int:
     """What torch's fused dropout adds to the generator's offset."""
     per_round = 4 * num_dropout_threads(size, device)
-    return 4 * int(triton.cdiv(size, per_round))
+    return 4 * ((size + per_round - 1) // per_round)
 
 
+@functools.cache
 def num_dropout_threads(size: int, device: torch.device) -> int:
     """Threads of torch's fused dropout over so many elements."""
     properties = torch.cuda.get_device_properties(device)
