@@ -57,6 +57,10 @@ class GraphState:
     def __init__(self) -> None:
         self.clear()
 
+    def __reduce__(self) -> tuple[type["GraphState"], tuple[()]]:
+        # A graph is copied and saved without what was compiled for it.
+        return GraphState, ()
+
     def clear(self) -> None:
         """Forget everything; what is still in use elsewhere goes on to work."""
         self.arrays: dict[type, Any] = {}
@@ -410,7 +414,10 @@ class HeteroGraph:
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
         }
-        return self.replace(**tensors)
+        made = self.replace(**tensors)
+        if self.state.watch is not None:
+            made.state.watch = self.state.watch.moved(made.device)
+        return made
 
 
 class _Edges(NamedTuple):

@@ -40,6 +40,11 @@ class Watch:
     def raise_if_known(self) -> None:
         """Raise what the device found since the last call."""
 
+    def moved(self, device: torch.device) -> "Watch | None":
+        """The watch of a copy of the graph on another device: a copy depends on no
+        tensor of the caller's."""
+        return None
+
 
 class RangeWatch(Watch):
     """Ids of a sampled graph that are out of range: known to the device alone."""
@@ -57,6 +62,9 @@ class RangeWatch(Watch):
         """NaN into all results if an id was out of range."""
         for out in results:
             out.masked_fill_(self._wrong, float("nan"))
+
+    def moved(self, device: torch.device) -> "Watch":
+        return RangeWatch(self._wrong.to(device))
 
     def raise_if_known(self) -> None:
         """

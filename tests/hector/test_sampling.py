@@ -1,11 +1,14 @@
 """Sampled subgraphs: which edges, which nodes, which layers' results."""
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
 
 from hector.graph import HeteroGraph
 from hector.nn import RGCNConv
+from hector.runtime.watch import RangeWatch
 from hector.sampling import NeighborSampler, SampledBatch
 
 SIZES, RELATIONS, EDGES = (20, 30, 10), 5, 400
@@ -105,3 +108,20 @@ def test_programs_are_made_once() -> None:
 def test_fanouts_that_mean_nothing(fanouts: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected fanouts"):
         NeighborSampler(G, fanouts)
+
+
+def test_ids_out_of_range_are_said_wherever_the_graph_goes() -> None:
+    """As on a GPU, where what is wrong is not waited for."""
+    conv, x = RGCNConv(4, 4, RELATIONS), torch.randn(G.num_nodes, 4)
+    graph = G.replace(sampled=True)
+    graph.state.watch = RangeWatch(torch.tensor(True))
+    for same in (graph, graph.replace(), pickle.loads(pickle.dumps(G))):
+        if same.state.watch is None:
+            assert bool(conv(x, same).isfinite().all())
+            continue
+        with pytest.raises(ValueError, match="below its numbers"):
+            conv(x, same)
+    moved = graph.state.watch.moved(torch.device("cpu"))
+    out = torch.ones(3)
+    moved.check([out])
+    assert bool(out.isnan().all())
