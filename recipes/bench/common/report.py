@@ -22,8 +22,8 @@ from recipes.bench.megatron.tables import megatron
 from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
-from recipes.bench.rgnn.tables import rgnn
-from recipes.bench.safety.tables import sanitize, searches, survival, verify
+from recipes.bench.rgnn.tables import batches, rgnn
+from recipes.bench.safety.tables import sanitize, searches, stale, survival, verify
 from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
 from recipes.bench.traversal.tables import traversal
@@ -136,6 +136,7 @@ PAGES = {
             ("safety", searches),
             ("safety", of_file("verify", verify)),
             ("safety", of_file("sanitize", sanitize)),
+            ("safety", of_file("stale_graphs", stale)),
         ),
     ),
     "gather": Page(
@@ -166,7 +167,7 @@ PAGES = {
     "relational": Page(
         "Relational layers",
         "How fast are compiled layers, and do they train alike?",
-        (("rgnn", rgnn),),
+        (("rgnn", rgnn), ("rgnn", of_file("batches", batches))),
         "The layers' own times beside their ablation are older than their last "
         "changes. Relational attention in bfloat16, trained on small graphs, is bound "
         "by the host.",

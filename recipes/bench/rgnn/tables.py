@@ -275,6 +275,42 @@ def parity(data: dict[str, Any]) -> str:
     return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
+def batches(data: dict[str, Any]) -> str:
+    """Mini-batches, captured steps, and the first call."""
+    cells_, settings = data["cells"], data["settings"]
+    good = {name: c for name, c in cells_.items() if "error" not in c}
+    drawn, captured = [], []
+    for name, c in good.items():
+        kind, *rest = name.split("/")
+        times = [number(c.get(f"{side}_ms"), 3) for side in ("hector", "pyg")]
+        if kind == "batch":
+            row = [*rest, str(c["nodes"]), str(c["edges"]), *times]
+            drawn.append([*row, number(c["ratio"]), f"{c['largest_loss_error']:.1e}"])
+        elif kind == "captured":
+            row = [" ".join(rest), times[0], number(c["captured_ms"], 3), times[1]]
+            captured.append([*row, number(c["ratio"])])
+    parts = [
+        f"**Mini-batches**: two layers, {settings['seeds']} seeds, fanouts "
+        f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, features "
+        "on the device, the same neighbourhoods for both; forward and backward in ms, "
+        "without drawing.",
+        markdown(
+            ["", "nodes", "edges", "ours", "PyG", "ratio", "largest loss error"], drawn
+        ),
+        "**Captured steps**: forward, backward and Adam on small graphs, in ms; the "
+        "ratio is PyG's time over the captured step's.",
+        markdown(["", "ours", "captured", "PyG", "ratio"], captured),
+    ]
+    first = good.get("first")
+    if first is not None:
+        parts.append(
+            f"The first training step of an RGAT layer of a width that no kernel was "
+            f"made for: {first['empty_s']} s with empty caches, {first['kept_s']} s in "
+            "a new process with the caches kept."
+        )
+    return "\n\n".join([*parts, where(data)])
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("results", type=Path)

@@ -141,6 +141,22 @@ def _damaged(cells: Data) -> str:
     )
 
 
+def stale(data: Data) -> str:
+    """What each call pays to notice changes of its graph's tensors."""
+    rows = []
+    for c in data["cells"].values():
+        host = c["host_us_with"] - c["host_us_without"]
+        share = f"{100 * c['share_device']:.1f} %"
+        rows.append([f"{c['edges']:,}", f"{host:.0f} us", share])
+    return (
+        "**Changed graphs.** What a forward call of an RGCN layer pays to notice what "
+        "`.data` or another library wrote into its graph's tensors: host time, and the "
+        "share of the call's time on the device.\n\n"
+        + markdown(["edges", "host", "device"], rows)
+        + f"\n\n{where(data)}"
+    )
+
+
 SEARCHES: dict[str, Callable[[Data], str]] = {
     "graphs_cpu": _graphs,
     "opinfo_cpu": _operators,

@@ -1,0 +1,52 @@
+"""hector's campaign and tables: what they find, and what they print."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.bench.rgnn.tables import batches
+from recipes.bench.safety import relational
+from recipes.bench.safety.tables import stale
+
+ENVIRONMENT = {
+    "device": "a GPU",
+    "num_devices": 1,
+    "num_cpus": 1,
+    "versions": {"torch": "2"},
+    "date": "today",
+}
+
+
+def test_sessions_of_the_campaign_agree() -> None:
+    found = [relational.run_session(seed, "cpu", torch.float64) for seed in (1, 3)]
+    assert [f["different"] for f in found] == [[], []]
+    assert found[0]["features"]["reused"] and found[1]["features"]["hgt"]
+
+
+def test_the_campaign_sees_a_stale_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that are never made anew: the oracle disagrees."""
+    from hector import graph_cache
+
+    monkeypatch.setattr(graph_cache, "_up_to_date", lambda entry, tensors: True)
+    assert relational.run_session(1, "cpu", torch.float64)["different"]
+
+
+def test_tables() -> None:
+    drawn: dict[str, Any] = {"nodes": 10, "edges": 20, "hector_ms": 1.0, "pyg_ms": 3.0}
+    cells = {
+        "batch/rgcn": {**drawn, "ratio": 3.0, "largest_loss_error": 1e-7},
+        "captured/hgt/aifb": {**drawn, "captured_ms": 0.5, "ratio": 6.0},
+        "captured/hgt/mutag": {"error": "out of time"},
+        "first": {"empty_s": 2.5, "kept_s": 0.4},
+    }
+    settings = {"seeds": 8, "fanouts": [3, 2]}
+    data = {"cells": cells, "settings": settings, "environment": ENVIRONMENT}
+    text = batches(data)
+    assert "| rgcn | 10 | 20 | 1.000 | 3.000 | 3.00 | 1.0e-07 |" in text
+    assert "| hgt aifb | 1.000 | 0.500 | 3.000 | 6.00 |" in text
+    assert "2.5 s with empty caches, 0.4 s" in text and "mutag" not in text
+    times = {"host_us_with": 88.0, "host_us_without": 76.0, "share_device": 0.03}
+    cell = {"edges": 1000, **times}
+    text = stale({"cells": {"1000": cell}, "settings": {}, "environment": ENVIRONMENT})
+    assert "| 1,000 | 12 us | 3.0 % |" in text
