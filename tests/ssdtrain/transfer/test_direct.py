@@ -19,7 +19,7 @@ from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, availability
-from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Meters
 from ssdtrain.transfer.parcel import ParcelState
@@ -84,6 +84,43 @@ def test_bytes_come_back(num_bytes: int) -> None:
     assert offloader.pool.total_bytes == 0, "no staging was used"
     sums, _ = offloader._meters.counters.take()
     assert sums["bytes_written"] == sums["bytes_read"] == num_bytes
+    offloader.close()
+
+
+def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
+    """The storage knows no streams: the worker waits for the caller's compute."""
+    order: list[str] = []
+
+    class Ready(CpuEvent):
+        def synchronize(self) -> None:
+            order.append("computed")
+
+    class Device(CpuDevice):
+        def now(self) -> CpuEvent:
+            return Ready(done=True)
+
+    class Told(AnyBuffer):
+        def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+            order.append("written")
+            super().write(slot, buffer)
+
+        def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+            order.append("read")
+            super().read(slot, buffer)
+
+    device = Device()
+    meters = Meters(counters=Counters(), trace=Trace(True))
+    pool, storage = PinnedPool(device, 1 << 20), Told(MemoryStorage())
+    offloader = DirectOffloader(device, pool, storage, 2, meters)
+    source = torch.ones(PAGE, dtype=torch.uint8)
+    parcel = offloader.store(source, "x", lambda: True)
+    assert parcel is not None
+    offloader.wait_io()
+    assert order == ["computed", "written"]
+    target = torch.zeros_like(source)
+    offloader.load(parcel, target).wait(device)
+    assert order == ["computed", "written", "computed", "read"]
+    offloader.discard(parcel)
     offloader.close()
 
 
