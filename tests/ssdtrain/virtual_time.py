@@ -27,25 +27,26 @@ class VirtualTime:
         self._lock = threading.Lock()
         self._first = threading.get_ident()
         self._seen_s = 0.0
-        self._now_s: dict[int, float] = {}
+        self._latest_s = 0.0
+        # Not by the thread's number: a new thread may get that of one that has ended.
+        self._own = threading.local()
         self._tick_s = tick_s
 
     def monotonic(self) -> float:
         """Seconds of the calling thread."""
         with self._lock:
-            own = threading.get_ident()
-            now = max(self._now_s.get(own, 0.0), self._seen_s)
-            if own == self._first:
-                now = max([now, *self._now_s.values()]) + self._tick_s
-                self._seen_s = now
-            self._now_s[own] = now
+            if threading.get_ident() == self._first:
+                self._latest_s += self._tick_s
+                self._seen_s = self._latest_s
+            now = max(getattr(self._own, "now_s", 0.0), self._seen_s)
+            self._own.now_s = now
             return now
 
     def sleep(self, seconds: float) -> None:
         """Move the calling thread's time."""
-        now = self.monotonic()
+        self._own.now_s = self.monotonic() + seconds
         with self._lock:
-            self._now_s[threading.get_ident()] = now + seconds
+            self._latest_s = max(self._latest_s, self._own.now_s)
 
     def monotonic_ns(self) -> int:
         """Nanoseconds."""
