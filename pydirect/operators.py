@@ -87,6 +87,8 @@ def run(
     )
     try:
         result = op(*call.convert(args), **call.convert(kwargs))
+    except UnsupportedOperatorError:
+        raise  # ours: it says what the operand lacks, not the kernel
     except NotImplementedError as error:
         raise UnsupportedOperatorError(
             f"{op} was placed on {device.type} ({rule.why}), which has no kernel for "

@@ -245,3 +245,23 @@ def test_managed_memory_stays_below_what_the_gpus_have_free(
     assert managed.managed_capacity_bytes() == 0, "the GPU is full"
     free[0], concurrent[2] = 50, False
     assert managed.managed_capacity_bytes() == 0, "one GPU cannot"
+
+
+def test_reach_asks_for_the_first_and_the_last_element(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory that is pinned in part is not in reach; nothing beside is asked for."""
+    asked: list[int] = []
+    monkeypatch.setattr(pinning.runtime, "cuda_works", lambda: True)
+    monkeypatch.setattr(
+        pinning,
+        "reach_of",
+        lambda address: asked.append(address) or memory.Reach.PINNED,
+    )
+    rows = torch.zeros(6, 4)
+    assert memory.reach(rows) is memory.Reach.PINNED
+    first = rows.data_ptr()
+    assert asked == [first, first + 23 * 4]
+    asked.clear()
+    memory.reach(rows[1:, 1:3])
+    assert asked == [first + 5 * 4, first + 22 * 4]
