@@ -38,8 +38,20 @@ def _scikit_learn() -> Any:
     return ensemble
 
 
-def fit_forest(times: Times, spec: Spec, *, seed: int = 0) -> Forest:
+def fit_forest(
+    times: Times,
+    spec: Spec,
+    *,
+    seed: int = 0,
+    relatives: Sequence[tuple[Times, Spec]] = (),
+) -> Forest:
     """Boosted trees over the times of one family.
+
+    Args:
+        times: kernels and their microseconds.
+        spec: of the device that they were timed on.
+        seed: of the boosting's draws.
+        relatives: times of the same family on other devices, which join in.
 
     Raises:
         ConfigError: fewer than 20 times, several families, or no scikit-learn.
@@ -51,8 +63,10 @@ def fit_forest(times: Times, spec: Spec, *, seed: int = 0) -> Forest:
             f"of {sorted(family.value for family in families)}"
         )
     family = families.pop()
-    rows = [row_of(call, spec) for call, _ in times]
-    targets = [math.log(us / spec.roofline_us(call)) for call, us in times]
+    rows, targets = [], []
+    for own, sheet in ((times, spec), *relatives):
+        rows += [row_of(call, sheet) for call, _ in own]
+        targets += [math.log(us / sheet.roofline_us(call)) for call, us in own]
     model = _scikit_learn().GradientBoostingRegressor(
         loss="huber",
         alpha=0.9,
@@ -104,6 +118,12 @@ def split(times: Times, *, seed: int = 0) -> tuple[list[Any], list[Any]]:
     return shuffled[cut:], shuffled[:cut]
 
 
+def _shape(call: Call) -> tuple[Any, ...]:
+    """What tells one call of a design from another."""
+    sizes = {k: v for k, v in call.sizes.items() if k not in ("distinct_rows", "skew")}
+    return call.variant, call.dtype, tuple(sorted(sizes.items()))
+
+
 def geometric_mean_error(errors: Sequence[float]) -> float:
     """exp of the mean logarithm of |relative error| (Lin 2023: GMAE)."""
     return math.exp(statistics.fmean(math.log(error + FLOOR) for error in errors))
@@ -118,10 +138,23 @@ def errors_of(forest: Forest, times: Times, spec: Spec) -> list[float]:
     return found
 
 
-def score(times: Times, spec: Spec, *, seed: int = 0) -> dict[str, float]:
+def score(
+    times: Times,
+    spec: Spec,
+    *,
+    seed: int = 0,
+    relatives: Sequence[tuple[Times, Spec]] = (),
+) -> dict[str, float]:
     """Held-out errors of a forest and of the bare roofline scaled to fit."""
     train, test = split(times, seed=seed)
-    errors = errors_of(fit_forest(train, spec, seed=seed), test, spec)
+    # A shape that is held out is held out of the relatives' times, too.
+    unseen = {_shape(call) for call, _ in test}
+    relatives = [
+        ([(c, us) for c, us in more if _shape(c) not in unseen], sheet)
+        for more, sheet in relatives
+    ]
+    forest = fit_forest(train, spec, seed=seed, relatives=relatives)
+    errors = errors_of(forest, test, spec)
     scale = statistics.median(us / spec.roofline_us(call) for call, us in train)
     bare = [abs(scale * spec.roofline_us(c) / us - 1.0) for c, us in test]
     return {

@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--device", required=True, choices=sorted(SPECS))
     parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE=FILE")
+    parser.add_argument("--host", type=Path, help="host times of another result")
     parser.add_argument("--context-bytes", type=int, default=72_000_000)
     args = parser.parse_args()
     spec = SPECS[args.device]
@@ -125,17 +126,23 @@ def main() -> None:
     for result in results:
         for family, rows in times_of(result).items():
             times.setdefault(family, []).extend(rows)
+    pooled = []
+    for text in args.pool:
+        name, _, path = text.partition("=")
+        pooled.append((times_of(json.loads(Path(path).read_text())), SPECS[name]))
+    hosts = [json.loads(args.host.read_text())] if args.host else results
     forests, errors = {}, {}
     for family, rows in times.items():
-        found = score(rows, spec)
+        relatives = [(more[family], sheet) for more, sheet in pooled if family in more]
+        found = score(rows, spec, relatives=relatives)
         errors[family] = round(found["gmae"], 4)
-        forests[family] = fit_forest(rows, spec)
+        forests[family] = fit_forest(rows, spec, relatives=relatives)
         print(family.value, len(rows), {k: round(v, 4) for k, v in found.items()})
     device = Device(
         spec=spec,
         forests=forests,
         errors=errors,
-        host=host_table(results),
+        host=host_table(hosts),
         power=POWER,
         context_bytes=args.context_bytes,
     )
