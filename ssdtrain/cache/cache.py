@@ -6,7 +6,6 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
@@ -74,11 +73,11 @@ class TensorCache:
         self._records: weakref.WeakValueDictionary[Key, Record] = (
             weakref.WeakValueDictionary()
         )
-        self.retired: deque[Retired] = deque()
+        self.retired = Retired()
         self._window = ReleaseWindow(offloader)
-        self.moves = PlannedMoves(offloader, self._window, self.ledger, self.course)
+        self.moves = PlannedMoves(offloader, self._window, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
-        self._unplanned = UnplannedMoves(offloader, self._window, self.ledger)
+        self._unplanned = UnplannedMoves(offloader, self._window)
         self._nothing = torch.empty(0, device=self.device.torch_device)
         self._closed = False
         self._lock = threading.RLock()
@@ -193,19 +192,18 @@ class TensorCache:
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current
         bytes_before = lane.total_bytes
-        record = Record(key, lane, entry.name, self.retired)
+        record = Record(key, lane, entry.name, self.retired, self.ledger)
         record.item = entry.number
         self.course.of(lane).records[entry.number] = weakref.ref(record)
         self._records[key] = record
-        record.data = raw_bytes(tensor, key)
+        record.open(raw_bytes(tensor, key))
         num_bytes = record.num_bytes
-        self.ledger.live(num_bytes)
         if entry.order is not None and entry.order.placement in PLANNED:
             leaves = self.moves.send(record, entry)
         else:
             leaves = self._ask_policy(record, bytes_before, entry.held)
         if entry.held and not leaves:
-            record.held_bytes = self.ledger.hold(num_bytes)
+            record.hold()
         fate = "bytes_offloaded" if leaves else "bytes_kept"
         self._counters.add_all(
             {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
@@ -248,7 +246,7 @@ class TensorCache:
                 elif first_use and lane.has_moved:
                     self._prefetch(lane.upcoming(record.ordinal))
                 if record.num_uses >= record.num_handles:
-                    self._after_last_use(record)
+                    record.put_back()
                 return self.course.given(at, tensor)
             finally:
                 self.course.end_use(at)
@@ -265,31 +263,14 @@ class TensorCache:
         elif record.state is RecordState.AWAY:
             self._start_load(record)
         if record.state is RecordState.RETURNING:
-            self._finish_load(record)
+            record.arrive(self.device)
         if record.data is None:
             raise RuntimeError(f"{record.name}: no data in {record.state}")
         return record.data
 
-    def _finish_load(self, record: Record) -> None:
-        # The record lets go first: a failure holds the frames of the whole backward.
-        load, record.load = record.load, None
-        record.state = RecordState.BACK
-        try:
-            if load is not None:
-                load.wait(self.device)
-        except BaseException:
-            self._drop_copy(record)
-            raise
-
-    def _drop_copy(self, record: Record) -> None:
-        record.state = RecordState.AWAY
-        record.data = None
-        self.ledger.live(-record.num_bytes)
-
     def _forward(self, record: Record) -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
-        parcel, record.parcel = record.parcel, None
-        record.state = RecordState.KEPT
+        parcel = record.stay()
         self._counters.add("bytes_forwarded", record.num_bytes)
         if parcel is not None:
             self._window.linger(parcel)
@@ -301,24 +282,11 @@ class TensorCache:
                 f"the saved tensor of {record.name} was offloaded, and its session was "
                 "closed before backward; call close() after the last backward."
             )
-        record.data = torch.empty(
+        data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
         )
-        self.ledger.live(record.num_bytes)
-        record.load = self.offloader.load(record.parcel, record.data)
-        record.state = RecordState.RETURNING
+        record.start_load(data, self.offloader.load(record.parcel, data))
         self._counters.add("bytes_reloaded", record.num_bytes)
-
-    def _after_last_use(self, record: Record) -> None:
-        """Every handle had its use: drop the loaded copy, keep the stored bytes.
-
-        The bytes stay in the parcel while a handle lives, because backward may come
-        again (retain_graph; DeepSpeed does so for stages with several outputs).
-        """
-        record.num_uses = 0
-        if record.state is RecordState.BACK and record.parcel is not None:
-            record.state, record.data = RecordState.AWAY, None
-            self.ledger.hand_over(record.num_bytes)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first.
@@ -363,7 +331,7 @@ class TensorCache:
         """Give back what dead records held."""
         self.ledger.settle()
         while self.retired:
-            retired = self.retired.popleft()
+            retired = self.retired.pop()
             if retired.load is not None:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)

@@ -50,10 +50,10 @@ class Ledger:
             self._peak_bytes = self.live_bytes
             self.counters.maximum("saved_peak_bytes", self.live_bytes)
 
-    def hold(self, num_bytes: int) -> int:
-        """Of the bytes that came alive, so many are held by their owner anyway."""
+    def hold(self, num_bytes: int) -> None:
+        """Bytes that came alive are pinned by an autograd leaf: moving them frees
+        nothing."""
         self.held_bytes += num_bytes
-        return num_bytes
 
     def died(self, live_bytes: int, held_bytes: int) -> None:
         """A record is gone; what of it was alive, and held by its owner."""

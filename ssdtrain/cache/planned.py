@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from ssdtrain.cache.course import Course, Entry
-from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Lane, Record, RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.plan.placement import Placement
@@ -19,12 +18,10 @@ class PlannedMoves:
         self,
         offloader: Offloader,
         window: ReleaseWindow,
-        ledger: Ledger,
         course: Course,
     ) -> None:
         self._offloader = offloader
         self._window = window
-        self._ledger = ledger
         self._course = course
 
     @property
@@ -47,9 +44,7 @@ class PlannedMoves:
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, behind its copy."""
-        freed = self._window.release_due(self._course.mark)
-        if freed:
-            self._ledger.live(-freed)
+        self._window.release_due(self._course.mark)
 
     def load_due(
         self, lane: Lane, at: int | None, start_load: Callable[[Record], None]

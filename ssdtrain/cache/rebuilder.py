@@ -8,7 +8,6 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 
 import logging
 import weakref
-from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -46,7 +45,7 @@ class Cache(Protocol):
     ledger: Ledger
     lanes: Lanes
     offloader: Offloader
-    retired: deque[Retired]
+    retired: Retired
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
@@ -331,12 +330,14 @@ class Rebuilder:
         source.probe.check(rebuilt)
         if rebuilt.data is None:
             rebuilt.data = raw(self._rebuild(rebuilt))
+            rebuilt.holding.live_bytes = rebuilt.num_bytes
             self._cache.ledger.live(rebuilt.num_bytes)
         tensor = source.view.rebuild(rebuilt.data)
         rebuilt.num_uses += 1
         if rebuilt.num_uses >= rebuilt.num_handles:
             rebuilt.num_uses = 0
             rebuilt.data = None
+            rebuilt.holding.live_bytes = 0
             self._cache.ledger.hand_over(rebuilt.num_bytes)
         return tensor
 

@@ -1,9 +1,16 @@
 """Records, handles and lanes: the book-keeping of what autograd saved.
 
-Lifetime is ownership: autograd owns handles, a handle owns its record, a record owns
-its parcel. When autograd drops the last handle, the record's finalizer puts what it
-held on `retired`, and the cache gives it back at its next call. The finalizer itself
-takes no lock, because the garbage collector may run it anywhere.
+Lifetime is ownership: autograd owns handles, a handle owns its record, and what the
+record holds elsewhere (a parcel, a load, booked bytes) stands in its `Holding`. When
+autograd drops the last handle, the holding comes into the queue of `Retired`, and the
+cache gives it back at its next call.
+
+[Note: destructors]
+No Python code runs when a record dies, and no lock is taken: a weak reference appends
+itself to a queue, in C. The interpreter discards exceptions that leave a `__del__`, so
+a signal's KeyboardInterrupt that arrives there would be lost; and the garbage collector
+may run destructors anywhere, also while the cache's lock is held.
+(tests/ssdtrain/cache/test_life.py)
 """
 
 import weakref
@@ -11,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -26,7 +33,21 @@ from ssdtrain.cache.identity import (
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
+from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.parcel import Load, Parcel
+
+
+class Bytes(Protocol):
+    """Where records book their bytes (the ledger)."""
+
+    def live(self, change_bytes: int) -> None:
+        """Saved bytes came alive on the device (positive) or were dropped."""
+
+    def hold(self, num_bytes: int) -> None:
+        """Saved bytes that came alive are pinned by an autograd leaf."""
+
+    def hand_over(self, num_bytes: int) -> None:
+        """Autograd alone holds these bytes, till its running operator ends."""
 
 
 class RecordState(Enum):
@@ -44,14 +65,50 @@ class RecordState(Enum):
     """On the device again. > AWAY when every handle has had its use."""
 
 
-class Retired(NamedTuple):
-    """What a dead record leaves behind."""
+class Holding:
+    """What a record, or a whole lane, must give back when it is dead."""
 
-    parcel: Parcel | None
-    load: Load | None
-    live_bytes: int
-    lane: "Lane"
-    held_bytes: int = 0
+    __slots__ = ("held_bytes", "lane", "live_bytes", "load", "parcel")
+
+    def __init__(self, lane: "Lane") -> None:
+        self.lane = lane
+        self.parcel: Parcel | None = None
+        self.load: Load | None = None
+        self.live_bytes = 0
+        """Bytes on the device that the ledger counts for it."""
+        self.held_bytes = 0
+        """Of these: pinned by an autograd leaf (`is_held` in identity.py)."""
+
+
+class _Death(weakref.ref[Any]):
+    """A weak reference that knows what its object leaves behind."""
+
+    __slots__ = ("holding",)
+    holding: Holding
+
+
+class Retired:
+    """Holdings of dead objects, oldest first. See [Note: destructors]."""
+
+    def __init__(self) -> None:
+        self._queue: deque[_Death] = deque()
+        self._alive: dict[int, _Death] = {}
+        """A weak reference calls back only while it is alive itself."""
+
+    def watch(self, owner: object, holding: Holding) -> None:
+        """Queue the holding when `owner` dies."""
+        death = _Death(owner, self._queue.append)
+        death.holding = holding
+        self._alive[id(death)] = death
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def pop(self) -> Holding:
+        """The holding of the object that died first."""
+        death = self._queue.popleft()
+        del self._alive[id(death)]
+        return death.holding
 
 
 @dataclass
@@ -173,57 +230,129 @@ class Lane:
 
 
 class Record:
-    """The bytes of one base tensor at one version."""
+    """The bytes of one base tensor at one version.
+
+    A change of state is a method here, which also books the bytes.
+    """
 
     __slots__ = (
         "__weakref__",
         "data",
-        "held_bytes",
+        "holding",
         "item",
         "key",
         "lane",
-        "load",
+        "ledger",
         "name",
         "num_bytes",
         "num_handles",
         "num_uses",
         "ordinal",
-        "parcel",
         "retired",
         "state",
     )
 
     def __init__(
-        self, key: Key, lane: Lane, name: str, retired: deque[Retired]
+        self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Bytes
     ) -> None:
         self.key = key
         self.lane = lane
         self.name = name
+        self.ledger = ledger
         self.num_bytes = key.end_byte - key.start_byte
         self.ordinal = len(lane.records)
         self.item = -1
         """Number of the saved tensor in its lane, rebuilt ones included."""
         self.state = RecordState.KEPT
         self.data: Tensor | None = None
-        self.parcel: Parcel | None = None
-        self.load: Load | None = None
-        self.held_bytes = 0
-        """Its bytes, if it is a kept leaf: `is_held` in identity.py."""
         self.num_handles = 0
         self.num_uses = 0
         self.retired = retired
+        self.holding = Holding(lane)
+        retired.watch(self, self.holding)
         lane.join(self)
 
+    @property
+    def parcel(self) -> Parcel | None:
+        """Its bytes on the target's side, from `leave` on."""
+        return self.holding.parcel
+
+    @property
+    def load(self) -> Load | None:
+        """The copy back that was asked for, until it has been waited for."""
+        return self.holding.load
+
+    def _alive(self, data: Tensor | None) -> None:
+        """Take or drop the bytes on the device."""
+        self.data = data
+        num_bytes = 0 if data is None else self.num_bytes
+        change = num_bytes - self.holding.live_bytes
+        self.holding.live_bytes = num_bytes
+        if change:
+            self.ledger.live(change)
+
+    def open(self, data: Tensor) -> None:
+        """> KEPT: autograd has saved these bytes."""
+        self._alive(data)
+
+    def hold(self) -> None:
+        """Its bytes are pinned by an autograd leaf: moving them would free nothing."""
+        self.holding.held_bytes = self.num_bytes
+        self.ledger.hold(self.num_bytes)
+
     def leave(self, parcel: Parcel) -> None:
-        """Its bytes are on their way out."""
-        self.parcel = parcel
+        """KEPT > LEAVING: the copy out has been started."""
+        self.holding.parcel = parcel
         self.state = RecordState.LEAVING
         self.lane.has_moved = True
 
-    def __del__(self) -> None:
-        live = 0 if self.data is None else self.num_bytes
-        held = self.held_bytes
-        self.retired.append(Retired(self.parcel, self.load, live, self.lane, held))
+    def stay(self) -> Parcel | None:
+        """LEAVING > KEPT: backward was faster, or the copy failed.
+
+        Returns:
+            The parcel that is no longer needed.
+        """
+        parcel, self.holding.parcel = self.holding.parcel, None
+        self.state = RecordState.KEPT
+        return parcel
+
+    def release(self) -> None:
+        """LEAVING > AWAY: compute is ordered behind the copy out."""
+        self.state = RecordState.AWAY
+        self._alive(None)
+
+    def start_load(self, data: Tensor, load: Load) -> None:
+        """AWAY > RETURNING: `data` is being filled."""
+        self.holding.load = load
+        self.state = RecordState.RETURNING
+        self._alive(data)
+
+    def arrive(self, device: Device) -> None:
+        """RETURNING > BACK, in compute order behind the load.
+
+        Raises:
+            ActivationLostError: the read failed; the record is AWAY again.
+        """
+        # The record lets go first: a failure holds the frames of the whole backward.
+        load, self.holding.load = self.holding.load, None
+        self.state = RecordState.BACK
+        try:
+            if load is not None:
+                load.wait(device)
+        except BaseException:
+            self.state = RecordState.AWAY
+            self._alive(None)
+            raise
+
+    def put_back(self) -> None:
+        """BACK > AWAY: every handle had its use. The parcel still has the bytes,
+        because backward may come again (retain_graph; DeepSpeed does so for stages with
+        several outputs). Autograd holds the copy till its operator ends."""
+        self.num_uses = 0
+        if self.state is RecordState.BACK and self.parcel is not None:
+            self.state, self.data = RecordState.AWAY, None
+            self.holding.live_bytes = 0
+            self.ledger.hand_over(self.num_bytes)
 
 
 class Rebuilt:
@@ -237,6 +366,7 @@ class Rebuilt:
         "__weakref__",
         "data",
         "expression",
+        "holding",
         "item",
         "lane",
         "layout",
@@ -252,7 +382,7 @@ class Rebuilt:
         expression: Expression,
         layout: Layout,
         lane: Lane,
-        retired: deque[Retired],
+        retired: Retired,
     ) -> None:
         self.expression = expression
         self.layout = layout
@@ -265,6 +395,8 @@ class Rebuilt:
         self.num_handles = 0
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
+        self.holding = Holding(lane)
+        retired.watch(self, self.holding)
         lane.num_live += 1
 
     @property
@@ -272,10 +404,6 @@ class Rebuilt:
         """As `name_of` in course.py calls saved tensors."""
         shape = "x".join(map(str, self.layout.shape))
         return f"{self.expression.recipe} [{shape}]"
-
-    def __del__(self) -> None:
-        live = 0 if self.data is None else self.num_bytes
-        self.retired.append(Retired(None, None, live, self.lane))
 
 
 class Kept(NamedTuple):

@@ -1,6 +1,5 @@
 """What a policy tells the cache to do with a record that no plan has an order for."""
 
-from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Record
 from ssdtrain.cache.window import Pace, ReleaseWindow
 from ssdtrain.counters import Fallback
@@ -12,12 +11,11 @@ class UnplannedMoves:
     """Carries out placements; the cache's lock is held."""
 
     def __init__(
-        self, offloader: Offloader, window: ReleaseWindow, ledger: Ledger
+        self, offloader: Offloader, window: ReleaseWindow
     ) -> None:
         self._offloader = offloader
         self._window = window
-        self._ledger = ledger
-        self._pace = Pace(offloader.device, window, ledger)
+        self._pace = Pace(offloader.device, window)
 
     def send(self, record: Record, placement: Placement, window_bytes: int) -> bool:
         """Start to move a new record away, if its placement says so and it can.
@@ -30,7 +28,7 @@ class UnplannedMoves:
         lane = record.lane
         if placement is Placement.KEEP_LAST:
             lane.kept_last_bytes += record.num_bytes
-            self._release_down_to(max(0, window_bytes - lane.kept_last_bytes))
+            self._window.release_down_to(max(0, window_bytes - lane.kept_last_bytes))
             return False
         if placement is Placement.KEEP or record.data is None:
             return False
@@ -45,10 +43,5 @@ class UnplannedMoves:
             return False
         record.leave(parcel)
         self._window.add(record, record.data, parcel)
-        self._release_down_to(max(limit, 0) + record.num_bytes)
+        self._window.release_down_to(max(limit, 0) + record.num_bytes)
         return True
-
-    def _release_down_to(self, limit_bytes: int) -> None:
-        freed = self._window.release_down_to(limit_bytes)
-        if freed:
-            self._ledger.live(-freed)

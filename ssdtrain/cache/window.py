@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import Record, RecordState
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuEvent, Device
@@ -107,15 +106,11 @@ class ReleaseWindow:
         oldest = next(iter(self._leavers.values()), None)
         return oldest is None or oldest.parcel.copied.query()
 
-    def release_oldest(self) -> int:
-        """Order compute behind the oldest copy and drop the memory.
+    def release_oldest(self) -> None:
+        """Order compute behind the oldest copy and drop the memory."""
+        self._release(next(iter(self._leavers)))
 
-        Returns:
-            Bytes of saved tensors that are no longer alive because of it.
-        """
-        return self._release(next(iter(self._leavers)))
-
-    def _release(self, number: int) -> int:
+    def _release(self, number: int) -> None:
         leaver = self._leavers.pop(number)
         self._lingering.pop(number, None)
         self._num_due -= leaver.due is not None
@@ -127,38 +122,34 @@ class ReleaseWindow:
             self._keep(leaver, record, error)
             # The event holds the error, and a buffer the event: not this frame as well.
             error.__traceback__ = None
-            return 0
-        if record is None or record.state is not RecordState.LEAVING:
-            return 0
-        record.state = RecordState.AWAY
-        record.data = None
-        return record.num_bytes
+            return
+        if record is not None and record.state is RecordState.LEAVING:
+            record.release()
 
     def _keep(self, leaver: Leaver, record: Record | None, error: Exception) -> None:
         """A copy out that failed: its bytes are still here, so here they stay."""
         self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
         if record is not None and record.state is RecordState.LEAVING:
-            record.state, record.parcel = RecordState.KEPT, None
+            record.stay()
             self._offloader.discard(leaver.parcel)
 
-    def release_due(self, mark: int) -> int:
-        """Release what the plan wants released by now; bytes freed."""
+    def release_due(self, mark: int) -> None:
+        """Release what the plan wants released by now."""
         if not self._num_due:
-            return 0
+            return
         count = 0
         for at, leaver in enumerate(self._leavers.values()):
             if leaver.due is not None and leaver.due > mark:
                 break
             # Copies end in order: what stands before a due one has left as well.
             count = count if leaver.due is None else at + 1
-        return sum(self.release_oldest() for _ in range(count))
+        for _ in range(count):
+            self.release_oldest()
 
-    def release_down_to(self, limit_bytes: int) -> int:
-        """Release the oldest until at most `limit_bytes` are left; bytes freed."""
-        freed = 0
+    def release_down_to(self, limit_bytes: int) -> None:
+        """Release the oldest until at most `limit_bytes` are left."""
         while self._leavers and self.num_bytes > limit_bytes:
-            freed += self.release_oldest()
-        return freed
+            self.release_oldest()
 
     # -- lingering ----------------------------------------------------------------
 
@@ -197,10 +188,9 @@ class ReleaseWindow:
 class Pace:
     """Whether the host may wait without compute running dry."""
 
-    def __init__(self, device: Device, window: ReleaseWindow, ledger: Ledger) -> None:
+    def __init__(self, device: Device, window: ReleaseWindow) -> None:
         self._device = device
         self._window = window
-        self._ledger = ledger
         self._packs: deque[Callable[[], bool]] = deque(maxlen=3)
 
     def compute_is_busy(self) -> bool:
@@ -215,7 +205,7 @@ class Pace:
         self._packs.append(self._device.now().query)
         while self._window.num_bytes > max(limit_bytes, 0):
             if self._window.oldest_has_left():
-                self._ledger.live(-self._window.release_oldest())
+                self._window.release_oldest()
             elif self.compute_is_busy():
                 time.sleep(POLL_S)
             else:

@@ -1,13 +1,13 @@
 """For how many marks somebody beside the cache holds a saved tensor."""
 
 import weakref
-from collections import deque
 
 import torch
 from torch import Tensor
 
 from ssdtrain.cache.frames import Frames
 from ssdtrain.cache.identity import identify, raw_bytes
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import (
     Lane,
     LaneCourse,
@@ -16,6 +16,8 @@ from ssdtrain.cache.record import (
     RecordState,
     Retired,
 )
+from ssdtrain.counters import Counters
+from ssdtrain.transfer.device import CpuDevice
 
 NUM_BYTES = 4096
 
@@ -28,7 +30,8 @@ class Saver:
         self.course = LaneCourse(0, None)
         self.row = 0
         self._lane = Lane("model", LaneProfile())
-        self._retired: deque[Retired] = deque()
+        self._retired = Retired()
+        self._ledger = Ledger(CpuDevice(), Counters())
 
     def save(self, tensor: Tensor, *, rebuilt: bool = False) -> Record | None:
         """A record, or none where a recipe takes its place."""
@@ -37,8 +40,8 @@ class Saver:
         if rebuilt:
             return None
         key, _ = identify(tensor)
-        record = Record(key, self._lane, "x", self._retired)
-        record.data = raw_bytes(tensor, key)
+        record = Record(key, self._lane, "x", self._retired, self._ledger)
+        record.open(raw_bytes(tensor, key))
         self.course.records[number] = weakref.ref(record)
         return record
 
