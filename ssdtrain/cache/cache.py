@@ -40,12 +40,14 @@ from ssdtrain.cache.record import (
     Retired,
     handle_of,
 )
+from ssdtrain.cache.table import Tables
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
+from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.transfer.offloader import Offloader
 
@@ -79,14 +81,17 @@ class TensorCache:
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._unplanned = UnplannedMoves(offloader, self._window)
         self._nothing = torch.empty(0, device=self.device.torch_device)
+        self._tables = Tables()
         self._closed = False
-        self._lock = threading.RLock()
+        self.lock = self._lock = threading.RLock()
+        """Held by whatever changes a record, a lane or the course."""
 
     # -- the door -----------------------------------------------------------------
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        hooks = self._tables.hooks_of(self, self.lanes.current, self.course.plan)
+        pack, unpack = self.verifier.around(*hooks)
         return torch.autograd.graph.saved_tensors_hooks(
             untraced(pack), untraced(unpack)
         )
@@ -119,6 +124,8 @@ class TensorCache:
             ActivationLostError: its bytes could not be read back.
             SessionClosedError: the session was closed before this backward.
         """
+        if type(handle) is not Handle:
+            return handle.get()  # type: ignore[attr-defined, no-any-return]
         source = handle.source
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
@@ -209,6 +216,49 @@ class TensorCache:
             {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
         )
         return record
+
+    def is_movable(self, tensor: Tensor) -> bool:
+        """Whether a planned move may take this tensor: plain bytes on the device, no
+        parameter or view of one, and not saved inside backward."""
+        base = tensor._base
+        return (
+            is_plain(tensor)
+            and type(tensor) is Tensor
+            and (base is None or not isinstance(base, nn.Parameter))
+            and tensor.device == self.device.torch_device
+            and torch._C._current_graph_task_id() == -1
+        )
+
+    def move(self, tensor: Tensor, key: Key, order: Order, item: int) -> Record:
+        """Open a record whose placement is known, and start to move it."""
+        lane = self.lanes.current
+        record = Record(key, lane, order.name, self.retired, self.ledger)
+        record.item = item
+        self.course.of(lane).records[item] = weakref.ref(record)
+        self._records[key] = record
+        record.open(raw_bytes(tensor, key))
+        due = self.course.mark + order.release_after
+        entry = Entry(item, order, due, order.name, False)
+        leaves = self.moves.send(record, entry)
+        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        num_bytes = record.num_bytes
+        self._counters.add_all(
+            {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
+        )
+        return record
+
+    def use_kept(self, lane: Lane) -> None:
+        """Backward asks for an item that has stayed: a mark."""
+        self.collect()
+        if not lane.in_backward:
+            self._enter_backward(lane)
+        course = self.course.of(lane)
+        at = self.course.count_use(course)
+        if at is None:
+            return
+        self.moves.release_due()
+        if course.orders is not None:
+            self.moves.load_at(course, at, self._start_load)
 
     def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
         """Whether it leaves."""
@@ -339,9 +389,11 @@ class TensorCache:
                 self._window.linger(retired.parcel)
                 self.offloader.discard(retired.parcel)
             self.ledger.died(retired.live_bytes, retired.held_bytes)
-            if self.lanes.left(retired.lane) and self.lanes.is_idle:
-                self.ledger.backward_ends()
-                self._window.let_go_in_order()
+            if self.lanes.left(retired.lane):
+                self._tables.left(retired.lane)
+                if self.lanes.is_idle:
+                    self.ledger.backward_ends()
+                    self._window.let_go_in_order()
         self._window.let_go()
 
     def collect_now(self) -> None:

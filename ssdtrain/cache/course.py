@@ -204,6 +204,27 @@ class Course:
         self.num_strayed += 1
         self._on_stray()
 
+    def leave(self, course: LaneCourse) -> None:
+        """A lane whose table does not fit goes on under the policy."""
+        if course.orders is not None:
+            course.orders = None
+            self._stray()
+
+    def count_use(self, course: LaneCourse) -> int | None:
+        """A mark: autograd uses an item that is at hand.
+
+        Returns:
+            The number of the use in its lane; None inside another use.
+        """
+        if self._is_using:
+            return None
+        at = course.num_uses
+        if not at:
+            self._pass_absent(course)  # the last ones of forward
+        course.num_uses = at + 1
+        self.mark += 1
+        return at
+
     def _is_absent(self, order: Order, course: LaneCourse) -> bool:
         """Whether it would serve a recipe that is not used."""
         if order.owner < 0 or course.orders is None:

@@ -32,6 +32,9 @@ class Lanes:
         """Close a lane; it is in flight until its last record dies."""
         lane.open = False
         self.current = self._outside()
+        run, lane.run = lane.run, None
+        if run is not None:
+            run.end()
         if lane.num_live > 0:
             self._in_flight.add(lane)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ssdtrain.cache.course import Course, Entry
-from ssdtrain.cache.record import Lane, Record, RecordState
+from ssdtrain.cache.record import Lane, LaneCourse, Record, RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.plan.placement import Placement
 from ssdtrain.transfer.offloader import Offloader
@@ -53,6 +53,12 @@ class PlannedMoves:
         course = self._course.of(lane)
         if at is None or course.orders is None:
             return
+        self.load_at(course, at, start_load)
+
+    def load_at(
+        self, course: LaneCourse, at: int, start_load: Callable[[Record], None]
+    ) -> None:
+        """As `load_due`, for a lane that follows its plan."""
         for item in course.loads.get(at, ()):
             record = course.record(item)
             if record is not None and record.state is RecordState.AWAY:

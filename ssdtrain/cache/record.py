@@ -180,6 +180,12 @@ class Lane:
         self.uses: list[int] = []
         self.course: LaneCourse | None = None
         """Its items and orders, from its first saved tensor on."""
+        self.run: Any = None
+        """While its forward follows a table: see [Note: compiled plan]."""
+        self.binding: Any = None
+        """While the general path serves it and a table is made of it."""
+        self.learns = True
+        """Whether the next lane of its kind may learn from its records."""
         self._order: list[int] = []
         self._position: dict[int, int] = {}
 
@@ -222,6 +228,8 @@ class Lane:
 
     def learn(self) -> None:
         """Keep what this run taught for the next lane of the same kind."""
+        if not self.learns:
+            return
         self.profile.total_bytes = self.total_bytes
         self.profile.largest_bytes = self.largest_bytes
         self.profile.backward_follows = self.backward_follows
@@ -498,10 +506,12 @@ Source = Kept | ParameterView | RecordView | RebuiltView
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
 
-    __slots__ = ("__weakref__", "epsilon", "seal", "source")
+    __slots__ = ("__weakref__", "epsilon", "number", "seal", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.number = -1
+        """Of the call of `pack` in its lane, where that is known."""
         self.epsilon: Epsilon | None = None
         """Of the normalization that saved it; None: none was running."""
         self.seal: Any = None

@@ -1,0 +1,586 @@
+"""The compiled plan: what happens to the n-th tensor that a lane's forward saves.
+
+[Note: compiled plan]
+Under a plan the first lane of each kind is served by the general path of the cache,
+which identifies every saved tensor and searches for recipes. A `Binding` watches it and
+leaves a `Table`: one row for each call of `pack`, in order. Later lanes of the kind
+look their rows up. A row checks that the tensor may be treated as the row says, and
+acts. What it checks is what safety needs, at every step: that a kept tensor is no
+parameter (`[Note: parameters]`), its version, and for moved bytes their identity
+(`[Note: identity]`). A tensor of another size, or one too many, ends the table for its
+lane: the rest goes the general way, and the lane is counted as a plan mismatch.
+Rows act on one tensor only, so a program that saves other tensors in other places gets
+more traffic or more memory, never other gradients.
+(tests/ssdtrain/cache/test_table.py)
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from operator import length_hint
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import check_version, identify, raw_bytes
+from ssdtrain.cache.planned import PLANNED
+from ssdtrain.cache.record import (
+    Handle,
+    Holding,
+    Kept,
+    Lane,
+    LaneCourse,
+    ParameterView,
+    RebuiltView,
+    Record,
+    RecordView,
+    handle_of,
+)
+from ssdtrain.plan.plan import Order, Plan
+
+Pack = Callable[[Tensor], Handle]
+Unpack = Callable[[Handle], Tensor]
+
+
+# -- handles --------------------------------------------------------------------------
+
+
+class ParameterHandle(Handle):
+    """A saved parameter. See [Note: parameters] in record.py."""
+
+    __slots__ = ("parameter", "version")
+
+    def __init__(self, parameter: nn.Parameter, version: int) -> None:
+        self.parameter = parameter
+        self.version = version
+
+    @property
+    def source(self) -> ParameterView:  # type: ignore[override]
+        """As the general path would hold it."""
+        return ParameterView(self.parameter, self.version, None, (), 0)
+
+    def get(self) -> Tensor:
+        """The parameter; `InPlaceError` if it was changed after it was saved."""
+        if self.parameter._version != self.version:
+            check_version(self.parameter, self.version, "a parameter")
+        return self.parameter
+
+
+class ParameterViewHandle(Handle):
+    """A saved view of a parameter."""
+
+    __slots__ = ()
+
+    def __init__(self, view: ParameterView) -> None:
+        self.source = view
+
+    def get(self) -> Tensor:
+        """The view; `InPlaceError` if the parameter was changed after it was saved."""
+        view: ParameterView = self.source  # type: ignore[assignment]
+        return view.rebuild()
+
+
+class KeptHandle(Handle):
+    """A tensor that stays and is no item of the plan."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self.tensor = tensor
+        self.version = version
+
+    @property
+    def source(self) -> Kept:  # type: ignore[override]
+        """As the general path would hold it."""
+        return Kept(self.tensor, self.version)
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        if self.tensor._version != self.version:
+            check_version(self.tensor, self.version, "a small tensor")
+        return self.tensor
+
+
+class KeptItemHandle(KeptHandle):
+    """A tensor that the plan keeps: its use is a mark of the plan."""
+
+    __slots__ = ("is_closed", "row", "run")
+
+    def __init__(
+        self, tensor: Tensor, version: int, row: "KeptItemRow", run: "Run"
+    ) -> None:
+        self.tensor = tensor
+        self.version = version
+        self.row = row
+        self.run = run
+        self.is_closed = False
+        """Whether its bytes have been booked as gone."""
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        if self.tensor._version != self.version:
+            check_version(self.tensor, self.version, self.row.name)
+        self.run.use(self)
+        return self.tensor
+
+
+# -- rows -----------------------------------------------------------------------------
+
+
+class Row(Protocol):
+    """One call of `pack`."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """The handle for autograd."""
+
+
+class GeneralRow:
+    """Served by the general path: recipes, and tensors that are not plain."""
+
+    __slots__ = ()
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """As the general path does."""
+        return run.pack_generally(tensor)
+
+
+class EndRow:
+    """Behind the last one."""
+
+    __slots__ = ()
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """One tensor more than the plan knows."""
+        return run.leave(tensor)
+
+
+class ParameterRow:
+    """A parameter."""
+
+    __slots__ = ("_parameter", "num_bytes")
+
+    def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
+        self._parameter = weakref.ref(parameter)
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the parameter object."""
+        if tensor is self._parameter():
+            return ParameterHandle(tensor, tensor._version)  # type: ignore[arg-type]
+        return run.leave(tensor)
+
+
+class ParameterViewRow:
+    """A view of a parameter, such as `weight.t()`."""
+
+    __slots__ = ("_parameter", "num_bytes")
+
+    def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
+        self._parameter = weakref.ref(parameter)
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle that finds the view again in the parameter's data."""
+        parameter = tensor._base
+        if parameter is not None and parameter is self._parameter():
+            view = ParameterView.of(tensor, parameter)  # type: ignore[arg-type]
+            if view is not None:
+                return ParameterViewHandle(view)
+        return run.leave(tensor)
+
+
+class KeptRow:
+    """A tensor below `min_bytes`, or one that never moves."""
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Keep it, unless it is a parameter or of another size."""
+        if type(tensor) is Tensor and tensor.nbytes == self.num_bytes:
+            base = tensor._base
+            if base is None or type(base) is Tensor:
+                return KeptHandle(tensor.detach(), tensor._version)
+        return run.leave(tensor)
+
+
+class KeptItemRow:
+    """An item that the plan keeps."""
+
+    __slots__ = ("closes", "is_first", "item", "marks", "name", "num_bytes")
+
+    def __init__(self, spec: "Spec", name: str, *, closes: bool) -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.is_first = spec.is_first
+        self.name = name
+        self.closes = closes
+        """Whether backward used this handle of the item last."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Keep it, unless it is a parameter or of another size."""
+        if type(tensor) is Tensor and tensor.nbytes == self.num_bytes:
+            base = tensor._base
+            if base is None or type(base) is Tensor:
+                if self.is_first:
+                    run.keep(self)
+                return KeptItemHandle(tensor.detach(), tensor._version, self, run)
+        return run.leave(tensor)
+
+
+class MoveRow:
+    """An item that the plan moves away."""
+
+    __slots__ = ("item", "marks", "num_bytes", "order")
+
+    def __init__(self, spec: "Spec", order: Order) -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.order = order
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Identify its bytes and send them off."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.move(self, tensor)
+        return run.leave(tensor)
+
+
+class AgainRow:
+    """Another handle of an item that moves."""
+
+    __slots__ = ("item", "num_bytes")
+
+    def __init__(self, spec: "Spec") -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same record, if these are its bytes."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.move_again(self, tensor)
+        return run.leave(tensor)
+
+
+# -- tables ---------------------------------------------------------------------------
+
+
+@dataclass
+class Spec:
+    """What one call of `pack` turned out to be in the lane that was watched."""
+
+    num_bytes: int
+    """Of the tensor as it was saved, a view perhaps."""
+    parameter: nn.Parameter | None = None
+    is_whole: bool = True
+    """Whether it is the parameter itself, and not a view of it."""
+    item: int = -1
+    """-1: not an item of the plan."""
+    is_first: bool = False
+    """Whether it is the item's first handle."""
+    is_plain: bool = True
+    """False: only the general path can tell."""
+    marks: int = 0
+    """By how many its pack moved the course on."""
+    last_use: int = -1
+    """Number of its last use in backward."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order of `pack`; the last one is `EndRow`."""
+
+    rows: tuple[Row, ...]
+
+    def totals(self, num_packed: int) -> dict[str, float]:
+        """What the counters are told of kept rows and parameters, once a lane."""
+        records = kept = parameters = 0
+        for row in self.rows[:num_packed]:
+            if type(row) is KeptItemRow and row.is_first:
+                records += 1
+                kept += row.num_bytes
+            elif type(row) is ParameterRow or type(row) is ParameterViewRow:
+                parameters += row.num_bytes
+        return {
+            "num_records": records,
+            "bytes_saved": kept,
+            "bytes_kept": kept,
+            "bytes_parameters": parameters,
+        }
+
+
+class Cache(Protocol):
+    """What rows need of the cache (see `TensorCache`)."""
+
+    course: Any
+    moves: Any
+    ledger: Any
+    lanes: Any
+    retired: Any
+    recipes: Any
+    device: Any
+    lock: Any
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """The general path out."""
+
+    def unpack(self, handle: Handle) -> Tensor:
+        """The general path back."""
+
+
+class Binding:
+    """Watches a lane that the general path serves, to compile its plan."""
+
+    def __init__(self, cache: Any, lane: Lane, plan: Plan) -> None:
+        self.plan = plan
+        self._cache = cache
+        self._lane = lane
+        self._specs: list[Spec] = []
+        self._items: set[int] = set()
+        self._inputs: set[int] = set()
+        """Rows whose tensors a recipe reads."""
+        self._num_uses = 0
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """The general path, watched."""
+        course = self._cache.course
+        before = course.mark
+        handle: Handle = self._cache.pack(tensor)
+        spec = self._spec(tensor, handle)
+        spec.marks = course.mark - before
+        handle.number = len(self._specs)
+        self._specs.append(spec)
+        return handle
+
+    def unpack(self, handle: Handle) -> Tensor:
+        """The general path, watched."""
+        tensor: Tensor = self._cache.unpack(handle)
+        if handle.number >= 0:
+            self._specs[handle.number].last_use = self._num_uses
+            self._num_uses += 1
+        return tensor
+
+    def _spec(self, tensor: Tensor, handle: Handle) -> Spec:
+        source = handle.source
+        if isinstance(source, ParameterView):
+            whole = source.shape is None
+            return Spec(tensor.nbytes, source.parameter, is_whole=whole)
+        if isinstance(source, Kept):
+            return Spec(_num_bytes(tensor), is_plain=type(tensor) is Tensor)
+        owner = source.record if isinstance(source, RecordView) else source.rebuilt
+        first = owner.item not in self._items
+        self._items.add(owner.item)
+        if isinstance(source, RebuiltView):
+            for held in source.rebuilt.expression.held:
+                self._inputs.add(_item_of(held.holder))
+        plain = isinstance(source, RecordView) and owner.lane is self._lane
+        return Spec(tensor.nbytes, None, owner.item, first, is_plain=plain)
+
+    def table(self) -> Table | None:
+        """The compiled plan; None if the lane left its plan."""
+        course = self._lane.course
+        if course is None or course.orders is None:
+            return None
+        orders = course.orders
+        last: dict[int, int] = {}
+        for number, spec in enumerate(self._specs):
+            before = last.get(spec.item)
+            if before is None or spec.last_use > self._specs[before].last_use:
+                last[spec.item] = number
+        general = self._items_served_generally(orders)
+        rows = [
+            self._row(spec, orders, general, closes=last[spec.item] == number)
+            for number, spec in enumerate(self._specs)
+        ]
+        return Table((*rows, EndRow()))
+
+    def _items_served_generally(self, orders: Any) -> set[int]:
+        """Rebuilt ones, and what their recipes read."""
+        found = {
+            spec.item for spec in self._specs if spec.item >= 0 and not spec.is_plain
+        }
+        for item, order in enumerate(orders):
+            if order.placement not in PLANNED:
+                found.add(item)
+        return found | self._inputs
+
+    def _row(
+        self, spec: Spec, orders: Any, general: set[int], *, closes: bool
+    ) -> Row:
+        if not spec.is_plain or spec.item in general:
+            return GeneralRow()
+        if spec.parameter is not None:
+            row = ParameterRow if spec.is_whole else ParameterViewRow
+            return row(spec.parameter, spec.num_bytes)
+        if spec.item < 0:
+            return KeptRow(spec.num_bytes)
+        order = orders[spec.item]
+        if order.release_after <= 0:
+            return KeptItemRow(spec, order.name, closes=closes)
+        return MoveRow(spec, order) if spec.is_first else AgainRow(spec)
+
+
+def _item_of(handle: Handle) -> int:
+    source = handle.source
+    if isinstance(source, RecordView):
+        return source.record.item
+    return source.rebuilt.item if isinstance(source, RebuiltView) else -1
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes if type(tensor) is Tensor else 0
+
+
+class Run:
+    """One lane that follows its table. It lives as long as a handle of it."""
+
+    def __init__(self, cache: Any, lane: Lane, table: Table) -> None:
+        self._cache = cache
+        self._lane = lane
+        self._table = table
+        self._course: LaneCourse = cache.course.of(lane)
+        self._lock = cache.lock
+        self._rows: Iterator[Row] = iter(table.rows)
+        self._following: Callable[[], Row] = self._rows.__next__
+        self._num_packed: int | None = None
+        """Rows that were followed; None while the table lasts."""
+        self.holding = Holding(lane)
+        lane.num_live += 1
+
+    # -- forward ------------------------------------------------------------------
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """Take over a tensor that autograd saves. Called by autograd."""
+        return self._following().pack(tensor, self)
+
+    def keep(self, row: KeptItemRow) -> None:
+        """A mark: an item that stays."""
+        with self._lock:
+            self._advance(row.item, row.marks)
+            self._cache.ledger.live(row.num_bytes)
+            self.holding.live_bytes += row.num_bytes
+
+    def _advance(self, item: int, marks: int) -> None:
+        cache = self._cache
+        cache.collect()
+        cache.course.mark += marks
+        self._course.num_items = item + 1
+        cache.moves.release_due()
+
+    def may_move(self, tensor: Tensor) -> bool:
+        """Whether its bytes may leave: plain, on the device, no parameter."""
+        return self._cache.is_movable(tensor)  # type: ignore[no-any-return]
+
+    def move(self, row: MoveRow, tensor: Tensor) -> Handle:
+        """A mark: an item whose bytes leave."""
+        with self._lock:
+            key, view = identify(tensor)
+            if key.end_byte - key.start_byte != row.order.num_bytes:
+                return self.leave(tensor)
+            self._advance(row.item, row.marks)
+            record = self._cache.move(tensor, key, row.order, row.item)
+            handle = handle_of(record, view, self._cache.probe_of(tensor))
+            self._cache.recipes.note(tensor, handle)
+            return handle
+
+    def move_again(self, row: AgainRow, tensor: Tensor) -> Handle:
+        """Another tensor in a record that was opened before."""
+        with self._lock:
+            key, view = identify(tensor)
+            record = self._course.record(row.item)
+            if record is None or record.key != key:
+                return self.leave(tensor)
+            handle = handle_of(record, view, self._cache.probe_of(tensor))
+            self._cache.recipes.note(tensor, handle)
+            return handle
+
+    def pack_generally(self, tensor: Tensor) -> Handle:
+        """A row that is the general path's; it may find that the plan does not fit."""
+        handle: Handle = self._cache.pack(tensor)
+        if self._course.orders is None:
+            self._stop()
+        return handle
+
+    def leave(self, tensor: Tensor) -> Handle:
+        """Another tensor than the row's: the lane leaves the table for good."""
+        with self._lock:
+            self._stop(behind=1)
+            self._cache.course.leave(self._course)
+        return self._cache.pack(tensor)  # type: ignore[no-any-return]
+
+    def _stop(self, behind: int = 0) -> None:
+        if self._num_packed is None:
+            self._num_packed = (
+                len(self._table.rows) - length_hint(self._rows) - behind
+            )
+            self._following = repeat(GENERAL).__next__
+
+    def end(self) -> None:
+        """Forward has ended: what was counted by the table alone is booked."""
+        packed = self._num_packed
+        if packed is None:
+            packed = len(self._table.rows) - length_hint(self._rows)
+        self._cache.ledger.counters.add_all(self._table.totals(packed))
+
+    # -- backward -----------------------------------------------------------------
+
+    def use(self, handle: KeptItemHandle) -> None:
+        """A mark: backward asks for an item that stayed."""
+        with self._lock:
+            self._cache.use_kept(self._lane)
+            if handle.row.closes and not handle.is_closed:
+                handle.is_closed = True
+                self.holding.live_bytes -= handle.row.num_bytes
+                self._cache.ledger.hand_over(handle.row.num_bytes)
+
+
+GENERAL = GeneralRow()
+
+
+class Tables:
+    """Tables of the plan in force, by kind of lane."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._tables: dict[str, Table] = {}
+
+    def hooks_of(self, cache: Any, lane: Lane, plan: Plan | None) -> tuple[Pack, Unpack]:
+        """What serves the forward of a lane."""
+        if plan is not self._plan:
+            self._plan = plan
+            self._tables.clear()
+        if plan is None or lane.kind not in plan.orders:
+            return cache.pack, cache.unpack
+        table = self._tables.get(lane.kind)
+        if table is None:
+            lane.binding = binding = Binding(cache, lane, plan)
+            return binding.pack, binding.unpack
+        run = Run(cache, lane, table)
+        lane.learns = False
+        lane.run = run
+        cache.retired.watch(run, run.holding)
+        return run.pack, unpack_of(cache)
+
+    def left(self, lane: Lane) -> None:
+        """Backward of a lane has ended, or its graph is gone."""
+        binding, lane.binding = lane.binding, None
+        if binding is None or binding.plan is not self._plan or not lane.in_backward:
+            return
+        table = binding.table()
+        if table is not None and lane.kind not in self._tables:
+            self._tables[lane.kind] = table
+
+
+def unpack_of(cache: Any) -> Unpack:
+    """Unpacks handles of both ways."""
+
+    def unpack(handle: Handle) -> Tensor:
+        if type(handle) is Handle:
+            return cache.unpack(handle)  # type: ignore[no-any-return]
+        return handle.get()  # type: ignore[attr-defined, no-any-return]
+
+    return unpack
