@@ -269,7 +269,7 @@ class AgainRow:
 # -- tables ---------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Spec:
     """What one call of `pack` turned out to be in the lane that was watched."""
 
@@ -368,9 +368,11 @@ class Binding:
         source = handle.source
         if isinstance(source, ParameterView):
             whole = source.shape is None
-            return Spec(tensor.nbytes, source.parameter, is_whole=whole)
+            return Spec(
+                num_bytes=tensor.nbytes, parameter=source.parameter, is_whole=whole
+            )
         if isinstance(source, Kept):
-            return Spec(_num_bytes(tensor), is_plain=type(tensor) is Tensor)
+            return Spec(num_bytes=_num_bytes(tensor), is_plain=type(tensor) is Tensor)
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         first = owner.item not in self._items
         self._items.add(owner.item)
@@ -378,7 +380,9 @@ class Binding:
             for held in source.rebuilt.expression.held:
                 self._inputs.add(_item_of(held.holder))
         plain = isinstance(source, RecordView) and owner.lane is self._lane
-        return Spec(tensor.nbytes, None, owner.item, first, is_plain=plain)
+        return Spec(
+            num_bytes=tensor.nbytes, item=owner.item, is_first=first, is_plain=plain
+        )
 
     def table(self) -> Table | None:
         """The compiled plan; None if the lane left its plan."""
@@ -406,7 +410,7 @@ class Binding:
         for item, order in enumerate(orders):
             if order.placement not in PLANNED:
                 found.add(item)
-        return found | self._inputs
+        return (found | self._inputs) - {-1}
 
     def _row(
         self, spec: Spec, orders: Any, general: set[int], *, closes: bool
