@@ -12,6 +12,7 @@ A scheduler that ssdtrain does not know drives the same interface:
     hints.step_end()
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -21,6 +22,13 @@ import torch
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import StepReport
+
+
+MAX_REPORTS = 1000
+"""Reports that are remembered."""
+MAX_PENDING = 3
+"""Closed steps whose reports are not built yet. A device that is so many steps behind
+its host is waited for; without a reader, reports would hold events without end."""
 
 
 class Stage(Enum):
@@ -42,8 +50,8 @@ class Steps:
         self._seen = progress()
         self.on_start: Callable[[int], None] = lambda num_steps: None
         """Told before the first forward of a step how many steps have ended."""
-        self._pending: list[Callable[[], StepReport]] = []
-        self._reports: list[StepReport] = []
+        self._pending: deque[Callable[[], StepReport]] = deque()
+        self._reports: deque[StepReport] = deque(maxlen=MAX_REPORTS)
 
     def forward_begins(self) -> None:
         """A step ends where a forward begins after the weights have changed."""
@@ -60,14 +68,17 @@ class Steps:
         self._seen = self._progress()
         if self._cache.ledger.step_is_open:
             self._pending.append(self._cache.ledger.close_step())
+            while len(self._pending) > MAX_PENDING:
+                self._reports.append(self._pending.popleft()())
 
     def reports(self) -> list[StepReport]:
-        """All closed steps; an idle open one is closed first. Waits for the device."""
+        """The last `MAX_REPORTS` closed steps; an idle open one is closed first. Waits
+        for the device."""
         if self._cache.is_idle:
             self.end()
-        self._reports.extend(build() for build in self._pending)
-        self._pending.clear()
-        return self._reports
+        while self._pending:
+            self._reports.append(self._pending.popleft()())
+        return list(self._reports)
 
 
 class Hints:

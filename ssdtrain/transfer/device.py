@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ssdtrain.transfer.streams import OnStream, Stall, Stalls
+from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
 from ssdtrain.transfer.workers import Owner, Workers
 
 
@@ -259,6 +259,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", self._index)
         self._store = torch.cuda.Stream(self.torch_device)
         self._load = torch.cuda.Stream(self.torch_device)
+        self._compute = CurrentStream(self._index)
         self._stalls = Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
@@ -267,12 +268,12 @@ class CudaDevice:
     def now(self) -> torch.cuda.Event:
         """An event recorded on the current stream."""
         event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._index))
+        event.record(self._compute.get())
         return event
 
     def order(self) -> torch.cuda.Stream:
         """The current stream."""
-        return torch.cuda.current_stream(self._index)
+        return self._compute.get()
 
     def wait(self, event: Event, order: object = None) -> None:
         """Make the compute stream wait, with its idle time measured on the device."""
@@ -280,13 +281,13 @@ class CudaDevice:
             with self.stall():
                 event.synchronize()
             return
-        stream: Any = torch.cuda.current_stream(self._index) if order is None else order
+        stream: Any = self._compute.get() if order is None else order
         with Stall(stream, self._stalls):
             stream.wait_event(event)
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""
-        return Stall(torch.cuda.current_stream(self._index), self._stalls)
+        return Stall(self._compute.get(), self._stalls)
 
     def copy_out(
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
@@ -317,7 +318,9 @@ class CudaDevice:
         def total_ms() -> float:
             for _, behind in stalls:
                 behind.synchronize()
-            return float(sum(a.elapsed_time(b) for a, b in stalls))
+            sum_ms = sum(before.elapsed_time(behind) for before, behind in stalls)
+            self._stalls.reuse(stalls)
+            return float(sum_ms)
 
         return total_ms
 
