@@ -93,6 +93,21 @@ class Session:
         planner = self._planner
         return self._cache.course.plan if planner is None else planner.plan
 
+    def follow(self, plan: Plan | str) -> None:
+        """Follow a plan from the next step on, and plan no more.
+
+        Args:
+            plan: such as `session.plan`, edited, or the path of a saved one.
+
+        Raises:
+            ConfigError: the file is not a plan.
+        """
+        found = read_plan(plan) if isinstance(plan, str) else plan
+        if self._planner is None:
+            self._cache.course.plan = found
+        else:
+            self._planner.follow(found)
+
     @property
     def profile(self) -> Profile | None:
         """What the planner observed last; None before."""

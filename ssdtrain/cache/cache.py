@@ -4,10 +4,12 @@ Out: pack > identity > placement > record joins the lane > the offloader copies.
 Back: unpack > fetch > resident: return; leaving: forward; away: load > view rebuilt.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.moved import Moved
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
@@ -41,7 +44,7 @@ from ssdtrain.cache.record import (
     handle_of,
 )
 from ssdtrain.cache.table import Tables
-from ssdtrain.cache.traced import untraced
+from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
@@ -49,7 +52,9 @@ from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
+from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
+from ssdtrain.transfer.places import Place, copies_of, discard, place_for
 
 
 class TensorCache:
@@ -80,8 +85,10 @@ class TensorCache:
         self.moves = PlannedMoves(offloader, self._window, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._unplanned = UnplannedMoves(offloader, self._window)
-        self._nothing = torch.empty(0, device=self.device.torch_device)
-        self._tables = Tables()
+        self._nothing = self.nothing = torch.empty(0, device=self.device.torch_device)
+        self.copies = copies_of(self.device)
+        self.tables = Tables()
+        self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()
         """Held by whatever changes a record, a lane or the course."""
@@ -90,11 +97,20 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        hooks = self._tables.hooks_of(self, self.lanes.current, self.course.plan)
+        hooks = self.tables.hooks_of(self, self.lanes.current, self.course.plan)
         pack, unpack = self.verifier.around(*hooks)
+        if self.lanes.current.run is not None and self._is_left_alone():
+            return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(
             untraced(pack), untraced(unpack)
         )
+
+    def _is_left_alone(self) -> bool:
+        """Whether Dynamo does not trace what a table's hooks run."""
+        if not self._left_alone:
+            rooms = ("ssdtrain.cache", "ssdtrain.transfer", "ssdtrain.counters")
+            self._left_alone = leave_alone(*rooms)
+        return self._left_alone or "torch._dynamo" not in sys.modules
 
     def keep_storage_of(self, tensor: Tensor) -> None:
         """Never move this storage: a buffer of the model, or one that its framework
@@ -133,12 +149,12 @@ class TensorCache:
             rebuilt = source.rebuilt
             with self._lock:
                 self.collect()
-                self._enter_backward(rebuilt.lane)
+                self.enter_backward(rebuilt.lane)
                 at = self.course.begin_use(rebuilt.lane, rebuilt.item)
                 try:
                     self.moves.release_due()
                     tensor = self.recipes.use(source)
-                    self.moves.load_due(rebuilt.lane, at, self._start_load)
+                    self.moves.load_due(rebuilt.lane, at, self.start_load)
                     return self.course.given(at, tensor)
                 finally:
                     self.course.end_use(at)
@@ -247,18 +263,65 @@ class TensorCache:
         )
         return record
 
+    # -- what rows of a table ask for -----------------------------------------------
+
+    @property
+    def moves_to_host(self) -> bool:
+        """Whether planned moves end in pinned host memory, by copies of the device."""
+        return not isinstance(self.offloader, DirectOffloader) and isinstance(
+            self.verifier, NoVerifier
+        )
+
+    def place_of(self, free: list[Place], tensor: Tensor) -> Place | None:
+        """A place that is free or new; None if there is no room for one."""
+        return free.pop() if free else place_for(self.offloader.pool, tensor)
+
+    def send(self, moved: Moved, due: int) -> None:
+        """Start the copy out, and release the tensor by this mark."""
+        self.retired.watch(moved, moved.holding)
+        moved.lane.has_moved = True
+        moved.lane.num_live += 1
+        if moved.data is not None:
+            self.copies.out(moved.trip.place, moved.data)
+            self._window.add(moved, moved.data, moved.trip, due)
+        num_bytes = moved.num_bytes
+        self._counters.add_all(
+            {"num_records": 1, "bytes_saved": num_bytes, "bytes_offloaded": num_bytes}
+        )
+
+    def forward_moved(self, moved: Moved) -> None:
+        """Hand the live tensor back; its copy out is of no use any more."""
+        self._counters.add("bytes_forwarded", moved.num_bytes)
+        trip = moved.stay()
+        self._window.linger(trip)
+        discard(self.offloader, trip)
+
+    def load_moved(self, moved: Moved) -> None:
+        """Start the copy in."""
+        if self._closed:
+            raise SessionClosedError(_closed_before(moved.name))
+        moved.start_load(self.copies)
+        self._counters.add("bytes_reloaded", moved.num_bytes)
+
+    def start_load(self, record: Any) -> None:
+        """Start to load what the plan wants back by now."""
+        if type(record) is Moved:
+            self.load_moved(record)
+        else:
+            self._start_load(record)
+
     def use_kept(self, lane: Lane) -> None:
         """Backward asks for an item that has stayed: a mark."""
         self.collect()
         if not lane.in_backward:
-            self._enter_backward(lane)
+            self.enter_backward(lane)
         course = self.course.of(lane)
         at = self.course.count_use(course)
         if at is None:
             return
         self.moves.release_due()
         if course.orders is not None:
-            self.moves.load_at(course, at, self._start_load)
+            self.moves.load_at(course, at, self.start_load)
 
     def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
         """Whether it leaves."""
@@ -282,7 +345,7 @@ class TensorCache:
             record, lane = source.record, source.record.lane
             source.check()
             self.collect()
-            self._enter_backward(lane)
+            self.enter_backward(lane)
             first_use = record.num_uses == 0
             at = self.course.begin_use(lane, record.item)
             try:
@@ -292,7 +355,7 @@ class TensorCache:
                 if first_use:
                     lane.uses.append(record.ordinal)
                 if self.course.of(lane).orders is not None:
-                    self.moves.load_due(lane, at, self._start_load)
+                    self.moves.load_due(lane, at, self.start_load)
                 elif first_use and lane.has_moved:
                     self._prefetch(lane.upcoming(record.ordinal))
                 if record.num_uses >= record.num_handles:
@@ -301,7 +364,7 @@ class TensorCache:
             finally:
                 self.course.end_use(at)
 
-    def _enter_backward(self, lane: Lane) -> None:
+    def enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
             self.ledger.backward_starts()
             self.lanes.start_backward(lane)
@@ -328,10 +391,7 @@ class TensorCache:
 
     def _start_load(self, record: Record) -> None:
         if self._closed or record.parcel is None:
-            raise SessionClosedError(
-                f"the saved tensor of {record.name} was offloaded, and its session was "
-                "closed before backward; call close() after the last backward."
-            )
+            raise SessionClosedError(_closed_before(record.name))
         data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
         )
@@ -345,11 +405,11 @@ class TensorCache:
         """
         with self._lock:
             self.collect()
-            self._enter_backward(lane)
+            self.enter_backward(lane)
             if self.course.of(lane).orders is None:
                 self._prefetch(lane.upcoming())
             else:
-                self.moves.load_due(lane, 0, self._start_load)
+                self.moves.load_due(lane, 0, self.start_load)
 
     def _prefetch(self, upcoming: Iterable[Record]) -> None:
         """Load ahead, soonest first, within the byte budget.
@@ -387,10 +447,10 @@ class TensorCache:
                 retired.load.settle(self.device)
             if retired.parcel is not None:
                 self._window.linger(retired.parcel)
-                self.offloader.discard(retired.parcel)
+                discard(self.offloader, retired.parcel)
             self.ledger.died(retired.live_bytes, retired.held_bytes)
             if self.lanes.left(retired.lane):
-                self._tables.left(retired.lane)
+                self.tables.left(retired.lane)
                 if self.lanes.is_idle:
                     self.ledger.backward_ends()
                     self._window.let_go_in_order()
@@ -415,5 +475,13 @@ class TensorCache:
                 return
             self.collect()
             self._window.release_down_to(0)
+            self.tables.close(self.offloader.pool)
             self._closed = True
         self.offloader.close()
+
+
+def _closed_before(name: str) -> str:
+    return (
+        f"the saved tensor of {name} was offloaded, and its session was closed before "
+        "backward; call close() after the last backward."
+    )

@@ -116,6 +116,13 @@ class Planner:
         self._cache.course.step_starts()
         self._predict()
 
+    def follow(self, plan: Plan) -> None:
+        """Follow this plan from the next step on, and observe no more."""
+        self.close()
+        self.plan = plan
+        self._rest(Stage.RESTING)
+        self._cache.course.plan = plan
+
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -35,6 +35,7 @@ from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.parcel import Load, Parcel
+from ssdtrain.transfer.places import Arrival
 
 
 class Bytes(Protocol):
@@ -72,8 +73,10 @@ class Holding:
 
     def __init__(self, lane: "Lane") -> None:
         self.lane = lane
-        self.parcel: Parcel | None = None
-        self.load: Load | None = None
+        self.parcel: Any = None
+        """A `Parcel`, or a `Trip` of a table's row."""
+        self.load: Load | Arrival | None = None
+        """A copy in that nobody has waited for."""
         self.live_bytes = 0
         """Bytes on the device that the ledger counts for it."""
         self.held_bytes = 0
@@ -139,7 +142,8 @@ class LaneCourse:
         """None: not planned."""
         self.num_items = 0
         self.num_uses = 0
-        self.records: dict[int, weakref.ref[Record]] = {}
+        self.records: dict[int, weakref.ref[Any]] = {}
+        """A `Record`, or a `Moved` of a table, by item."""
         self.loads: dict[int, list[int]] = {}
         """Items to load, by the number of the use."""
         self.reading: list[int] = []
@@ -151,7 +155,7 @@ class LaneCourse:
             self.reading.extend(self.loads[at])
             self.loads[at].reverse()
 
-    def record(self, item: int) -> "Record | None":
+    def record(self, item: int) -> Any:
         """The record of an item, while it lives."""
         found = self.records.get(item)
         return None if found is None else found()
@@ -283,12 +287,12 @@ class Record:
     @property
     def parcel(self) -> Parcel | None:
         """Its bytes on the target's side, from `leave` on."""
-        return self.holding.parcel
+        return cast("Parcel | None", self.holding.parcel)
 
     @property
     def load(self) -> Load | None:
         """The copy back that was asked for, until it has been waited for."""
-        return self.holding.load
+        return self.holding.load  # type: ignore[return-value]
 
     def _alive(self, data: Tensor | None) -> None:
         """Take or drop the bytes on the device."""
@@ -320,7 +324,8 @@ class Record:
         Returns:
             The parcel that is no longer needed.
         """
-        parcel, self.holding.parcel = self.holding.parcel, None
+        parcel = self.parcel
+        self.holding.parcel = None
         self.state = RecordState.KEPT
         return parcel
 
@@ -342,7 +347,7 @@ class Record:
             ActivationLostError: the read failed; the record is AWAY again.
         """
         # The record lets go first: a failure holds the frames of the whole backward.
-        load, self.holding.load = self.holding.load, None
+        load, self.holding.load = self.load, None
         self.state = RecordState.BACK
         try:
             if load is not None:

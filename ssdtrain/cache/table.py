@@ -15,15 +15,24 @@ more traffic or more memory, never other gradients.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import check_version, identify, raw_bytes
+from ssdtrain.cache.identity import (
+    View,
+    check_version,
+    extent_bytes,
+    identify,
+    stamp_of,
+)
+from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.planned import PLANNED
 from ssdtrain.cache.record import (
     Handle,
@@ -33,11 +42,15 @@ from ssdtrain.cache.record import (
     LaneCourse,
     ParameterView,
     RebuiltView,
-    Record,
+    RecordState,
     RecordView,
     handle_of,
 )
+from ssdtrain.cache.traced import untraced
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.places import Place, Trip, fits, give_back
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
@@ -167,7 +180,7 @@ class ParameterRow:
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the parameter object."""
         if tensor is self._parameter():
-            return ParameterHandle(tensor, tensor._version)  # type: ignore[arg-type]
+            return ParameterHandle(tensor, tensor._version)
         return run.leave(tensor)
 
 
@@ -250,6 +263,47 @@ class MoveRow:
         return run.leave(tensor)
 
 
+class HostRow:
+    """An item that the plan moves to host memory, to the same place in every step.
+
+    It fills its base without gaps; `MoveRow` serves all others.
+    """
+
+    __slots__ = ("free", "is_shared", "item", "marks", "name", "num_bytes", "order")
+
+    def __init__(self, spec: "Spec", order: Order, *, is_shared: bool) -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.order = order
+        self.name = order.name
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes."""
+        self.free: list[Place] = []
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Send it off."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.send(self, tensor)
+        return run.leave(tensor)
+
+
+class HostAgainRow:
+    """Another handle of an item of a `HostRow`."""
+
+    __slots__ = ("item", "num_bytes")
+
+    def __init__(self, spec: "Spec") -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same bytes, if these are they."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.send_again(self, tensor)
+        return run.leave(tensor)
+
+
 class AgainRow:
     """Another handle of an item that moves."""
 
@@ -284,6 +338,8 @@ class Spec:
     """Whether it is the item's first handle."""
     is_plain: bool = True
     """False: only the general path can tell."""
+    is_dense: bool = False
+    """Whether it fills its record without gaps, in the record's first dtype."""
     marks: int = 0
     """By how many its pack moved the course on."""
     last_use: int = -1
@@ -295,6 +351,13 @@ class Table:
     """Rows in the order of `pack`; the last one is `EndRow`."""
 
     rows: tuple[Row, ...]
+
+    def close(self, pool: PinnedPool) -> None:
+        """Give the places of its rows back; what is on its way keeps its own."""
+        for row in self.rows:
+            if type(row) is HostRow:
+                while row.free:
+                    give_back(pool, row.free.pop())
 
     def totals(self, num_packed: int) -> dict[str, float]:
         """What the counters are told of kept rows and parameters, once a lane."""
@@ -343,6 +406,7 @@ class Binding:
         self._items: set[int] = set()
         self._inputs: set[int] = set()
         """Rows whose tensors a recipe reads."""
+        self._dtypes: dict[int, torch.dtype] = {}
         self._num_uses = 0
 
     def pack(self, tensor: Tensor) -> Handle:
@@ -380,8 +444,16 @@ class Binding:
             for held in source.rebuilt.expression.held:
                 self._inputs.add(_item_of(held.holder))
         plain = isinstance(source, RecordView) and owner.lane is self._lane
+        dense = is_dense_in(tensor, source.view, owner.num_bytes) and tensor.numel() > 0
+        if first:
+            self._dtypes[owner.item] = tensor.dtype
+        dense = dense and self._dtypes[owner.item] is tensor.dtype
         return Spec(
-            num_bytes=tensor.nbytes, item=owner.item, is_first=first, is_plain=plain
+            num_bytes=tensor.nbytes,
+            item=owner.item,
+            is_first=first,
+            is_plain=plain,
+            is_dense=dense,
         )
 
     def table(self) -> Table | None:
@@ -396,10 +468,22 @@ class Binding:
             if before is None or spec.last_use > self._specs[before].last_use:
                 last[spec.item] = number
         general = self._items_served_generally(orders)
-        rows = [
-            self._row(spec, orders, general, closes=last[spec.item] == number)
-            for number, spec in enumerate(self._specs)
-        ]
+        counts = Counter(spec.item for spec in self._specs)
+        sparse = {spec.item for spec in self._specs if not spec.is_dense}
+        if not self._cache.moves_to_host:
+            sparse.update(range(len(orders)))
+        rows: list[Row] = []
+        for number, spec in enumerate(self._specs):
+            row = self._row(spec, orders, general, closes=last[spec.item] == number)
+            if type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
+                if orders[spec.item].placement is Placement.OFFLOAD:
+                    shared = counts[spec.item] > 1
+                    row = (
+                        HostRow(spec, orders[spec.item], is_shared=shared)
+                        if spec.is_first
+                        else HostAgainRow(spec)
+                    )
+            rows.append(row)
         return Table((*rows, EndRow()))
 
     def _items_served_generally(self, orders: Any) -> set[int]:
@@ -412,9 +496,7 @@ class Binding:
                 found.add(item)
         return (found | self._inputs) - {-1}
 
-    def _row(
-        self, spec: Spec, orders: Any, general: set[int], *, closes: bool
-    ) -> Row:
+    def _row(self, spec: Spec, orders: Any, general: set[int], *, closes: bool) -> Row:
         if not spec.is_plain or spec.item in general:
             return GeneralRow()
         if spec.parameter is not None:
@@ -435,6 +517,15 @@ def _item_of(handle: Handle) -> int:
     return source.rebuilt.item if isinstance(source, RebuiltView) else -1
 
 
+def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
+    """Whether a view fills its record's bytes from the first to the last, once."""
+    if view.offset_bytes or view.is_conj or view.is_neg:
+        return False
+    if tensor.nbytes != record_bytes or tensor.storage_offset() * tensor.itemsize % 16:
+        return False
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.nbytes if type(tensor) is Tensor else 0
 
@@ -448,8 +539,10 @@ class Run:
         self._table = table
         self._course: LaneCourse = cache.course.of(lane)
         self._lock = cache.lock
+        self._generally: Pack = untraced(cache.pack)
         self._rows: Iterator[Row] = iter(table.rows)
         self._following: Callable[[], Row] = self._rows.__next__
+        self._moved: dict[int, weakref.ref[Moved]] = {}
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
         self.holding = Holding(lane)
@@ -491,7 +584,7 @@ class Run:
             self._cache.recipes.note(tensor, handle)
             return handle
 
-    def move_again(self, row: AgainRow, tensor: Tensor) -> Handle:
+    def move_again(self, row: "AgainRow | HostAgainRow", tensor: Tensor) -> Handle:
         """Another tensor in a record that was opened before."""
         with self._lock:
             key, view = identify(tensor)
@@ -502,9 +595,76 @@ class Run:
             self._cache.recipes.note(tensor, handle)
             return handle
 
+    def send(self, row: HostRow, tensor: Tensor) -> Handle:
+        """A mark: an item whose bytes leave for its row's place."""
+        base = tensor._base
+        if tensor.nbytes != (tensor if base is None else base).nbytes:
+            return self.leave(tensor)
+        cache = self._cache
+        with self._lock:
+            place = cache.place_of(row.free, tensor)
+            if place is None:
+                return self.pack_generally(tensor)
+            if not fits(place, tensor):
+                row.free.append(place)
+                return self.leave(tensor)
+            self._advance(row.item, row.marks)
+            trip = Trip(place, row.free)
+            moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
+            cache.send(moved, cache.course.mark + row.order.release_after)
+            found = self._moved[row.item] = weakref.ref(moved)
+            self._course.records[row.item] = found
+            if row.is_shared:
+                moved.stamp = stamp_of(tensor)
+                moved.start_byte, moved.end_byte = extent_bytes(tensor)
+            return MovedHandle(moved, tensor, self, cache.nothing)
+
+    def send_again(self, row: HostAgainRow, tensor: Tensor) -> Handle:
+        """Another tensor on the bytes of an item that was sent off before."""
+        with self._lock:
+            found = self._moved.get(row.item)
+            moved = None if found is None else found()
+            if moved is None:
+                return self.move_again(row, tensor)  # it was served by the general path
+            start, end = extent_bytes(tensor)
+            inside = moved.start_byte <= start and end <= moved.end_byte
+            same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
+            if not (inside and same):
+                return self.leave(tensor)
+            moved.num_handles += 1
+            handle = MovedHandle(moved, tensor, self, self._cache.nothing)
+            handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
+            return handle
+
+    def fetch(self, moved: Moved) -> Tensor:
+        """A mark: backward asks for an item that was sent off."""
+        cache, course = self._cache, self._course
+        with self._lock:
+            cache.collect()
+            if not self._lane.in_backward:
+                cache.enter_backward(self._lane)
+            at = cache.course.count_use(course)
+            cache.moves.release_due()
+            state = moved.state
+            if state is RecordState.LEAVING:
+                cache.forward_moved(moved)
+            elif state is RecordState.AWAY:
+                cache.load_moved(moved)
+            if moved.state is RecordState.RETURNING:
+                moved.arrive(cache.copies)
+            data = moved.data
+            if data is None:
+                raise RuntimeError(f"{moved.name}: no data in {moved.state}")
+            if at is not None and course.orders is not None:
+                cache.moves.load_at(course, at, cache.start_load)
+            moved.num_uses += 1
+            if moved.num_uses >= moved.num_handles:
+                moved.put_back()
+            return data
+
     def pack_generally(self, tensor: Tensor) -> Handle:
         """A row that is the general path's; it may find that the plan does not fit."""
-        handle: Handle = self._cache.pack(tensor)
+        handle = self._generally(tensor)
         if self._course.orders is None:
             self._stop()
         return handle
@@ -514,13 +674,11 @@ class Run:
         with self._lock:
             self._stop(behind=1)
             self._cache.course.leave(self._course)
-        return self._cache.pack(tensor)  # type: ignore[no-any-return]
+        return self._generally(tensor)
 
     def _stop(self, behind: int = 0) -> None:
         if self._num_packed is None:
-            self._num_packed = (
-                len(self._table.rows) - length_hint(self._rows) - behind
-            )
+            self._num_packed = len(self._table.rows) - length_hint(self._rows) - behind
             self._following = repeat(GENERAL).__next__
 
     def end(self) -> None:
@@ -550,16 +708,18 @@ class Tables:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._tables: dict[str, Table] = {}
+        self.tables: dict[str, Table] = {}
 
-    def hooks_of(self, cache: Any, lane: Lane, plan: Plan | None) -> tuple[Pack, Unpack]:
+    def hooks_of(
+        self, cache: Any, lane: Lane, plan: Plan | None
+    ) -> tuple[Pack, Unpack]:
         """What serves the forward of a lane."""
         if plan is not self._plan:
             self._plan = plan
-            self._tables.clear()
+            self.close(cache.offloader.pool)
         if plan is None or lane.kind not in plan.orders:
             return cache.pack, cache.unpack
-        table = self._tables.get(lane.kind)
+        table = self.tables.get(lane.kind)
         if table is None:
             lane.binding = binding = Binding(cache, lane, plan)
             return binding.pack, binding.unpack
@@ -569,22 +729,29 @@ class Tables:
         cache.retired.watch(run, run.holding)
         return run.pack, unpack_of(cache)
 
+    def close(self, pool: PinnedPool) -> None:
+        """Forget all tables, and give their places back."""
+        for table in self.tables.values():
+            table.close(pool)
+        self.tables.clear()
+
     def left(self, lane: Lane) -> None:
         """Backward of a lane has ended, or its graph is gone."""
         binding, lane.binding = lane.binding, None
         if binding is None or binding.plan is not self._plan or not lane.in_backward:
             return
         table = binding.table()
-        if table is not None and lane.kind not in self._tables:
-            self._tables[lane.kind] = table
+        if table is not None and lane.kind not in self.tables:
+            self.tables[lane.kind] = table
 
 
 def unpack_of(cache: Any) -> Unpack:
     """Unpacks handles of both ways."""
+    general = untraced(cache.unpack)
 
     def unpack(handle: Handle) -> Tensor:
         if type(handle) is Handle:
-            return cache.unpack(handle)  # type: ignore[no-any-return]
+            return general(handle)  # type: ignore[no-any-return]
         return handle.get()  # type: ignore[attr-defined, no-any-return]
 
     return unpack

@@ -10,9 +10,7 @@ from ssdtrain.transfer.offloader import Offloader
 class UnplannedMoves:
     """Carries out placements; the cache's lock is held."""
 
-    def __init__(
-        self, offloader: Offloader, window: ReleaseWindow
-    ) -> None:
+    def __init__(self, offloader: Offloader, window: ReleaseWindow) -> None:
         self._offloader = offloader
         self._window = window
         self._pace = Pace(offloader.device, window)

@@ -16,14 +16,16 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from ssdtrain.cache.record import Record, RecordState
+from ssdtrain.cache.record import RecordState
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
+from ssdtrain.transfer.places import Trip, discard
 
 POLL_S = 0.00005
 # Below this, waiting for single copies costs more than the memory is worth.
@@ -59,14 +61,26 @@ class CacheLimits:
         return int(PREFETCH_LARGEST * largest_bytes)
 
 
+class Leaving(Protocol):
+    """A `Record` or a `Moved`."""
+
+    state: RecordState
+
+    def release(self) -> None:
+        """Its bytes are away."""
+
+    def stay(self) -> Any:
+        """Its bytes stay, and the parcel is of no use."""
+
+
 @dataclass(eq=False)
 class Leaver:
     """One tensor on its way out. Owns the memory until compute has passed the copy,
     even if the record dies before."""
 
-    record: "weakref.ref[Record]"
+    record: "weakref.ref[Leaving]"
     data: Tensor
-    parcel: Parcel
+    parcel: Parcel | Trip
     order: object
     due: int | None
     """Mark at which the plan releases it; None: when the window is full."""
@@ -92,7 +106,11 @@ class ReleaseWindow:
         self.num_bytes = 0
 
     def add(
-        self, record: Record, data: Tensor, parcel: Parcel, due: int | None = None
+        self,
+        record: "Leaving",
+        data: Tensor,
+        parcel: Parcel | Trip,
+        due: int | None = None,
     ) -> None:
         """Enter a record whose copy has been started."""
         order = self._device.order()
@@ -126,12 +144,12 @@ class ReleaseWindow:
         if record is not None and record.state is RecordState.LEAVING:
             record.release()
 
-    def _keep(self, leaver: Leaver, record: Record | None, error: Exception) -> None:
+    def _keep(self, leaver: Leaver, record: "Leaving | None", error: Exception) -> None:
         """A copy out that failed: its bytes are still here, so here they stay."""
         self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
         if record is not None and record.state is RecordState.LEAVING:
             record.stay()
-            self._offloader.discard(leaver.parcel)
+            discard(self._offloader, leaver.parcel)
 
     def release_due(self, mark: int) -> None:
         """Release what the plan wants released by now."""
@@ -159,7 +177,7 @@ class ReleaseWindow:
         lingering = (self._leavers[number] for number in self._lingering)
         return sum(each.num_bytes for each in lingering if each.record() is None)
 
-    def linger(self, parcel: Parcel) -> None:
+    def linger(self, parcel: Parcel | Trip) -> None:
         """The record of this parcel was forwarded, or is dead."""
         if id(parcel) in self._leavers:
             self._lingering[id(parcel)] = None

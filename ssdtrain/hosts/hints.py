@@ -23,7 +23,6 @@ from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import StepReport
 
-
 MAX_REPORTS = 1000
 """Reports that are remembered."""
 MAX_PENDING = 3

@@ -24,6 +24,10 @@ import torch
 from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
 from ssdtrain.transfer.workers import Owner, Workers
 
+FIRST_TIMED_STEPS = 16
+TIMED_STEPS = 8
+"""Of so many steps one has its waits timed on the device."""
+
 
 class Event(Protocol):
     """A point in one of the three orders."""
@@ -257,19 +261,37 @@ class CudaDevice:
             torch.cuda.current_device() if device.index is None else device.index
         )
         self.torch_device = torch.device("cuda", self._index)
-        self._store = torch.cuda.Stream(self.torch_device)
-        self._load = torch.cuda.Stream(self.torch_device)
+        self._store = self.store_stream = torch.cuda.Stream(self.torch_device)
+        self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
         self._compute = CurrentStream(self._index)
         self._stalls = Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._watching = False
+        self._num_cuts = 0
+        self._times_waits = True
+        self._stall_ms = 0.0
 
     def now(self) -> torch.cuda.Event:
         """An event recorded on the current stream."""
         event = torch.cuda.Event()
         event.record(self._compute.get())
         return event
+
+    @property
+    def index(self) -> int:
+        """Number of the device."""
+        return self._index
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread works on this device."""
+        return torch._C._cuda_getDevice() == self._index
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether copies are measured."""
+        return self._watching
 
     def order(self) -> torch.cuda.Stream:
         """The current stream."""
@@ -282,6 +304,9 @@ class CudaDevice:
                 event.synchronize()
             return
         stream: Any = self._compute.get() if order is None else order
+        if not self._times_waits:
+            stream.wait_event(event)
+            return
         with Stall(stream, self._stalls):
             stream.wait_event(event)
 
@@ -312,15 +337,26 @@ class CudaDevice:
         self._runtime.cudaHostUnregister(buffer.data_ptr())
 
     def cut_stalls(self) -> Callable[[], float]:
-        """Device time between the two events around each wait."""
-        stalls = self._stalls.cut()
+        """Device time between the two events around each wait.
+
+        The events cost the host as much as the wait. So after the first steps one in
+        `TIMED_STEPS` is measured, and its sum stands for those until the next.
+        """
+        stalls, timed = self._stalls.cut(), self._times_waits
+        self._num_cuts += 1
+        self._times_waits = (
+            self._num_cuts < FIRST_TIMED_STEPS or self._num_cuts % TIMED_STEPS == 0
+        )
 
         def total_ms() -> float:
+            if not timed:
+                return self._stall_ms
             for _, behind in stalls:
                 behind.synchronize()
             sum_ms = sum(before.elapsed_time(behind) for before, behind in stalls)
             self._stalls.reuse(stalls)
-            return float(sum_ms)
+            self._stall_ms = float(sum_ms)
+            return self._stall_ms
 
         return total_ms
 

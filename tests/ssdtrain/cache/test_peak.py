@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache import planner
 from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.plan import Plan
@@ -177,7 +176,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
 
 @pytest.mark.parametrize("block", [Block, Holding])
 @pytest.mark.parametrize("recompute", ["auto", "off"])
-@pytest.mark.parametrize("overhead", [0.05, 10.0])
+@pytest.mark.parametrize("overhead", [0.05, 1.0])
 def test_the_predicted_peak_is_the_metered_one(
     block: type[Block], recompute: str, overhead: float, trained: Callable[..., Trained]
 ) -> None:
@@ -205,8 +204,7 @@ def test_the_peak_of_any_plan_is_predicted(
     with ssdtrain.offload(model, **SETTINGS, **settings) as session, meter:
         for _ in range(4):
             step(model, x, meter)
-        assert session.profile is not None and session._planner is not None
-        session._planner._stage = planner.Stage.RESTING
+        assert session.profile is not None
         timeline = Timeline(session.profile)
         for number in range(12):
             placements = {
@@ -215,7 +213,7 @@ def test_the_peak_of_any_plan_is_predicted(
             }
             window = draw.choice([None, 1 << 18, 1 << 20])
             orders = schedule(timeline, placements, Style(window_bytes=window))
-            session._cache.course.plan = Plan(orders=orders, policy="random")
+            session.follow(Plan(orders=orders, policy="random"))
             peaks = [step(model, x, meter) for _ in range(2)]
             predicted = simulate(timeline, orders).peak_bytes
             assert predicted == pytest.approx(peaks[-1], rel=0.005), number
@@ -243,7 +241,7 @@ def test_a_backward_that_was_announced_loads_no_more_than_predicted(
     assert predicted == pytest.approx(peaks[-1], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("overhead", [0.0, 0.05, 10.0])
+@pytest.mark.parametrize("overhead", [0.0, 0.05, 1.0])
 def test_a_saved_leaf_is_in_no_peak(
     overhead: float, trained: Callable[..., Trained]
 ) -> None:

@@ -1,0 +1,144 @@
+"""Items that a compiled plan moves to host memory, and their handles.
+
+A `Moved` is to a row of the table what a `Record` is to the general path: the same
+states and transitions, for the common case alone. The tensor fills its storage's extent
+without gaps, it goes to pinned host memory, and its place there is the same in every
+step. (tests/ssdtrain/cache/test_table.py)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdtrain.cache.identity import check_late_writer, check_version
+from ssdtrain.cache.record import Handle, Holding, Lane, RecordState
+from ssdtrain.transfer.places import Arrival, Copies, Trip
+
+
+class Moved:
+    """The bytes of one saved tensor at one version, on their way out and back."""
+
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "end_byte",
+        "holding",
+        "lane",
+        "ledger",
+        "name",
+        "num_bytes",
+        "num_handles",
+        "num_uses",
+        "stamp",
+        "start_byte",
+        "state",
+        "trip",
+        "version",
+        "written_late",
+    )
+
+    def __init__(
+        self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip
+    ) -> None:
+        self.data: Tensor | None = tensor.detach()
+        self.version = tensor._version
+        self.num_bytes = num_bytes = tensor.nbytes
+        self.name = name
+        self.lane = lane
+        self.ledger = ledger
+        self.trip = trip
+        self.state = RecordState.LEAVING
+        self.num_handles = 1
+        self.num_uses = 0
+        self.stamp: Any = None
+        self.start_byte = self.end_byte = 0
+        self.written_late = tensor.grad_fn is None
+        """Whether its operator may have filled it after autograd saved it."""
+        self.holding = holding = Holding(lane)
+        holding.parcel = trip
+        holding.live_bytes = num_bytes
+        ledger.live(num_bytes)
+
+    def stay(self) -> Trip:
+        """LEAVING > KEPT: backward was faster, or the copy failed.
+
+        Returns:
+            The trip that is no longer needed.
+        """
+        self.state = RecordState.KEPT
+        self.holding.parcel = None
+        return self.trip
+
+    def release(self) -> None:
+        """LEAVING > AWAY: compute is ordered behind the copy out."""
+        self.state = RecordState.AWAY
+        self.data = None
+        self.holding.live_bytes = 0
+        self.ledger.live(-self.num_bytes)
+
+    def start_load(self, copies: Copies) -> None:
+        """AWAY > RETURNING: a copy in has been started."""
+        place = self.trip.place
+        self.data = data = copies.back(place)
+        self.holding.load = Arrival(data, place, copies)
+        self.state = RecordState.RETURNING
+        self.holding.live_bytes = self.num_bytes
+        self.ledger.live(self.num_bytes)
+
+    def arrive(self, copies: Copies) -> None:
+        """RETURNING > BACK, in compute order behind the copy in."""
+        self.holding.load = None
+        self.state = RecordState.BACK
+        try:
+            copies.arrive(self.trip.place)
+        except BaseException:
+            self.state = RecordState.AWAY
+            self.data = None
+            self.holding.live_bytes = 0
+            self.ledger.live(-self.num_bytes)
+            raise
+
+    def put_back(self) -> None:
+        """BACK > AWAY: every handle had its use. The place still has the bytes, because
+        backward may come again. Autograd holds the copy till its operator ends."""
+        self.num_uses = 0
+        if self.state is RecordState.BACK:
+            self.state = RecordState.AWAY
+            self.data = None
+            self.holding.live_bytes = 0
+            self.ledger.hand_over(self.num_bytes)
+
+
+class MovedHandle(Handle):
+    """A saved tensor inside a `Moved`."""
+
+    __slots__ = ("counter", "moved", "offset", "run", "shape", "stride", "version")
+
+    def __init__(self, moved: Moved, tensor: Tensor, run: Any, nothing: Tensor) -> None:
+        self.moved = moved
+        self.run = run
+        self.shape: Any = None
+        """None: the whole, as it was first saved."""
+        # Shares the version counter and no memory: see [Note: in-place changes].
+        self.counter = counter = tensor.detach()
+        counter.data = nothing
+        self.version = moved.version
+
+    def view(self, tensor: Tensor, offset: int) -> None:
+        """It is another view of the bytes, `offset` elements behind their first."""
+        self.shape, self.stride = tensor.shape, tensor.stride()
+        self.offset = offset
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        moved = self.moved
+        if self.counter._version != self.version:
+            check_version(self.counter, self.version, moved.name)
+        kept = (RecordState.KEPT, RecordState.LEAVING)
+        if moved.written_late and moved.state not in kept:
+            check_late_writer(moved.name)
+        data: Tensor = self.run.fetch(moved)
+        if self.shape is None:
+            return data
+        return torch.as_strided(data, self.shape, self.stride, self.offset)

@@ -1,0 +1,230 @@
+"""Places in pinned host memory that the same tensor of every step uses again.
+
+The offloader's parcels serve any tensor, any target and any failure, at some hundred
+Python calls each. Under a compiled plan the same tensors leave in every step, so each
+has a place of its own: a pinned buffer, shaped like the tensor, and the events of its
+way there and back. What is left for a step is the calls into CUDA.
+
+[Note: a place used again]
+The copy out of a new tensor into an old place must not overtake the last copy in from
+it. Both wait in streams of their own, so `out` makes the store order wait for that
+copy, unless it has ended. Copies out follow one another in one order.
+(tests/ssdtrain/transfer/test_places.py)
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ssdtrain.transfer.device import CudaDevice, Device, Event
+from ssdtrain.transfer.offloader import Offloader
+from ssdtrain.transfer.parcel import Parcel
+from ssdtrain.transfer.pinned import Buffer, PinnedPool
+
+
+class Place:
+    """A pinned buffer and the events of the tensor that is there."""
+
+    __slots__ = ("buffer", "copied", "loaded", "memory", "ready", "wanted")
+
+    def __init__(self, buffer: Buffer, memory: Tensor) -> None:
+        self.buffer = buffer
+        self.memory = memory
+        """The buffer's bytes, with dtype, shape and strides of the tensor."""
+        self.ready: Any = None
+        self.copied: Any = None
+        """End of the last copy out."""
+        self.wanted: Any = None
+        self.loaded: Any = None
+        """End of the last copy in; None before the first."""
+
+
+class Trip:
+    """One tensor in one place: from its copy out until nobody needs the bytes."""
+
+    __slots__ = ("free", "place")
+
+    def __init__(self, place: Place, free: list[Place]) -> None:
+        self.place = place
+        self.free = free
+        """Where the place goes when the trip ends."""
+
+    @property
+    def copied(self) -> Event:
+        """End of the copy out."""
+        return self.place.copied  # type: ignore[no-any-return]
+
+
+class Arrival:
+    """A copy in that nobody has waited for; keeps the memory that it fills."""
+
+    __slots__ = ("_copies", "_place", "target")
+
+    def __init__(self, target: Tensor, place: Place, copies: "Copies") -> None:
+        self.target = target
+        self._place = place
+        self._copies = copies
+
+    def settle(self, device: Device) -> None:
+        """Order compute behind the copy: its memory may then be used again."""
+        self._copies.arrive(self._place)
+
+
+class Copies(Protocol):
+    """Copies between the device and places."""
+
+    def out(self, place: Place, source: Tensor) -> None:
+        """Start to copy a tensor out, behind the caller's present compute."""
+
+    def back(self, place: Place) -> Tensor:
+        """Start to copy the bytes into a new tensor on the device."""
+
+    def arrive(self, place: Place) -> None:
+        """Order the caller's compute behind the copy in."""
+
+
+class AnyCopies:
+    """By the device's own copies: for devices whose copies are made by threads."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def out(self, place: Place, source: Tensor) -> None:
+        """See `Copies`."""
+        after = [self._device.now()]
+        if place.loaded is not None:
+            after.append(place.loaded)
+        place.copied = self._device.copy_out(source, place.memory, after)
+
+    def back(self, place: Place) -> Tensor:
+        """See `Copies`."""
+        memory = place.memory
+        target = torch.empty_strided(
+            memory.shape,
+            memory.stride(),
+            dtype=memory.dtype,
+            device=self._device.torch_device,
+        )
+        after = [place.copied, self._device.now()]
+        place.loaded = self._device.copy_in(memory, target, after)
+        return target
+
+    def arrive(self, place: Place) -> None:
+        """See `Copies`."""
+        self._device.wait(place.loaded)
+
+
+class CudaCopies:
+    """As few calls as CUDA needs, with events that are recorded again and again."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._torch_device = device.torch_device
+        self._store, self._load = device.store_stream, device.load_stream
+        self._to_store = _ids(self._store)
+        self._to_load = _ids(self._load)
+        # Past the wrappers in Python, which cost a quarter of the calls.
+        self._record = torch._C._CudaEventBase.record
+        self._wait = torch._C._CudaEventBase.wait
+
+    def out(self, place: Place, source: Tensor) -> None:
+        """See `Copies`."""
+        device, store = self._device, self._store
+        if place.ready is None:
+            place.ready = torch.cuda.Event()
+            place.copied = torch.cuda.Event()
+        self._record(place.ready, device.order())
+        self._wait(place.ready, store)
+        if place.loaded is not None and not place.loaded.query():
+            self._wait(place.loaded, store)
+        if device.is_watching or not device.is_current:
+            device.copy_out(source, place.memory, [])
+        else:
+            before = torch._C._cuda_getCurrentStream(device.index)
+            torch._C._cuda_setStream(*self._to_store)
+            try:
+                place.memory.copy_(source, non_blocking=True)
+            finally:
+                torch._C._cuda_setStream(*before)
+        self._record(place.copied, store)
+
+    def back(self, place: Place) -> Tensor:
+        """See `Copies`."""
+        device, load, memory = self._device, self._load, place.memory
+        target = torch.empty_strided(
+            memory.shape,
+            memory.stride(),
+            dtype=memory.dtype,
+            device=self._torch_device,
+        )
+        if place.wanted is None:
+            place.wanted = torch.cuda.Event()
+            place.loaded = torch.cuda.Event()
+        self._record(place.wanted, device.order())
+        self._wait(place.wanted, load)
+        if not place.copied.query():
+            self._wait(place.copied, load)
+        if device.is_watching or not device.is_current:
+            device.copy_in(memory, target, [])
+        else:
+            before = torch._C._cuda_getCurrentStream(device.index)
+            torch._C._cuda_setStream(*self._to_load)
+            try:
+                target.copy_(memory, non_blocking=True)
+            finally:
+                torch._C._cuda_setStream(*before)
+        self._record(place.loaded, load)
+        return target
+
+    def arrive(self, place: Place) -> None:
+        """See `Copies`."""
+        self._device.wait(place.loaded)
+
+
+def _ids(stream: torch.cuda.Stream) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def copies_of(device: Device) -> Copies:
+    """The copies of a device."""
+    return CudaCopies(device) if isinstance(device, CudaDevice) else AnyCopies(device)
+
+
+def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:
+    """A new place for tensors like this dense one; None when the pool is full."""
+    buffer = pool.take(tensor.nbytes)
+    if buffer is None:
+        return None
+    flat = buffer.memory[: tensor.nbytes].view(tensor.dtype)
+    place = Place(buffer, flat.as_strided(tensor.shape, tensor.stride()))
+    if buffer.busy:
+        buffer.settle()
+    return place
+
+
+def discard(offloader: Offloader, parcel: Parcel | Trip) -> None:
+    """Nobody needs the bytes any more."""
+    if type(parcel) is Trip:
+        parcel.free.append(parcel.place)
+    else:
+        offloader.discard(parcel)  # type: ignore[arg-type]
+
+
+def fits(place: Place, tensor: Tensor) -> bool:
+    """Whether a tensor can be copied into the place byte for byte."""
+    memory = place.memory
+    return (
+        memory.dtype is tensor.dtype
+        and memory.shape == tensor.shape
+        and memory.stride() == tensor.stride()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def give_back(pool: PinnedPool, place: Place) -> None:
+    """The place's memory is the pool's again."""
+    busy = [event for event in (place.copied, place.loaded) if event is not None]
+    place.buffer.busy.extend(busy)
+    pool.give(place.buffer)

@@ -1,0 +1,290 @@
+"""The compiled plan: rows act on what they were made for, and on nothing else."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache.table import HostRow, KeptItemRow
+from ssdtrain.errors import InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+
+WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
+MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
+Step = Callable[[nn.Module, int], Tensor]
+
+
+class Block(nn.Module):
+    """Saves parameters, views of them, small tensors and large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block() for _ in range(NUM_BLOCKS)])
+
+
+def batch(number: int, rows: int = ROWS) -> Tensor:
+    torch.manual_seed(100 + number)
+    return torch.randn(rows, WIDTH)
+
+
+def plain_step(net: nn.Module, number: int) -> Tensor:
+    return net(batch(number)).square().mean()
+
+
+def train(net: nn.Module, step: Step, num_steps: int) -> Iterator[list[Tensor]]:
+    """Loss and gradients of every step; the weights move on."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number in range(num_steps):
+        loss = step(net, number)
+        loss.backward()
+        yield [loss.detach(), *(p.grad.clone() for p in net.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def all_moved(session: ssdtrain.Session) -> Plan:
+    """The plan in force, but everything leaves at once and comes back at its use."""
+    plan = session.plan
+    assert plan is not None
+    orders = {
+        kind: tuple(
+            Order(
+                name=order.name,
+                num_bytes=order.num_bytes,
+                placement=Placement.OFFLOAD,
+                release_after=1,
+                load_at=at if at % 2 else 0,
+            )
+            for at, order in enumerate(reversed(own))
+        )
+        for kind, own in plan.orders.items()
+    }
+    return Plan(orders={kind: own[::-1] for kind, own in orders.items()}, policy="all")
+
+
+def rows_of(session: ssdtrain.Session) -> list[str]:
+    assert session._cache.is_idle
+    tables = session._cache.tables.tables.values()
+    return [type(row).__name__ for table in tables for row in table.rows]
+
+
+def compare(step: Step, moved: bool = True, num_steps: int = 9) -> ssdtrain.Session:
+    """Every step is bitwise that of the same program without ssdtrain."""
+    expected = list(train(model(), step, num_steps))
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+        for number, found in enumerate(train(net, step, num_steps)):
+            for ours, theirs in zip(found, expected[number], strict=True):
+                assert torch.equal(ours, theirs), f"step {number}"
+            if moved and session.plan is not None and session.plan.policy != "all":
+                session.follow(all_moved(session))
+        assert session._cache.is_idle
+        assert session.live_bytes == 0
+        _ = session.steps
+    return session
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_settled_step_is_served_by_rows(moved: bool) -> None:
+    session = compare(plain_step, moved)
+    last = session.last_step
+    assert last is not None and not last.fallbacks
+    assert last.bytes_kept + last.bytes_offloaded == last.bytes_saved > 0
+    assert (last.bytes_offloaded > 0.9 * last.bytes_saved) == moved
+    assert last.bytes_reloaded + last.bytes_forwarded == last.bytes_offloaded
+    first = session.steps[0]
+    assert (first.num_records, first.bytes_saved, first.bytes_parameters) == (
+        last.num_records,
+        last.bytes_saved,
+        last.bytes_parameters,
+    )
+
+
+def test_rows_are_what_their_tensors_are() -> None:
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+        steps = train(net, plain_step, 9)
+        for _ in range(4):
+            next(steps)
+        session.follow(all_moved(session))
+        next(steps)
+        names = rows_of(session)
+        assert names.count("ParameterRow") >= 2 * NUM_BLOCKS
+        assert names.count("ParameterViewRow") >= 2 * NUM_BLOCKS
+        assert names.count(HostRow.__name__) >= 4 * NUM_BLOCKS
+        assert names[-1] == "EndRow"
+        assert KeptItemRow.__name__ not in names
+
+
+def longer(net: nn.Module, number: int) -> Tensor:
+    return net(batch(number, ROWS if number % 3 else 2 * ROWS)).square().mean()
+
+
+def other_layout(net: nn.Module, number: int) -> Tensor:
+    x = batch(number)
+    if number % 2 and number > 5:  # as many bytes, other strides
+        x = x.t().contiguous().t()
+    return net(x).square().mean()
+
+
+def one_more(net: nn.Module, number: int) -> Tensor:
+    y = net(batch(number))
+    return (y.sin() if number > 5 else y).square().mean()
+
+
+def one_less(net: nn.Module, number: int) -> Tensor:
+    x = batch(number)
+    if number > 5:
+        x = net[0].down(torch.tanh(net[0].up(x)))  # type: ignore[index]
+    return net(x).square().mean()
+
+
+def aliases(net: nn.Module, number: int) -> Tensor:
+    """Two saved views share bytes in one step and do not in the next."""
+    y = net(batch(number))
+    z = y if number % 2 else y.clone()
+    return (y.view(-1).square().sum() * z.t().reshape(-1).square().sum()).sqrt()
+
+
+def swapped_weights(net: nn.Module, number: int) -> Tensor:
+    first, second = net[0].up, net[1].up  # type: ignore[index]
+    x = batch(number)
+    weight = second.weight if number > 5 else first.weight
+    return F.linear(net(x), weight).square().mean()
+
+
+def changed_twice(net: nn.Module, number: int) -> Tensor:
+    y = net(batch(number))
+    z = y * y
+    with torch.no_grad():
+        other = torch.zeros_like(y)
+        other.add_(1)
+    return (z.square() * other).mean()
+
+
+def two_backwards(net: nn.Module, number: int) -> Tensor:
+    loss = net(batch(number)).square().mean()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def dropped_graph(net: nn.Module, number: int) -> Tensor:
+    net(batch(number + 50)).square().mean()  # nobody asks for its gradients
+    return net(batch(number)).square().mean()
+
+
+def accumulated(net: nn.Module, number: int) -> Tensor:
+    net(batch(number + 50)).square().mean().backward()
+    return net(batch(number)).square().mean()
+
+
+def interleaved(net: nn.Module, number: int) -> Tensor:
+    one, two = net(batch(number)), net(batch(number + 50))
+    one.square().mean().backward()
+    return two.square().mean()
+
+
+def penalized(net: nn.Module, number: int) -> Tensor:
+    x = batch(number).requires_grad_()
+    y = net(x).square().mean()
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    return y + g.square().sum()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        longer,
+        other_layout,
+        one_more,
+        one_less,
+        aliases,
+        swapped_weights,
+        changed_twice,
+        two_backwards,
+        dropped_graph,
+        accumulated,
+        interleaved,
+        penalized,
+    ],
+)
+@pytest.mark.parametrize("moved", [True, False])
+def test_programs_that_change_under_a_table(step: Step, moved: bool) -> None:
+    compare(step, moved, num_steps=12)
+
+
+def test_a_lane_that_leaves_its_table_is_counted() -> None:
+    session = compare(one_more)
+    counts = [report.fallbacks.get(MISMATCH, 0) for report in session.steps]
+    assert not any(counts[3:6]) and all(counts[6:]), counts
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_saved_tensor_that_was_changed_raises(moved: bool) -> None:
+    def changed(net: nn.Module, number: int) -> Tensor:
+        x = batch(number)
+        y = net(x)
+        z = y.square()
+        if number == 8:
+            with torch.no_grad():
+                y.add_(1)
+        return z.mean()
+
+    net = nn.ModuleList([model()])
+    net.forward = lambda number: changed(net[0], number)  # type: ignore[method-assign]
+    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+        steps = train(net, lambda net, number: net(number), 9)
+        for number in range(8):
+            next(steps)
+            if moved and number == 4:
+                session.follow(all_moved(session))
+        with pytest.raises(InPlaceError, match="modified by an inplace operation"):
+            next(steps)
+
+
+def test_a_changed_weight_raises() -> None:
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0):
+        for _ in train(net, plain_step, 6):
+            pass
+        loss = plain_step(net, 7)
+        with torch.no_grad():
+            net[1].up.weight.mul_(2)  # type: ignore[index]
+        with pytest.raises(InPlaceError, match="a parameter"):
+            loss.backward()
+
+
+def test_places_are_used_again_and_given_back() -> None:
+    net = model()
+    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+        steps = train(net, plain_step, 20)
+        for _ in range(4):
+            next(steps)
+        session.follow(all_moved(session))
+        for _ in range(4):
+            next(steps)
+        pool = session._cache.offloader.pool
+        before = pool.total_bytes, pool.used_bytes
+        for _ in range(6):
+            next(steps)
+        assert (pool.total_bytes, pool.used_bytes) == before
+        assert session._cache.is_idle
+        session.follow(all_moved(session))
+        next(steps)
+        assert session._cache.is_idle and pool.used_bytes == 0
