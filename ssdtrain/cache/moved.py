@@ -113,16 +113,26 @@ class Moved:
 class MovedHandle(Handle):
     """A saved tensor inside a `Moved`."""
 
-    __slots__ = ("counter", "moved", "offset", "run", "shape", "stride", "version")
+    __slots__ = (
+        "counter",
+        "moved",
+        "offset",
+        "row",
+        "run",
+        "shape",
+        "stride",
+        "version",
+    )
 
-    def __init__(self, moved: Moved, tensor: Tensor, run: Any, nothing: Tensor) -> None:
+    def __init__(self, moved: Moved, tensor: Tensor, run: Any, row: Any) -> None:
         self.moved = moved
         self.run = run
+        self.row = row
         self.shape: Any = None
         """None: the whole, as it was first saved."""
         # Shares the version counter and no memory: see [Note: in-place changes].
         self.counter = counter = tensor.detach()
-        counter.data = nothing
+        counter.data = run.nothing
         self.version = moved.version
 
     def view(self, tensor: Tensor, offset: int) -> None:
@@ -138,7 +148,7 @@ class MovedHandle(Handle):
         kept = (RecordState.KEPT, RecordState.LEAVING)
         if moved.written_late and moved.state not in kept:
             check_late_writer(moved.name)
-        data: Tensor = self.run.fetch(moved)
+        data: Tensor = self.run.fetch(moved, self.row)
         if self.shape is None:
             return data
         return torch.as_strided(data, self.shape, self.stride, self.offset)

@@ -23,6 +23,8 @@ class PlannedMoves:
         self._offloader = offloader
         self._window = window
         self._course = course
+        self.num_acts = 0
+        """Releases and loads so far."""
 
     @property
     def lingering_bytes(self) -> int:
@@ -44,7 +46,7 @@ class PlannedMoves:
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, behind its copy."""
-        self._window.release_due(self._course.mark)
+        self.num_acts += self._window.release_due(self._course.mark)
 
     def load_due(
         self, lane: Lane, at: int | None, start_load: Callable[[Record], None]
@@ -62,6 +64,7 @@ class PlannedMoves:
         for item in course.loads.get(at, ()):
             record = course.record(item)
             if record is not None and record.state is RecordState.AWAY:
+                self.num_acts += 1
                 start_load(record)
         while course.reading and self._offloader.storage is not None:
             record = course.record(course.reading[-1])
@@ -71,5 +74,7 @@ class PlannedMoves:
                 and record.parcel is not None
                 and not self._offloader.recall(record.parcel)
             ):
+                self.num_acts += 1  # it will be tried again at the next use
                 return
             course.reading.pop()
+            self.num_acts += 1

@@ -26,6 +26,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Retired,
 )
+from ssdtrain.cache.table import KeptHandle, ParameterHandle
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
@@ -249,7 +250,7 @@ class Rebuilder:
     def held(self, packed: Any, node: Any) -> Held | None:
         """The tensor behind a handle or a note of this node, unless it was changed."""
         handle = packed.handle() if isinstance(packed, Note) else packed
-        if not isinstance(handle, Handle):
+        if not isinstance(handle, Handle | KeptHandle | ParameterHandle):
             return None
         source = handle.source
         if isinstance(source, Kept):
@@ -261,6 +262,8 @@ class Rebuilder:
             if source.shape is not None or source.parameter._version != source.version:
                 return None
             return self.parameter(source.parameter, node)
+        if not isinstance(handle, Handle):
+            return None  # no such handle has a record
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe

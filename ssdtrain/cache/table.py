@@ -9,6 +9,10 @@ acts. What it checks is what safety needs, at every step: that a kept tensor is 
 parameter (`[Note: parameters]`), its version, and for moved bytes their identity
 (`[Note: identity]`). A tensor of another size, or one too many, ends the table for its
 lane: the rest goes the general way, and the lane is counted as a plan mismatch.
+Most of what is kept is *quiet*: nothing is sent, released or loaded when it is packed
+or used. Such rows do not even count. What they would have counted, marks and bytes,
+stands at the next row of the lane that does (`Behind`), so releases and loads come
+exactly where the plan wants them.
 Rows act on one tensor only, so a program that saves other tensors in other places gets
 more traffic or more memory, never other gradients.
 (tests/ssdtrain/cache/test_table.py)
@@ -20,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,25 +63,41 @@ Unpack = Callable[[Handle], Tensor]
 # -- handles --------------------------------------------------------------------------
 
 
-class ParameterHandle(Handle):
-    """A saved parameter. See [Note: parameters] in record.py."""
+class KeptHandle(tuple[Tensor, int]):
+    """A tensor that stays, and its version. A tuple: made without a call of Python."""
 
-    __slots__ = ("parameter", "version")
-
-    def __init__(self, parameter: nn.Parameter, version: int) -> None:
-        self.parameter = parameter
-        self.version = version
+    __slots__ = ()
 
     @property
-    def source(self) -> ParameterView:  # type: ignore[override]
+    def source(self) -> Kept:
         """As the general path would hold it."""
-        return ParameterView(self.parameter, self.version, None, (), 0)
+        return Kept(*self)
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        tensor, version = self
+        if tensor._version != version:
+            check_version(tensor, version, "a kept tensor")
+        return tensor
+
+
+class ParameterHandle(tuple[nn.Parameter, int]):
+    """A saved parameter and its version. See [Note: parameters] in record.py."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> ParameterView:
+        """As the general path would hold it."""
+        parameter, version = self
+        return ParameterView(parameter, version, None, (), 0)
 
     def get(self) -> Tensor:
         """The parameter; `InPlaceError` if it was changed after it was saved."""
-        if self.parameter._version != self.version:
-            check_version(self.parameter, self.version, "a parameter")
-        return self.parameter
+        parameter, version = self
+        if parameter._version != version:
+            check_version(parameter, version, "a parameter")
+        return parameter
 
 
 class ParameterViewHandle(Handle):
@@ -94,31 +114,10 @@ class ParameterViewHandle(Handle):
         return view.rebuild()
 
 
-class KeptHandle(Handle):
-    """A tensor that stays and is no item of the plan."""
+class KeptItemHandle(Handle):
+    """A tensor that stays, and at whose use the plan has something to do."""
 
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: Tensor, version: int) -> None:
-        self.tensor = tensor
-        self.version = version
-
-    @property
-    def source(self) -> Kept:  # type: ignore[override]
-        """As the general path would hold it."""
-        return Kept(self.tensor, self.version)
-
-    def get(self) -> Tensor:
-        """The tensor; `InPlaceError` if it was changed after it was saved."""
-        if self.tensor._version != self.version:
-            check_version(self.tensor, self.version, "a small tensor")
-        return self.tensor
-
-
-class KeptItemHandle(KeptHandle):
-    """A tensor that the plan keeps: its use is a mark of the plan."""
-
-    __slots__ = ("is_closed", "row", "run")
+    __slots__ = ("is_closed", "row", "run", "tensor", "version")
 
     def __init__(
         self, tensor: Tensor, version: int, row: "KeptItemRow", run: "Run"
@@ -129,6 +128,11 @@ class KeptItemHandle(KeptHandle):
         self.run = run
         self.is_closed = False
         """Whether its bytes have been booked as gone."""
+
+    @property
+    def source(self) -> Kept:  # type: ignore[override]
+        """As the general path would hold it."""
+        return Kept(self.tensor, self.version)
 
     def get(self) -> Tensor:
         """The tensor; `InPlaceError` if it was changed after it was saved."""
@@ -141,6 +145,17 @@ class KeptItemHandle(KeptHandle):
 # -- rows -----------------------------------------------------------------------------
 
 
+class Behind(NamedTuple):
+    """What quiet rows, packed or used since the last one that counts, have not."""
+
+    marks: int = 0
+    num_bytes: int = 0
+    uses: int = 0
+
+
+NOTHING = Behind()
+
+
 class Row(Protocol):
     """One call of `pack`."""
 
@@ -151,11 +166,15 @@ class Row(Protocol):
 class GeneralRow:
     """Served by the general path: recipes, and tensors that are not plain."""
 
-    __slots__ = ()
+    __slots__ = ("behind", "item")
+
+    def __init__(self, item: int = -1) -> None:
+        self.item = item
+        self.behind = NOTHING
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """As the general path does."""
-        return run.pack_generally(tensor)
+        return run.pack_generally(tensor, self)
 
 
 class EndRow:
@@ -171,16 +190,14 @@ class EndRow:
 class ParameterRow:
     """A parameter."""
 
-    __slots__ = ("_parameter", "num_bytes")
+    __slots__ = ("num_bytes", "parameter")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
-        self._parameter = weakref.ref(parameter)
+        self.parameter = weakref.ref(parameter)
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """A handle of the parameter object."""
-        if tensor is self._parameter():
-            return ParameterHandle(tensor, tensor._version)
+        """Another tensor than this parameter: see `Run.hooks`."""
         return run.leave(tensor)
 
 
@@ -204,7 +221,7 @@ class ParameterViewRow:
 
 
 class KeptRow:
-    """A tensor below `min_bytes`, or one that never moves."""
+    """A tensor below `min_bytes`, one that never moves, or a quiet item."""
 
     __slots__ = ("num_bytes",)
 
@@ -212,24 +229,30 @@ class KeptRow:
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Keep it, unless it is a parameter or of another size."""
-        if type(tensor) is Tensor and tensor.nbytes == self.num_bytes:
-            base = tensor._base
-            if base is None or type(base) is Tensor:
-                return KeptHandle(tensor.detach(), tensor._version)
+        """A parameter, or of another size: see `Run.hooks`."""
         return run.leave(tensor)
 
 
 class KeptItemRow:
-    """An item that the plan keeps."""
+    """An item that the plan keeps, where it has something to do."""
 
-    __slots__ = ("closes", "is_first", "item", "marks", "name", "num_bytes")
+    __slots__ = (
+        "behind",
+        "closes",
+        "is_first",
+        "item",
+        "marks",
+        "name",
+        "num_bytes",
+        "used_behind",
+    )
 
     def __init__(self, spec: "Spec", name: str, *, closes: bool) -> None:
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
         self.is_first = spec.is_first
+        self.behind = self.used_behind = NOTHING
         self.name = name
         self.closes = closes
         """Whether backward used this handle of the item last."""
@@ -248,9 +271,10 @@ class KeptItemRow:
 class MoveRow:
     """An item that the plan moves away."""
 
-    __slots__ = ("item", "marks", "num_bytes", "order")
+    __slots__ = ("behind", "item", "marks", "num_bytes", "order")
 
     def __init__(self, spec: "Spec", order: Order) -> None:
+        self.behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
@@ -269,9 +293,20 @@ class HostRow:
     It fills its base without gaps; `MoveRow` serves all others.
     """
 
-    __slots__ = ("free", "is_shared", "item", "marks", "name", "num_bytes", "order")
+    __slots__ = (
+        "behind",
+        "free",
+        "is_shared",
+        "item",
+        "marks",
+        "name",
+        "num_bytes",
+        "order",
+        "used_behind",
+    )
 
     def __init__(self, spec: "Spec", order: Order, *, is_shared: bool) -> None:
+        self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
@@ -291,9 +326,10 @@ class HostRow:
 class HostAgainRow:
     """Another handle of an item of a `HostRow`."""
 
-    __slots__ = ("item", "num_bytes")
+    __slots__ = ("item", "num_bytes", "used_behind")
 
     def __init__(self, spec: "Spec") -> None:
+        self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
 
@@ -323,6 +359,14 @@ class AgainRow:
 # -- tables ---------------------------------------------------------------------------
 
 
+class Totals(NamedTuple):
+    """What one row adds to the counters."""
+
+    num_records: int = 0
+    kept_bytes: int = 0
+    parameter_bytes: int = 0
+
+
 @dataclass(kw_only=True)
 class Spec:
     """What one call of `pack` turned out to be in the lane that was watched."""
@@ -342,8 +386,17 @@ class Spec:
     """Whether it fills its record without gaps, in the record's first dtype."""
     marks: int = 0
     """By how many its pack moved the course on."""
+    acts_at_pack: bool = False
+    """Whether something was released when it was packed."""
+    acts_at_use: bool = False
+    """Whether something was released or loaded when it was used."""
     last_use: int = -1
     """Number of its last use in backward."""
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether the plan does something when it is packed or used."""
+        return self.acts_at_pack or self.acts_at_use
 
 
 @dataclass(frozen=True)
@@ -351,6 +404,10 @@ class Table:
     """Rows in the order of `pack`; the last one is `EndRow`."""
 
     rows: tuple[Row, ...]
+    totals: tuple[Totals, ...]
+    """Of each row."""
+    behind: Behind
+    """Quiet rows behind the last one that counts."""
 
     def close(self, pool: PinnedPool) -> None:
         """Give the places of its rows back; what is on its way keeps its own."""
@@ -359,40 +416,18 @@ class Table:
                 while row.free:
                     give_back(pool, row.free.pop())
 
-    def totals(self, num_packed: int) -> dict[str, float]:
+    def counters(self, num_packed: int) -> dict[str, float]:
         """What the counters are told of kept rows and parameters, once a lane."""
-        records = kept = parameters = 0
-        for row in self.rows[:num_packed]:
-            if type(row) is KeptItemRow and row.is_first:
-                records += 1
-                kept += row.num_bytes
-            elif type(row) is ParameterRow or type(row) is ParameterViewRow:
-                parameters += row.num_bytes
+        records, kept, parameters = (
+            sum(column)
+            for column in zip(Totals(), *self.totals[:num_packed], strict=True)
+        )
         return {
             "num_records": records,
             "bytes_saved": kept,
             "bytes_kept": kept,
             "bytes_parameters": parameters,
         }
-
-
-class Cache(Protocol):
-    """What rows need of the cache (see `TensorCache`)."""
-
-    course: Any
-    moves: Any
-    ledger: Any
-    lanes: Any
-    retired: Any
-    recipes: Any
-    device: Any
-    lock: Any
-
-    def pack(self, tensor: Tensor) -> Handle:
-        """The general path out."""
-
-    def unpack(self, handle: Handle) -> Tensor:
-        """The general path back."""
 
 
 class Binding:
@@ -407,25 +442,30 @@ class Binding:
         self._inputs: set[int] = set()
         """Rows whose tensors a recipe reads."""
         self._dtypes: dict[int, torch.dtype] = {}
-        self._num_uses = 0
+        self._used: list[int] = []
+        """Rows in the order in which backward used their tensors."""
 
     def pack(self, tensor: Tensor) -> Handle:
         """The general path, watched."""
-        course = self._cache.course
-        before = course.mark
+        course, moves = self._cache.course, self._cache.moves
+        before, num_acts = course.mark, moves.num_acts
         handle: Handle = self._cache.pack(tensor)
         spec = self._spec(tensor, handle)
         spec.marks = course.mark - before
+        spec.acts_at_pack = moves.num_acts > num_acts
         handle.number = len(self._specs)
         self._specs.append(spec)
         return handle
 
     def unpack(self, handle: Handle) -> Tensor:
         """The general path, watched."""
+        num_acts = self._cache.moves.num_acts
         tensor: Tensor = self._cache.unpack(handle)
         if handle.number >= 0:
-            self._specs[handle.number].last_use = self._num_uses
-            self._num_uses += 1
+            spec = self._specs[handle.number]
+            spec.acts_at_use |= self._cache.moves.num_acts > num_acts
+            spec.last_use = len(self._used)
+            self._used.append(handle.number)
         return tensor
 
     def _spec(self, tensor: Tensor, handle: Handle) -> Spec:
@@ -472,10 +512,17 @@ class Binding:
         sparse = {spec.item for spec in self._specs if not spec.is_dense}
         if not self._cache.moves_to_host:
             sparse.update(range(len(orders)))
+        loud = {number for number, spec in enumerate(self._specs) if spec.is_loud}
+        uses = [n for n in self._used if self._specs[n].item >= 0]
+        # Somebody must notice that backward begins and that it ends.
+        loud.update(uses[:1] + uses[-1:])
+        closing = {last[spec.item] for spec in self._specs}
         rows: list[Row] = []
         for number, spec in enumerate(self._specs):
-            row = self._row(spec, orders, general, closes=last[spec.item] == number)
-            if type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
+            row = self._row(spec, orders, general, closes=number in closing)
+            if type(row) is KeptItemRow and number not in loud:
+                row = KeptRow(spec.num_bytes)
+            elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
                 if orders[spec.item].placement is Placement.OFFLOAD:
                     shared = counts[spec.item] > 1
                     row = (
@@ -484,7 +531,43 @@ class Binding:
                         else HostAgainRow(spec)
                     )
             rows.append(row)
-        return Table((*rows, EndRow()))
+        behind = self._tell_of_quiet_packs(rows)
+        self._tell_of_quiet_uses(rows, closing)
+        totals = tuple(map(self._totals, self._specs, rows))
+        return Table((*rows, EndRow()), totals, behind)
+
+    def _is_quiet(self, number: int, rows: list[Row]) -> bool:
+        return type(rows[number]) is KeptRow and self._specs[number].item >= 0
+
+    def _tell_of_quiet_packs(self, rows: list[Row]) -> Behind:
+        """Rows that count learn of the quiet ones before them."""
+        behind = NOTHING
+        for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
+            if self._is_quiet(number, rows):
+                own_bytes = spec.num_bytes if spec.is_first else 0
+                behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
+            elif isinstance(row, GeneralRow | KeptItemRow | MoveRow | HostRow):
+                row.behind, behind = behind, NOTHING
+        return behind
+
+    def _tell_of_quiet_uses(self, rows: list[Row], closing: set[int]) -> None:
+        behind = NOTHING
+        for at, number in enumerate(self._used):
+            spec, row = self._specs[number], rows[number]
+            if spec.item < 0 or at != spec.last_use:
+                continue
+            if self._is_quiet(number, rows):
+                own_bytes = spec.num_bytes if number in closing else 0
+                behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
+            elif isinstance(row, KeptItemRow | HostRow | HostAgainRow):
+                row.used_behind, behind = behind, NOTHING
+
+    def _totals(self, spec: Spec, row: Row) -> Totals:
+        if type(row) is ParameterRow or type(row) is ParameterViewRow:
+            return Totals(parameter_bytes=spec.num_bytes)
+        if type(row) in (KeptItemRow, KeptRow) and spec.is_first:
+            return Totals(1, spec.num_bytes)
+        return Totals()
 
     def _items_served_generally(self, orders: Any) -> set[int]:
         """Rebuilt ones, and what their recipes read."""
@@ -498,7 +581,7 @@ class Binding:
 
     def _row(self, spec: Spec, orders: Any, general: set[int], *, closes: bool) -> Row:
         if not spec.is_plain or spec.item in general:
-            return GeneralRow()
+            return GeneralRow(spec.item)
         if spec.parameter is not None:
             row = ParameterRow if spec.is_whole else ParameterViewRow
             return row(spec.parameter, spec.num_bytes)
@@ -539,10 +622,15 @@ class Run:
         self._table = table
         self._course: LaneCourse = cache.course.of(lane)
         self._lock = cache.lock
+        self.nothing: Tensor = cache.nothing
+        """Empty, on the device, for probes of versions."""
         self._generally: Pack = untraced(cache.pack)
         self._rows: Iterator[Row] = iter(table.rows)
-        self._following: Callable[[], Row] = self._rows.__next__
+        self.following: Callable[[], Row] = self._rows.__next__
+        """The row of the next tensor."""
         self._moved: dict[int, weakref.ref[Moved]] = {}
+        self._used: set[Any] = set()
+        """Rows whose first use has told of the quiet ones before it."""
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
         self.holding = Holding(lane)
@@ -550,22 +638,51 @@ class Run:
 
     # -- forward ------------------------------------------------------------------
 
-    def pack(self, tensor: Tensor) -> Handle:
-        """Take over a tensor that autograd saves. Called by autograd."""
-        return self._following().pack(tensor, self)
+    def hooks(self) -> tuple[Pack, Unpack]:
+        """What autograd calls. The rows that most tensors have are served in place."""
+        general: Unpack = untraced(self._cache.unpack)
+
+        def pack(tensor: Tensor) -> Any:
+            row = self.following()
+            if type(row) is KeptRow:
+                if type(tensor) is Tensor and tensor.nbytes == row.num_bytes:
+                    base = tensor._base
+                    if base is None or type(base) is Tensor:
+                        return KeptHandle((tensor.detach(), tensor._version))
+            elif type(row) is ParameterRow and tensor is row.parameter():
+                return ParameterHandle((tensor, tensor._version))
+            return row.pack(tensor, self)
+
+        def unpack(handle: Any) -> Tensor:
+            kind = type(handle)
+            if kind is KeptHandle or kind is ParameterHandle:
+                tensor: Tensor = handle[0]
+                if tensor._version == handle[1]:
+                    return tensor
+            if kind is Handle:
+                return general(handle)
+            return handle.get()  # type: ignore[no-any-return]
+
+        return pack, unpack
 
     def keep(self, row: KeptItemRow) -> None:
         """A mark: an item that stays."""
         with self._lock:
-            self._advance(row.item, row.marks)
-            self._cache.ledger.live(row.num_bytes)
-            self.holding.live_bytes += row.num_bytes
+            self._advance(row, row.marks)
+            self._live(row.num_bytes)
 
-    def _advance(self, item: int, marks: int) -> None:
-        cache = self._cache
+    def _live(self, num_bytes: int) -> None:
+        """Bytes that stay came alive, or are gone: no record knows of them."""
+        if num_bytes:
+            self._cache.ledger.live(num_bytes)
+            self.holding.live_bytes += num_bytes
+
+    def _advance(self, row: Any, marks: int) -> None:
+        cache, behind = self._cache, row.behind
         cache.collect()
-        cache.course.mark += marks
-        self._course.num_items = item + 1
+        cache.course.mark += marks + behind.marks
+        self._course.num_items = row.item + 1
+        self._live(behind.num_bytes)
         cache.moves.release_due()
 
     def may_move(self, tensor: Tensor) -> bool:
@@ -578,7 +695,7 @@ class Run:
             key, view = identify(tensor)
             if key.end_byte - key.start_byte != row.order.num_bytes:
                 return self.leave(tensor)
-            self._advance(row.item, row.marks)
+            self._advance(row, row.marks)
             record = self._cache.move(tensor, key, row.order, row.item)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             self._cache.recipes.note(tensor, handle)
@@ -604,11 +721,11 @@ class Run:
         with self._lock:
             place = cache.place_of(row.free, tensor)
             if place is None:
-                return self.pack_generally(tensor)
+                return self.pack_generally(tensor, row)
             if not fits(place, tensor):
                 row.free.append(place)
                 return self.leave(tensor)
-            self._advance(row.item, row.marks)
+            self._advance(row, row.marks)
             trip = Trip(place, row.free)
             moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
             cache.send(moved, cache.course.mark + row.order.release_after)
@@ -617,7 +734,7 @@ class Run:
             if row.is_shared:
                 moved.stamp = stamp_of(tensor)
                 moved.start_byte, moved.end_byte = extent_bytes(tensor)
-            return MovedHandle(moved, tensor, self, cache.nothing)
+            return MovedHandle(moved, tensor, self, row)
 
     def send_again(self, row: HostAgainRow, tensor: Tensor) -> Handle:
         """Another tensor on the bytes of an item that was sent off before."""
@@ -632,14 +749,17 @@ class Run:
             if not (inside and same):
                 return self.leave(tensor)
             moved.num_handles += 1
-            handle = MovedHandle(moved, tensor, self, self._cache.nothing)
+            handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
             return handle
 
-    def fetch(self, moved: Moved) -> Tensor:
+    def fetch(self, moved: Moved, row: "HostRow | HostAgainRow") -> Tensor:
         """A mark: backward asks for an item that was sent off."""
         cache, course = self._cache, self._course
         with self._lock:
+            if row.used_behind is not NOTHING and row not in self._used:
+                self._used.add(row)
+                self._use_quiet(row, again=False)
             cache.collect()
             if not self._lane.in_backward:
                 cache.enter_backward(self._lane)
@@ -662,8 +782,14 @@ class Run:
                 moved.put_back()
             return data
 
-    def pack_generally(self, tensor: Tensor) -> Handle:
+    def pack_generally(self, tensor: Tensor, row: Any) -> Handle:
         """A row that is the general path's; it may find that the plan does not fit."""
+        behind = row.behind
+        if behind is not NOTHING:
+            with self._lock:
+                self._cache.course.mark += behind.marks
+                self._course.num_items += behind.marks
+                self._live(behind.num_bytes)
         handle = self._generally(tensor)
         if self._course.orders is None:
             self._stop()
@@ -679,28 +805,40 @@ class Run:
     def _stop(self, behind: int = 0) -> None:
         if self._num_packed is None:
             self._num_packed = len(self._table.rows) - length_hint(self._rows) - behind
-            self._following = repeat(GENERAL).__next__
+            self.following = repeat(GeneralRow()).__next__
 
     def end(self) -> None:
         """Forward has ended: what was counted by the table alone is booked."""
         packed = self._num_packed
         if packed is None:
             packed = len(self._table.rows) - length_hint(self._rows)
-        self._cache.ledger.counters.add_all(self._table.totals(packed))
+            if packed == len(self._table.totals):
+                with self._lock:
+                    self._cache.course.mark += self._table.behind.marks
+                    self._live(self._table.behind.num_bytes)
+        self._cache.ledger.counters.add_all(self._table.counters(packed))
 
     # -- backward -----------------------------------------------------------------
 
     def use(self, handle: KeptItemHandle) -> None:
         """A mark: backward asks for an item that stayed."""
+        row = handle.row
         with self._lock:
+            self._use_quiet(row, handle.is_closed)
             self._cache.use_kept(self._lane)
-            if handle.row.closes and not handle.is_closed:
+            if not handle.is_closed:
                 handle.is_closed = True
-                self.holding.live_bytes -= handle.row.num_bytes
-                self._cache.ledger.hand_over(handle.row.num_bytes)
+                if row.closes:
+                    self.holding.live_bytes -= row.num_bytes
+                    self._cache.ledger.hand_over(row.num_bytes)
 
-
-GENERAL = GeneralRow()
+    def _use_quiet(self, row: Any, again: bool) -> None:
+        """Count the uses that were not counted; once, if backward comes again."""
+        behind = row.used_behind
+        if behind.uses and not again:
+            self._cache.course.mark += behind.uses
+            self._course.num_uses += behind.uses
+            self._live(-behind.num_bytes)
 
 
 class Tables:
@@ -727,7 +865,7 @@ class Tables:
         lane.learns = False
         lane.run = run
         cache.retired.watch(run, run.holding)
-        return run.pack, unpack_of(cache)
+        return run.hooks()
 
     def close(self, pool: PinnedPool) -> None:
         """Forget all tables, and give their places back."""
@@ -743,15 +881,3 @@ class Tables:
         table = binding.table()
         if table is not None and lane.kind not in self.tables:
             self.tables[lane.kind] = table
-
-
-def unpack_of(cache: Any) -> Unpack:
-    """Unpacks handles of both ways."""
-    general = untraced(cache.unpack)
-
-    def unpack(handle: Handle) -> Tensor:
-        if type(handle) is Handle:
-            return general(handle)  # type: ignore[no-any-return]
-        return handle.get()  # type: ignore[attr-defined, no-any-return]
-
-    return unpack

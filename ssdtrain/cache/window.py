@@ -151,10 +151,10 @@ class ReleaseWindow:
             record.stay()
             discard(self._offloader, leaver.parcel)
 
-    def release_due(self, mark: int) -> None:
-        """Release what the plan wants released by now."""
+    def release_due(self, mark: int) -> int:
+        """Release what the plan wants released by now; how many."""
         if not self._num_due:
-            return
+            return 0
         count = 0
         for at, leaver in enumerate(self._leavers.values()):
             if leaver.due is not None and leaver.due > mark:
@@ -163,6 +163,7 @@ class ReleaseWindow:
             count = count if leaver.due is None else at + 1
         for _ in range(count):
             self.release_oldest()
+        return count
 
     def release_down_to(self, limit_bytes: int) -> None:
         """Release the oldest until at most `limit_bytes` are left."""
