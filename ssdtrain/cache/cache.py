@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.identity import (
     Key,
@@ -88,6 +89,8 @@ class TensorCache:
         self._nothing = self.nothing = torch.empty(0, device=self.device.torch_device)
         self.copies = copies_of(self.device)
         self.tables = Tables()
+        self.bypass: Bypass | None = None
+        """While a step runs without hooks."""
         self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.contention import measure
 from ssdtrain.cache.course import Unobserved
@@ -18,15 +19,18 @@ from ssdtrain.cache.links import fitted_drive, fitted_links, probe
 from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording
 from ssdtrain.counters import Trace
+from ssdtrain.errors import ConfigError
 from ssdtrain.plan.adapt import Drift, is_better
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.plan.choose import choose
+from ssdtrain.plan.calibrate import PlainTimes, calibrated
+from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.search import Search
+from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.direct import DirectOffloader
 
@@ -41,6 +45,10 @@ MAX_ATTEMPTS = 3
 COLD_BYTES = 1 << 30
 """A step that had to pin more than this was spent waiting for it: the device ran dry
 again and again, and every small operator was measured with its launch."""
+NUM_PLAIN_STEPS = 2
+"""The first one starts on an idle device; the last one is measured."""
+PLAIN_SHARE = 0.9
+"""Share of the device's memory that a step without ssdtrain may seem to take."""
 
 
 class Stage(Enum):
@@ -49,7 +57,10 @@ class Stage(Enum):
     WARM_UP = auto()
     """> OBSERVING."""
     OBSERVING = auto()
-    """> FOLLOWING, or OBSERVING again if the step could not be planned."""
+    """> FOLLOWING, or OBSERVING again if the step could not be planned. > PLAIN before
+    the first plan, where everything fits into device memory."""
+    PLAIN = auto()
+    """Runs without ssdtrain, and is measured: [Note: the plain step]. > FOLLOWING."""
     FOLLOWING = auto()
     """> OBSERVING when it drifts."""
     RESTING = auto()
@@ -85,6 +96,11 @@ class Planner:
         self._pause: tuple[Any, Any] = (None, None)
         """From the end of the step before the observed one to the observed one."""
         self._pinned_bytes = 0
+        self._search: Search | None = None
+        """Beside training: the first plan was found quickly, the next thoroughly."""
+        self._plain: PlainTimes | None = None
+        self._num_plain = 0
+        self._plain_start: Any = None
         self._num_spans = 0
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
@@ -111,6 +127,8 @@ class Planner:
             self._observe()
         elif self._stage is Stage.OBSERVING:
             self._conclude()
+        elif self._stage is Stage.PLAIN:
+            self._run_plain()
         elif self._stage is Stage.FOLLOWING:
             self._follow()
         self._cache.course.step_starts()
@@ -126,6 +144,8 @@ class Planner:
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
+        self._stop_search()
+        self._cache.bypass = None
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
         self._recording = None  # it may hold tensors of a step that was not ended
@@ -163,12 +183,91 @@ class Planner:
             self._rest(Stage.RESTING)
             return
         self._attempts = 0
-        new = choose(profile, self._goal)
+        if self._plain is None and self._may_run_plain(profile):
+            self.profile = profile
+            self._rest(Stage.PLAIN)
+            self._run_plain()
+            return
+        self._plan(profile)
+
+    # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
+
+    def _may_run_plain(self, profile: Profile) -> bool:
+        """Whether a step without ssdtrain fits, and nothing speaks against it."""
+        capacity_bytes = self._cache.device.capacity_bytes()
+        memory = self._cache.device.memory()
+        if capacity_bytes is None or memory is None:
+            return False
+        if self._goal.memory_budget_bytes is not None or not self._is_alone:
+            return False  # it would break the budget, or the ranks' common step
+        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run()
+        most_bytes = memory.allocated_bytes + keep.peak_bytes
+        return most_bytes < PLAIN_SHARE * capacity_bytes
+
+    @property
+    def _is_alone(self) -> bool:
+        return isinstance(self.peers, Alone)
+
+    def _run_plain(self) -> None:
+        """Let the next step run without hooks; plan when enough of them have."""
+        cache, clock = self._cache, self._cache.ledger.clock
+        before, cache.bypass = cache.bypass, None
+        if self._num_plain == NUM_PLAIN_STEPS and before is not None:
+            step_ms = clock.ms_between(self._plain_start, cache.ledger.closed)
+            self._plain = PlainTimes(step_ms, before.forward_ms())
+            if self.profile is not None:
+                self._plan(self.profile)
+            return
+        self._num_plain += 1
+        self._plain_start = cache.ledger.closed
+        cache.bypass = Bypass(clock)
+
+    def _plan(self, profile: Profile) -> None:
+        """Take a plan for this profile; a better one is searched for meanwhile."""
+        if self._plain is not None:
+            profile = calibrated(profile, self._plain)
+        self._stop_search()
+        beside = self._cache.device.torch_device.type == "cuda" and self._is_alone
+        new = self._chosen(profile, quickly=beside)
         if self.plan is None or not self._keeps(profile, new):
             self.plan = new
             self.num_plans += 1
+        if beside:
+            self._search = Search(profile, self._goal)
+        self._follow_from_now(profile)
+
+    def _chosen(self, profile: Profile, quickly: bool) -> Plan:
+        if quickly:
+            try:
+                return choose(profile, self._goal, QUICK_MARKS)
+            except ConfigError:
+                logger.debug("ssdtrain: no plan was found quickly; searching on")
+        return choose(profile, self._goal)
+
+    def _take_searched(self) -> None:
+        """Follow what was found beside training, if it is better."""
+        search = self._search
+        if search is None or search.is_running:
+            return
+        self._search = None
+        found = search.take()
+        if found is None:
+            logger.warning("ssdtrain: the search for a plan failed: %s", search.error)
+        elif self.profile is not None and not self._keeps(self.profile, found):
+            self.plan = found
+            self.num_plans += 1
+            self._follow_from_now(self.profile)
+
+    def _stop_search(self) -> None:
+        search, self._search = self._search, None
+        if search is not None:
+            search.stop()
+
+    def _follow_from_now(self, profile: Profile) -> None:
         self.profile = profile
         self._rest(Stage.FOLLOWING)
+        if self.plan is None:
+            return
         self._cache.course.plan = self.plan
         if self.plan.prediction is not None:
             self._drift.planned(self.plan.prediction.step_ms)
@@ -250,6 +349,7 @@ class Planner:
     # -- following ----------------------------------------------------------------
 
     def _follow(self) -> None:
+        self._take_searched()
         clock = self._cache.ledger.clock
         self._starts.append((clock.now(), True))
         measured = None

@@ -166,11 +166,12 @@ class Row(Protocol):
 class GeneralRow:
     """Served by the general path: recipes, and tensors that are not plain."""
 
-    __slots__ = ("behind", "item")
+    __slots__ = ("behind", "item", "number", "used_behind")
 
-    def __init__(self, item: int = -1) -> None:
+    def __init__(self, item: int = -1, number: int = -1) -> None:
         self.item = item
-        self.behind = NOTHING
+        self.number = number
+        self.behind = self.used_behind = NOTHING
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """As the general path does."""
@@ -519,7 +520,7 @@ class Binding:
         closing = {last[spec.item] for spec in self._specs}
         rows: list[Row] = []
         for number, spec in enumerate(self._specs):
-            row = self._row(spec, orders, general, closes=number in closing)
+            row = self._row(number, orders, general, closes=number in closing)
             if type(row) is KeptItemRow and number not in loud:
                 row = KeptRow(spec.num_bytes)
             elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
@@ -559,7 +560,7 @@ class Binding:
             if self._is_quiet(number, rows):
                 own_bytes = spec.num_bytes if number in closing else 0
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
-            elif isinstance(row, KeptItemRow | HostRow | HostAgainRow):
+            elif isinstance(row, GeneralRow | KeptItemRow | HostRow | HostAgainRow):
                 row.used_behind, behind = behind, NOTHING
 
     def _totals(self, spec: Spec, row: Row) -> Totals:
@@ -579,9 +580,10 @@ class Binding:
                 found.add(item)
         return (found | self._inputs) - {-1}
 
-    def _row(self, spec: Spec, orders: Any, general: set[int], *, closes: bool) -> Row:
+    def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
+        spec = self._specs[number]
         if not spec.is_plain or spec.item in general:
-            return GeneralRow(spec.item)
+            return GeneralRow(spec.item, number)
         if spec.parameter is not None:
             row = ParameterRow if spec.is_whole else ParameterViewRow
             return row(spec.parameter, spec.num_bytes)
@@ -660,6 +662,7 @@ class Run:
                 if tensor._version == handle[1]:
                     return tensor
             if kind is Handle:
+                self.count_quiet_uses(handle)
                 return general(handle)
             return handle.get()  # type: ignore[no-any-return]
 
@@ -791,6 +794,8 @@ class Run:
                 self._course.num_items += behind.marks
                 self._live(behind.num_bytes)
         handle = self._generally(tensor)
+        if type(handle) is Handle and type(row) is GeneralRow:
+            handle.number = row.number
         if self._course.orders is None:
             self._stop()
         return handle
@@ -831,6 +836,14 @@ class Run:
                 if row.closes:
                     self.holding.live_bytes -= row.num_bytes
                     self._cache.ledger.hand_over(row.num_bytes)
+
+    def count_quiet_uses(self, handle: Handle) -> None:
+        """Before a tensor of the general path is used."""
+        row = self._table.rows[handle.number]
+        if type(row) is GeneralRow and row.used_behind is not NOTHING:
+            with self._lock:
+                self._use_quiet(row, row in self._used)
+                self._used.add(row)
 
     def _use_quiet(self, row: Any, again: bool) -> None:
         """Count the uses that were not counted; once, if backward comes again."""

@@ -110,6 +110,16 @@ class Hints:
             return
         self._refuse_capture()
         self._steps.forward_begins()
+        bypass = self._cache.bypass
+        if bypass is not None:
+            self._depth += 1
+            try:
+                with bypass.forward():
+                    yield
+            finally:
+                self._depth -= 1
+                self._cache.ledger.backward_starts()  # so that the step is one
+            return
         # What `set_stage` announced names the lane, unless the caller does.
         chunk = chunk or self._chunk
         micro_batch = self._micro_batch if micro_batch is None else micro_batch

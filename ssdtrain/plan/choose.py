@@ -36,6 +36,8 @@ ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
 """Marks simulated in a search, over all its candidates (two to seven seconds)."""
+QUICK_MARKS = 120_000
+"""Of a search on the training thread: some tenths of a second."""
 BUDGET_MARGIN = 0.019
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002
@@ -66,7 +68,9 @@ class Family(NamedTuple):
 class Judge:
     """Schedules, simulates and ranks; counts what it cost."""
 
-    def __init__(self, timeline: Timeline, goal: Goal) -> None:
+    def __init__(
+        self, timeline: Timeline, goal: Goal, search_marks: int = SEARCH_MARKS
+    ) -> None:
         self.timeline = timeline
         self.keep = Run(timeline, keep_all(timeline)).run()
         self.least_peak_bytes = self.keep.peak_bytes
@@ -76,7 +80,7 @@ class Judge:
         self._most_ms = self.keep.step_ms * (1 + allowed)
         self._host_bytes = timeline.profile.host_bytes
         self._goal = goal
-        self.left_marks = SEARCH_MARKS
+        self.left_marks = search_marks
 
     @property
     def is_spent(self) -> bool:
@@ -115,15 +119,20 @@ class Judge:
         return (0.0, float(outcome.peak_bytes), outcome.step_ms)
 
 
-def choose(profile: Profile, goal: Goal) -> Plan:
+def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Plan:
     """The best plan found.
+
+    Args:
+        profile: an observed step.
+        goal: what a plan is judged by.
+        search_marks: how long to search; `QUICK_MARKS` for a plan to begin with.
 
     Raises:
         ConfigError: no plan stays within `memory_budget_bytes`; the text names the
             least reachable peak.
     """
     timeline = Timeline(profile)
-    judge = Judge(timeline, goal)
+    judge = Judge(timeline, goal, search_marks)
     best: Contender | None = None
     for fixed in fixed_policies(timeline):
         found = judge.judge(fixed.placements, fixed.style, fixed.name)
@@ -301,15 +310,7 @@ def _search_family(judge: Judge, best: Contender) -> Contender:
         return seen[family]
 
     reach = judge.left_marks // 3
-    starts = [
-        Family(recipes, tail, window, late)
-        for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
-        for tail in (0, 6, 9, 12)
-        for window in (ends.window, 9 * WINDOW_STEP, 20 * WINDOW_STEP)
-        for late in (0, 1)
-    ]
-    for _, start in sorted((value(start).rank, start) for start in starts)[:NUM_EDGES]:
-        _to_the_edge(start, ends.window, value)
+    _start_from_grid(judge, ends, value, reach)
     ranked = sorted((found.rank, family) for family, found in seen.items())
     for _, at in ranked[:NUM_STARTS]:
         for step in STEPS:
@@ -321,6 +322,28 @@ def _search_family(judge: Judge, best: Contender) -> Contender:
         if judge.left_marks > reach:
             _to_the_edge(at, ends.window, value)
     return min([best, *seen.values()], key=lambda candidate: candidate.rank)
+
+
+def _start_from_grid(
+    judge: Judge, ends: Family, value: Callable[[Family], Contender], reach: int
+) -> None:
+    """Try a coarse grid, and the limit's edge from its best points."""
+    starts = [
+        Family(recipes, tail, window, late)
+        for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
+        for late in (1, 0)
+        for tail in (0, 9, 6, 12)
+        for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
+    ]
+    tried = []
+    for start in starts:  # what a quick search has no time for comes last
+        if judge.left_marks <= reach:
+            break
+        tried.append((value(start).rank, start))
+    for _, start in sorted(tried)[:NUM_EDGES]:
+        if judge.is_spent:
+            break
+        _to_the_edge(start, ends.window, value)
 
 
 def _to_the_edge(

@@ -103,6 +103,9 @@ class Device(Protocol):
     def memory(self) -> MemoryLevel | None:
         """The allocator's level; None where there is none."""
 
+    def capacity_bytes(self) -> int | None:
+        """Memory that this process may take; None where nobody counts it."""
+
     def reset_peak(self) -> None:
         """Let the allocator's maxima start again from the present level."""
 
@@ -205,6 +208,9 @@ class CpuDevice:
 
     def memory(self) -> None:
         """CPU tensors have no allocator statistics."""
+
+    def capacity_bytes(self) -> None:
+        """Nobody counts CPU tensors."""
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
@@ -371,6 +377,14 @@ class CudaDevice:
             allocated["peak"],
             reserved["peak"],
         )
+
+    def capacity_bytes(self) -> int:
+        """What is free, and what the caching allocator has; within the fraction that
+        `torch.cuda.set_per_process_memory_fraction` allows."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        own = free + torch.cuda.memory_reserved(self.torch_device)
+        fraction = torch.cuda.get_per_process_memory_fraction(self.torch_device)
+        return int(min(own, fraction * total))
 
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""

@@ -16,6 +16,7 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.cache.metered import Meter
 
 WIDTH, ROWS = 128, 256
@@ -261,3 +262,31 @@ def test_observing_a_step_leaves_no_memory_behind(
     assert session._cache.is_idle
     window = session._cache._window
     assert window.num_bytes == window.lingering_bytes == 0
+
+
+def test_a_plain_step_is_measured_where_it_fits(
+    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 33)
+    keep = trained(2, plan="keep-all", recompute="off")[0][-1]
+    peaks, session = trained(8, plan="auto", max_overhead=1.0)
+    assert session.profile is not None and session.plan is not None
+    plain_ms = float(session.profile.notes["plain_step_ms"])
+    assert session.plan.prediction is not None
+    assert session.plan.prediction.keep_ms == pytest.approx(plain_ms, rel=1e-3)
+    # The warm-up, the observed step, and then two without ssdtrain.
+    saved = [report.bytes_saved > 0 for report in session.steps]
+    assert saved == [True, True, False, False, True, True, True, True]
+    assert peaks[3] == pytest.approx(keep, rel=TOLERANCE)
+    assert peaks[-1] < 0.7 * keep
+
+
+def test_no_plain_step_where_it_may_not_fit(
+    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = trained(2, plan="keep-all", recompute="off")[0][-1]
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: keep)
+    _, session = trained(6, plan="auto", max_overhead=1.0)
+    assert all(report.bytes_saved > 0 for report in session.steps)
+    assert session.profile is not None
+    assert "plain_step_ms" not in session.profile.notes

@@ -1,0 +1,69 @@
+"""The search beside training finds what a search on the thread finds."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ssdtrain.plan.choose import QUICK_MARKS, choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.search import Search
+
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+LONGEST_S = 120
+
+
+def ended(search: Search) -> Search:
+    """Wait for the process, however busy the machine is."""
+    deadline = time.monotonic() + LONGEST_S
+    while search.is_running and time.monotonic() < deadline:
+        search._process.wait(LONGEST_S)
+    return search
+
+
+def recorded() -> Profile:
+    for path in RECORDED:
+        try:
+            return PROFILE_FILE.read(path)
+        except ValueError:
+            continue
+    raise AssertionError("no recorded profile")
+
+
+def test_the_same_plan_as_here() -> None:
+    profile, goal = recorded(), Goal(max_overhead=0.05)
+    search = ended(Search(profile, goal))
+    assert search.take() == choose(profile, goal)
+
+
+def test_why_there_is_no_plan() -> None:
+    search = ended(Search(recorded(), Goal(memory_budget_bytes=1)))
+    assert search.take() is None
+    assert "memory_budget_bytes=1 cannot be reached" in search.error
+
+
+def test_a_search_can_be_given_up() -> None:
+    search = Search(recorded(), Goal())
+    folder = Path(search._directory.name)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    search.stop()
+    search.stop()
+    assert not folder.exists() and not search.is_running
+
+
+def test_its_process_loads_no_torch() -> None:
+    code = "import sys, ssdtrain.plan.search; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONGEST_S)
+
+
+@pytest.mark.parametrize("overhead", [0.01, 0.1])
+def test_a_quick_plan_keeps_the_goal(overhead: float) -> None:
+    profile = recorded()
+    quick = choose(profile, Goal(max_overhead=overhead), QUICK_MARKS).prediction
+    best = choose(profile, Goal(max_overhead=overhead)).prediction
+    assert quick is not None and best is not None
+    assert quick.step_ms <= (1 + overhead) * quick.keep_ms
+    assert best.peak_bytes <= quick.peak_bytes <= quick.keep_peak_bytes
