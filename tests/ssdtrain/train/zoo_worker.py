@@ -62,6 +62,7 @@ def workload_of(
 ) -> Workload:
     offload = dict(TARGETS[target])
     if offload:
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
         offload.update(
             directory=str(where), min_bytes=0, plan="offload-all", window_bytes=65536
         )
