@@ -100,8 +100,10 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
-        hooks = self.tables.hooks_of(self, self.lanes.current, self.course.plan)
-        pack, unpack = self.verifier.around(*hooks)
+        pack, unpack = self.verifier.around(self.pack, self.unpack)
+        if not self.verifier.checks_all:
+            lane, plan = self.lanes.current, self.course.plan
+            pack, unpack = self.tables.hooks_of(self, lane, plan, (pack, unpack))
         if self.lanes.current.run is not None and self._is_left_alone():
             return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(
@@ -271,9 +273,7 @@ class TensorCache:
     @property
     def moves_to_host(self) -> bool:
         """Whether planned moves end in pinned host memory, by copies of the device."""
-        return not isinstance(self.offloader, DirectOffloader) and isinstance(
-            self.verifier, NoVerifier
-        )
+        return not isinstance(self.offloader, DirectOffloader)
 
     def place_of(self, free: list[Place], tensor: Tensor) -> Place | None:
         """A place that is free or new; None if there is no room for one."""

@@ -58,6 +58,7 @@ from ssdtrain.transfer.places import Place, Trip, fits, give_back
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
+Hooks = tuple[Pack, Unpack]
 
 
 # -- handles --------------------------------------------------------------------------
@@ -434,8 +435,9 @@ class Table:
 class Binding:
     """Watches a lane that the general path serves, to compile its plan."""
 
-    def __init__(self, cache: Any, lane: Lane, plan: Plan) -> None:
+    def __init__(self, cache: Any, lane: Lane, plan: Plan, general: Hooks) -> None:
         self.plan = plan
+        self._pack, self._unpack = general
         self._cache = cache
         self._lane = lane
         self._specs: list[Spec] = []
@@ -450,7 +452,7 @@ class Binding:
         """The general path, watched."""
         course, moves = self._cache.course, self._cache.moves
         before, num_acts = course.mark, moves.num_acts
-        handle: Handle = self._cache.pack(tensor)
+        handle = self._pack(tensor)
         spec = self._spec(tensor, handle)
         spec.marks = course.mark - before
         spec.acts_at_pack = moves.num_acts > num_acts
@@ -461,7 +463,7 @@ class Binding:
     def unpack(self, handle: Handle) -> Tensor:
         """The general path, watched."""
         num_acts = self._cache.moves.num_acts
-        tensor: Tensor = self._cache.unpack(handle)
+        tensor = self._unpack(handle)
         if handle.number >= 0:
             spec = self._specs[handle.number]
             spec.acts_at_use |= self._cache.moves.num_acts > num_acts
@@ -618,15 +620,16 @@ def _num_bytes(tensor: Tensor) -> int:
 class Run:
     """One lane that follows its table. It lives as long as a handle of it."""
 
-    def __init__(self, cache: Any, lane: Lane, table: Table) -> None:
+    def __init__(self, cache: Any, lane: Lane, table: Table, general: Hooks) -> None:
         self._cache = cache
+        self._generally: Pack = untraced(general[0])
+        self._back_generally: Unpack = untraced(general[1])
         self._lane = lane
         self._table = table
         self._course: LaneCourse = cache.course.of(lane)
         self._lock = cache.lock
         self.nothing: Tensor = cache.nothing
         """Empty, on the device, for probes of versions."""
-        self._generally: Pack = untraced(cache.pack)
         self._rows: Iterator[Row] = iter(table.rows)
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
@@ -642,7 +645,7 @@ class Run:
 
     def hooks(self) -> tuple[Pack, Unpack]:
         """What autograd calls. The rows that most tensors have are served in place."""
-        general: Unpack = untraced(self._cache.unpack)
+        general = self._back_generally
 
         def pack(tensor: Tensor) -> Any:
             row = self.following()
@@ -862,19 +865,19 @@ class Tables:
         self.tables: dict[str, Table] = {}
 
     def hooks_of(
-        self, cache: Any, lane: Lane, plan: Plan | None
-    ) -> tuple[Pack, Unpack]:
-        """What serves the forward of a lane."""
+        self, cache: Any, lane: Lane, plan: Plan | None, general: Hooks
+    ) -> Hooks:
+        """What serves the forward of a lane; `general` are the general path's."""
         if plan is not self._plan:
             self._plan = plan
             self.close(cache.offloader.pool)
         if plan is None or lane.kind not in plan.orders:
-            return cache.pack, cache.unpack
+            return general
         table = self.tables.get(lane.kind)
         if table is None:
-            lane.binding = binding = Binding(cache, lane, plan)
+            lane.binding = binding = Binding(cache, lane, plan, general)
             return binding.pack, binding.unpack
-        run = Run(cache, lane, table)
+        run = Run(cache, lane, table, general)
         lane.learns = False
         lane.run = run
         cache.retired.watch(run, run.holding)

@@ -55,12 +55,17 @@ ADVICE = (
 class Verifier(Protocol):
     """Stands around the hooks. Off is an object: `NoVerifier`."""
 
+    checks_all: bool
+    """Whether every tensor is checked, so that none may go past the general path."""
+
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks to give to autograd."""
 
 
 class NoVerifier:
     """Trusts the cache."""
+
+    checks_all = False
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks as they are."""
@@ -313,6 +318,7 @@ class Verified:
         self._counters = counters
         self._lots = lots
         """Draws what is checked; None: everything."""
+        self.checks_all = lots is None
         self._left = 0
         """Rebuilt tensors before the next one that is checked."""
 

@@ -20,7 +20,7 @@ from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
-from ssdtrain.train.loop import Leg, Loop
+from ssdtrain.train.loop import Leg, Loop, make_directories
 from ssdtrain.train.models import model_of
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
@@ -62,7 +62,6 @@ def workload_of(
 ) -> Workload:
     offload = dict(TARGETS[target])
     if offload:
-        where.mkdir(parents=True, exist_ok=True, mode=0o700)
         offload.update(
             directory=str(where), min_bytes=0, plan="offload-all", window_bytes=65536
         )
@@ -139,6 +138,7 @@ def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str
     runner = runner_of(workload)
     gathered = GatheredBytes(runner.attachable) if host == "zero3" else None
     leg = Leg.WITH if workload.settings.offload else Leg.WITHOUT
+    make_directories(workload)
     try:
         result = Loop(workload, runner, None).run(leg)
     finally:
