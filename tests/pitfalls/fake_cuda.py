@@ -7,7 +7,7 @@ that too. Copies are done at once: only the order is simulated.
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,8 +18,23 @@ from ssdtrain.transfer.device import CudaDevice
 class Stream:
     """`known[s]`: how much of stream `s` is certainly done before what comes next."""
 
-    def __init__(self, device: Any = None) -> None:
-        self.known: dict[Stream, int] = {self: 0}
+    made: ClassVar[dict[int, "Stream"]] = {}
+    device_index, device_type = 0, 1
+
+    def __new__(cls, device: Any = None, stream_id: int = -1, **_: Any) -> "Stream":
+        """A new stream, or the one of this number."""
+        return cls.made[stream_id] if stream_id >= 0 else super().__new__(cls)
+
+    def __init__(self, device: Any = None, stream_id: int = -1, **_: Any) -> None:
+        if stream_id < 0:
+            self.known: dict[Stream, int] = {self: 0}
+            self.stream_id = len(self.made)
+            self.made[self.stream_id] = self
+
+    @property
+    def ids(self) -> tuple[int, int, int]:
+        """As torch numbers a stream."""
+        return self.stream_id, self.device_index, self.device_type
 
     def tick(self) -> int:
         """An operator is enqueued; its number."""
@@ -49,6 +64,13 @@ class Event:
         stream = stream or torch.cuda.current_stream()
         self.known = dict(stream.known)
 
+    def wait(self, stream: Stream) -> None:
+        stream.wait_event(self)
+
+    def query(self) -> bool:
+        """Never yet: the host runs ahead."""
+        return False
+
     def after(self, stream: Stream, number: int) -> bool:
         """Whether it is ordered behind operator `number` of `stream`."""
         return self.known.get(stream, 0) >= number
@@ -64,6 +86,13 @@ class FakeCuda:
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "set_stream", self._set)
+        for name, function in {
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_getCurrentStream": lambda device: self.current.ids,
+            "_cuda_setStream": lambda number, *_: self._set(Stream.made[number]),
+            "_CudaEventBase": Event,
+        }.items():
+            patch.setattr(torch._C, name, function, raising=False)
         patch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace())
         self.device = CudaDevice(torch.device("cuda", 0))
 

@@ -20,6 +20,7 @@ from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.places import CudaCopies, place_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
@@ -100,6 +101,9 @@ class Leaving:
     num_bytes = NUM_BYTES
     data: Any = None
 
+    def release(self) -> None:
+        self.state = RecordState.AWAY
+
 
 def test_memory_is_not_let_go_before_its_copy(offloader: Offloader) -> None:
     """torchtune#1867: a tensor is freed while its copy is in flight."""
@@ -110,7 +114,8 @@ def test_memory_is_not_let_go_before_its_copy(offloader: Offloader) -> None:
     assert parcel is not None
     window.add(record, source, parcel)  # type: ignore[arg-type]
     threading.Timer(0.03, held.gate.set).start()
-    assert window.release_oldest() == NUM_BYTES
+    window.release_oldest()
+    assert record.state is RecordState.AWAY
     assert parcel.copied.query(), "released before the copy had ended"
     offloader.discard(parcel)
 
@@ -201,3 +206,32 @@ def test_the_tensor_itself_is_let_go(everything: Any) -> None:
         loss = net(x)
         assert [storage() for storage in held] == [None, None]
         loss.backward()
+
+
+def test_places_are_ordered_as_parcels_are(cuda: FakeCuda) -> None:
+    """Out behind its producer, back behind its own copy out, out again behind that."""
+    copies, device = CudaCopies(cuda.device), cuda.device
+    copies._torch_device = torch.device("cpu")
+    place = place_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
+    assert place is not None
+    store, load, read = device.store_stream, device.load_stream, 0
+    for number in range(2):
+        side = Stream()
+        with cuda.on(side):
+            produced = side.tick()
+            copies.out(place, torch.full((4,), float(number)))
+        assert place.copied.after(side, produced)
+        if number:
+            assert place.copied.after(load, read)
+        copied = store.tick()
+        place.copied.record(store)
+        allocated = cuda.current.tick()
+        found = copies.back(place)
+        assert torch.equal(found, torch.full((4,), float(number)))
+        assert place.loaded.after(store, copied)
+        assert place.loaded.after(cuda.current, allocated)
+        read = load.tick()
+        place.loaded.record(load)
+        copies.arrive(place)
+        assert cuda.current.known[load] >= read
+    assert cuda.current is cuda.default

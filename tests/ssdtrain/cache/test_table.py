@@ -230,6 +230,48 @@ def penalized(net: nn.Module, number: int) -> Tensor:
     return y + g.square().sum()
 
 
+class Bias(nn.Module):
+    """Multiplies by a tensor in its first steps, by a weight of that size later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.number = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        factor = self.weight if self.number > 6 else self.weight.detach() * 1.0
+        return x * factor
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_weight_in_the_row_of_a_tensor_stays_a_weight(view: bool) -> None:
+    """ZeRO-3 gives a weight other data before backward: no alias of the old ones."""
+
+    def gradients(offloaded: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, found = Bias(), []
+        if view:
+            inner = net.forward
+            net.forward = lambda x: inner(x).view(-1)  # type: ignore[method-assign]
+        session = None
+        if offloaded:
+            session = ssdtrain.offload(net, **SETTINGS, max_overhead=0.0)
+        for number in range(9):
+            x = batch(number).requires_grad_()
+            y = net(x)
+            with torch.no_grad():
+                net.weight.data = net.weight.data * 1.25
+            y.square().sum().backward()
+            found.append(x.grad.clone())
+        if session is not None:
+            session.close()
+        return found
+
+    for ours, theirs in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 INSIDE = [
     longer,
     other_layout,
