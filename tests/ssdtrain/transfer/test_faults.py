@@ -139,9 +139,9 @@ def test_stalled_disk_stalls_but_loses_nothing(
         assert session.last_step is not None
 
 
-def test_auto_keeps_what_a_slow_disk_cannot_take(
-    faulty: Any, virtual_time: VirtualTime
-) -> None:
+def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
+    """In real time: sleeps of the disk, a hundred times as long as the step. What is
+    judged is where the bytes are, not how long a step took."""
     net = model()
     expected = one_step(net)
     slow = Fault(
@@ -151,20 +151,16 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(
     with faulty(net, slow, plan="auto", host_bytes=4 * record) as session:
         for _ in range(3):  # warm-up, observed, planned
             settle(session)
-            start = virtual_time.monotonic()
             found = one_step(net)
-            stepped = virtual_time.monotonic() - start
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
             report = session.last_step
         assert report is not None
-        assert report.bytes_kept > report.bytes_saved / 2
         # 16 records through four threads of this disk would take 1.2 seconds.
-        assert stepped < 0.9
+        assert report.bytes_kept > report.bytes_saved / 2
 
 
-def test_auto_adapts_to_a_disk_that_becomes_slow(
-    faulty: Any, virtual_time: VirtualTime
-) -> None:
+def test_auto_adapts_to_a_disk_that_becomes_slow(faulty: Any) -> None:
+    """As above."""
     net = model()
     expected = one_step(net)
     # 16 records a step: the first five steps meet a fast disk.
@@ -191,13 +187,14 @@ def test_auto_adapts_to_a_disk_that_becomes_slow(
         write = session.profile.links.ssd_write
         # Four writers of 8 KiB in 0.1 s each.
         assert write.bytes_per_second < 20 * 4 * record
-        stepped = []
+        kept = []
         for _ in range(4):  # one of them may be observed, which moves all
             settle(session)
-            start = virtual_time.monotonic()
             one_step(net)
-            stepped.append(virtual_time.monotonic() - start)
-        assert min(stepped) < 0.3  # 0.4 s if all of them moved
+            report = session.last_step
+            assert report is not None
+            kept.append(report.bytes_kept / report.bytes_saved)
+        assert max(kept) > 0.5
 
 
 def test_unpinnable_memory_is_counted(everything: Any) -> None:
