@@ -226,10 +226,12 @@ class Course:
         return at
 
     def _is_absent(self, order: Order, course: LaneCourse) -> bool:
-        """Whether it would serve a recipe that is not used."""
+        """Whether it would serve a recipe that is not used: not by the plan, or not
+        this time, because what is packed now serves none."""
         if order.owner < 0 or course.orders is None:
             return False
-        return course.orders[order.owner].placement is not Placement.RECOMPUTE
+        placement = course.orders[order.owner].placement
+        return placement is not Placement.RECOMPUTE or self.serving != order.owner
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""

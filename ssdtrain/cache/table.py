@@ -794,7 +794,7 @@ class Run:
         if behind is not NOTHING:
             with self._lock:
                 self._cache.course.mark += behind.marks
-                self._course.num_items += behind.marks
+                self._course.num_items = max(self._course.num_items, row.item)
                 self._live(behind.num_bytes)
         handle = self._generally(tensor)
         if type(handle) is Handle and type(row) is GeneralRow:

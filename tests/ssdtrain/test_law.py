@@ -151,8 +151,9 @@ def check(cell: Cell, settings: dict[str, object]) -> None:
         assert report.bytes_offloaded > 0.5 * report.bytes_saved
         assert report.bytes_reloaded > 0
         assert report.saved_backward_start_bytes < 0.7 * one_lane
-        if settings["target"] == "ssd":
-            assert report.bytes_written > 0
+    if settings["target"] == "ssd":
+        # A backward that overtakes its writes cancels them; never all of a run's.
+        assert sum(report.bytes_written for report in ours.reports) > 0
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -15,6 +15,7 @@ from ssdtrain.cache import planner
 from ssdtrain.cache.links import fitted_drive
 from ssdtrain.cache.observer import prices
 from ssdtrain.cache.planner import Stage
+from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
@@ -278,6 +279,44 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         assert any(mark.goes_on for mark in profile.marks)
         peaks = {report.saved_peak_bytes for report in reports}
         assert peaks == {predicted.peak_bytes}
+
+
+@pytest.mark.parametrize("refused_at", [3, 5])
+def test_a_recipe_that_is_refused_under_a_plan_leaves_it_in_force(
+    monkeypatch: pytest.MonkeyPatch, refused_at: int
+) -> None:
+    """What would have been stored for its sake is not there then."""
+
+    class CastingEarly(Casting):
+        def loss(self, x: Tensor) -> Tensor:
+            y = x.bfloat16().float().square()
+            return (y * y.sigmoid()).mean()
+
+    def rebuild_all(step: int, session: ssdtrain.Session) -> None:
+        profile = session.profile
+        if step == 3:
+            assert profile is not None
+            owned = [i.owner for items in profile.kinds.values() for i in items]
+            assert max(owned) >= 0
+            timeline = Timeline(profile)
+            placements = {
+                kind: [options(timeline, item)[-1] for item in items]
+                for kind, items in profile.kinds.items()
+            }
+            orders = schedule(timeline, placements, Style())
+            session.follow(Plan(orders=orders, policy="rebuilt"))
+        if step == refused_at:
+            monkeypatch.setattr(Rebuilder, "_find", lambda *args: None)
+
+    theirs, _, _ = train(None, num_steps=7, build=CastingEarly)
+    ours, reports, _ = train(
+        SETTINGS, num_steps=7, build=CastingEarly, hook=rebuild_all
+    )
+    assert equal(ours, theirs)
+    assert refused_at == 3 or reports[4].bytes_recomputed > 0
+    for report in reports[refused_at:]:
+        assert report.bytes_recomputed == 0
+        assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
 
 
 def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
