@@ -35,6 +35,7 @@ from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
+    Known,
     Lane,
     ParameterView,
     RebuiltView,
@@ -78,9 +79,7 @@ class TensorCache:
         self.course = Course(lambda: self.offloader.fall_back(Fallback.PLAN_MISMATCH))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters
-        self._records: weakref.WeakValueDictionary[Key, Record] = (
-            weakref.WeakValueDictionary()
-        )
+        self._records = Known()
         self.retired = Retired()
         self._window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.course)
@@ -223,7 +222,7 @@ class TensorCache:
         record = Record(key, lane, entry.name, self.retired, self.ledger)
         record.item = entry.number
         self.course.of(lane).records[entry.number] = weakref.ref(record)
-        self._records[key] = record
+        self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
         num_bytes = record.num_bytes
         if entry.order is not None and entry.order.placement in PLANNED:
@@ -256,7 +255,7 @@ class TensorCache:
         record = Record(key, lane, order.name, self.retired, self.ledger)
         record.item = item
         self.course.of(lane).records[item] = weakref.ref(record)
-        self._records[key] = record
+        self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
         due = self.course.mark + order.release_after
         entry = Entry(item, order, due, order.name, False)
@@ -445,6 +444,9 @@ class TensorCache:
         self.ledger.settle()
         while self.retired:
             retired = self.retired.pop()
+            if retired.known is not None:
+                known, key = retired.known
+                known.forget(key)
             if retired.load is not None:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)

@@ -19,6 +19,7 @@ from ssdtrain.cache.ledger import RECIPE, Ledger
 from ssdtrain.cache.record import (
     Handle,
     Kept,
+    Known,
     ParameterView,
     Rebuilt,
     RebuiltView,
@@ -86,9 +87,7 @@ class Rebuilder:
         self._budget = budget
         cache.ledger.clock.watch(budget)
         self._admission = Admission()
-        self._alive: weakref.WeakValueDictionary[Key, Rebuilt] = (
-            weakref.WeakValueDictionary()
-        )
+        self._alive = Known()
         self._weights = weights
         self._failed: set[str] = set()
 
@@ -129,7 +128,7 @@ class Rebuilder:
             self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
-        self._alive[key] = rebuilt
+        self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in expression.held:
             _count_handle(held.holder)

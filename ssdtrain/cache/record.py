@@ -69,10 +69,12 @@ class RecordState(Enum):
 class Holding:
     """What a record, or a whole lane, must give back when it is dead."""
 
-    __slots__ = ("held_bytes", "lane", "live_bytes", "load", "parcel")
+    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "parcel")
 
     def __init__(self, lane: "Lane") -> None:
         self.lane = lane
+        self.known: tuple[Known, Key] | None = None
+        """Where it is found by its key."""
         self.parcel: Any = None
         """A `Parcel`, or a `Trip` of a table's row."""
         self.load: Load | Arrival | None = None
@@ -88,6 +90,37 @@ class _Death(weakref.ref[Any]):
 
     __slots__ = ("holding",)
     holding: Holding
+
+
+class Known:
+    """Living records by key. A `WeakValueDictionary` would run Python when one dies;
+    see [Note: destructors]."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Key, weakref.ref[Any]] = {}
+
+    def get(self, key: Key) -> Any:
+        """The record of this key, while it lives."""
+        found = self._owners.get(key)
+        return None if found is None else found()
+
+    def add(self, key: Key, owner: Any) -> None:
+        """Find it by this key until it is collected."""
+        self._owners[key] = weakref.ref(owner)
+        owner.holding.known = (self, key)
+
+    def forget(self, key: Key) -> None:
+        """The record of this key is dead, unless another one has taken its place."""
+        if self.get(key) is None:
+            self._owners.pop(key, None)
+
+    def values(self) -> list[Any]:
+        """All that live."""
+        found = [owner() for owner in self._owners.values()]
+        return [owner for owner in found if owner is not None]
+
+    def __len__(self) -> int:
+        return len(self.values())
 
 
 class Retired:
