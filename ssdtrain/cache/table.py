@@ -794,8 +794,9 @@ class Run:
         if behind is not NOTHING:
             with self._lock:
                 self._cache.course.mark += behind.marks
-                self._course.num_items = max(self._course.num_items, row.item)
                 self._live(behind.num_bytes)
+        # Quiet rows before it may have been told to a row of no new item.
+        self._course.num_items = max(self._course.num_items, row.item)
         handle = self._generally(tensor)
         if type(handle) is Handle and type(row) is GeneralRow:
             handle.number = row.number
