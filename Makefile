@@ -10,6 +10,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Modules are compiled when they are first imported: most never are.
+INSTALL = "$(BIN)/python" -m pip install -q --no-compile
 BIN := $(CURDIR)/$(VENV)/bin
 HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
 
@@ -50,22 +52,24 @@ clean:
 # torch first: DeepSpeed has no wheel and asks the torch it finds what it can build,
 # which with DS_BUILD_OPS=0 is nothing; kernels are compiled when they are needed.
 $(VENV)/.torch: constraints.txt
-	if $(HAS_GPU_TORCH) 2>/dev/null; then \
+	@echo "make: installing torch into $(VENV) (about 200 MB, once) ..."
+	@if $(HAS_GPU_TORCH) 2>/dev/null; then \
 	  $(PYTHON) -m venv --system-site-packages $(VENV) && \
 	  grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
 	else \
 	  $(PYTHON) -m venv $(VENV) && \
 	  cp constraints.txt $(VENV)/constraints.txt && \
-	  "$(BIN)/python" -m pip install -q -c $(VENV)/constraints.txt torch numpy; \
+	  $(INSTALL) -c $(VENV)/constraints.txt torch numpy; \
 	fi
-	"$(BIN)/python" -m pip install -q setuptools wheel packaging ninja py-cpuinfo hatchling editables
-	touch $@
+	@$(INSTALL) setuptools wheel packaging ninja py-cpuinfo hatchling editables
+	@touch $@
 
 $(VENV)/.installed-train: EXTRAS := deepspeed,train
 $(VENV)/.installed-test: EXTRAS := test
 $(VENV)/.installed-dev: EXTRAS := dev
 $(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-%: $(VENV)/.torch pyproject.toml
-	DS_BUILD_OPS=0 "$(BIN)/python" -m pip install -q --no-build-isolation \
+	@echo "make: installing ssdtrain[$(EXTRAS)] and what it needs (once) ..."
+	@DS_BUILD_OPS=0 $(INSTALL) --no-build-isolation \
 	  -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
+	@touch $@
