@@ -97,7 +97,7 @@ def adopt(
         return over(host, affinity)
     if counters is not None:
         counters.result_bytes += host.nbytes
-    return _copied(host, affinity)
+    return staged_copy(host, affinity)
 
 
 def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
@@ -117,7 +117,7 @@ def over(host: torch.Tensor, affinity: Affinity) -> torch.Tensor:
     )
 
 
-def _copied(source: torch.Tensor, affinity: Affinity) -> torch.Tensor:
+def staged_copy(source: torch.Tensor, affinity: Affinity) -> torch.Tensor:
     """A new unified tensor with the values and, where elements do not share memory
     (gradients are often expanded), the strides of ``source``."""
     if torch._debug_has_internal_overlap(source) != 0:

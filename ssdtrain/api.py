@@ -81,7 +81,9 @@ class Session:
         """Tell the cache what a schedule does next (DeepSpeed needs no call)."""
         self.trace = trace
         """The time line, when the configuration asked for one."""
-        self._cache = cache
+        self.cache = cache
+        """What becomes of each saved tensor. For tests and tools: its parts change from
+        release to release."""
         self._steps = steps
         self._patches = patches
         self._settings = settings
@@ -91,7 +93,7 @@ class Session:
     def plan(self) -> Plan | None:
         """The plan in force, with its prediction; None while there is none."""
         planner = self._planner
-        return self._cache.course.plan if planner is None else planner.plan
+        return self.cache.course.plan if planner is None else planner.plan
 
     def follow(self, plan: Plan | str) -> None:
         """Follow a plan from the next step on, and plan no more.
@@ -104,7 +106,7 @@ class Session:
         """
         found = read_plan(plan) if isinstance(plan, str) else plan
         if self._planner is None:
-            self._cache.course.plan = found
+            self.cache.course.plan = found
         else:
             self._planner.follow(found)
 
@@ -144,7 +146,7 @@ class Session:
     @property
     def live_bytes(self) -> int:
         """Bytes of saved tensors alive on the device now."""
-        return self._cache.ledger.live_bytes
+        return self.cache.ledger.live_bytes
 
     @property
     def last_step(self) -> StepReport | None:
@@ -156,31 +158,31 @@ class Session:
     def path(self) -> str:
         """How bytes travel and why: the path taken, what it was measured against, and
         what is missing for the others."""
-        return self._cache.offloader.path
+        return self.cache.offloader.path
 
     @property
     def wear(self) -> list[WearReport]:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
-        return wear_of(self._cache.offloader.storage)
+        return wear_of(self.cache.offloader.storage)
 
     def _plan(self, settings: OffloadConfig, modules: list[nn.Module]) -> None:
         """Start to plan, or to follow a saved plan."""
         if settings.plan == PlanChoice.AUTO.value:
             self._planner = Planner(
-                self._cache,
-                _goal_of(settings, self._cache.device.torch_device),
+                self.cache,
+                _goal_of(settings, self.cache.device.torch_device),
                 self.trace,
                 modules,
                 _notes_of(settings),
             )
             if megatron.is_megatron(modules):
-                fall_back = self._cache.offloader.fall_back
+                fall_back = self.cache.offloader.fall_back
                 self._planner.peers = megatron.peers(
                     lambda: fall_back(Fallback.PLANNED_ALONE)
                 )
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
-            self._cache.course.plan = read_plan(settings.plan)
+            self.cache.course.plan = read_plan(settings.plan)
 
     def close(self) -> None:
         """Restore everything that was patched, finish I/O, free memory and files.
@@ -191,7 +193,7 @@ class Session:
         self._patches.undo()
         if self._planner is not None:
             self._planner.close()
-        self._cache.close()
+        self.cache.close()
 
     def __enter__(self) -> "Session":
         return self

@@ -30,10 +30,10 @@ from pydirect.kernels.driver import Module
 from pydirect.memory import Reach, empty_pinned
 
 _EVERY = 16
-_TABLES = 64
+MAX_TABLES = 64
 _BITS_AN_INDEX = 16
 # A gather that is over sooner than a survey has nothing to learn from it.
-_SURVEY_BYTES = 2 << 20
+SURVEY_BYTES = 2 << 20
 # Smaller gathers are over in a launch or two, which only DIRECT is.
 _WORTH_BYTES = 1 << 20
 
@@ -81,7 +81,7 @@ class Survey:
 
     def follow(self, request: Request, max_sms: int | None) -> None:
         """Survey the index behind its gather, one call in `_EVERY` of its kind."""
-        if request.num_indices * request.row_bytes < _SURVEY_BYTES:
+        if request.num_indices * request.row_bytes < SURVEY_BYTES:
             return
         key = _key_of(request)
         calls = self._calls.pop(key, 0)
@@ -89,7 +89,7 @@ class Survey:
         if calls % _EVERY == 0 and key not in self._pending:
             blocks = min(max_sms or self._num_blocks, self._num_blocks)
             self._pending[key] = self._start(request.index, blocks)
-        if len(self._calls) > _TABLES:
+        if len(self._calls) > MAX_TABLES:
             oldest, _ = self._calls.popitem(last=False)
             self._looks.pop(oldest, None)
             self._pending.pop(oldest, None)

@@ -82,7 +82,7 @@ def read_limits() -> MemoryLimits:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return MemoryLimits(
         available_bytes=_available_bytes(Path("/proc/meminfo")),
-        cgroup_free_bytes=_cgroup_free_bytes(
+        cgroup_free_bytes=cgroup_free_bytes_of(
             Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
         ),
         memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
@@ -100,7 +100,7 @@ def _available_bytes(meminfo: Path) -> int | None:
     return None
 
 
-def _cgroup_free_bytes(membership: Path, root: Path) -> int | None:
+def cgroup_free_bytes_of(membership: Path, root: Path) -> int | None:
     """The tightest limit of all groups from this process's up to the root (v2), or
     of its v1 memory group."""
     try:

@@ -10,7 +10,7 @@ from pydirect.memory import device_alias, is_pinned, pin
 from pydirect.sampling import Graph
 from pydirect.traversal.walk import Walk
 
-_BLOCK_BYTES = 64 << 10
+BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class PlacedGraph:
             raise ValueError(f"hot_bytes: expects 0 or more, got {num_bytes}")
         self.hot = None
         size = self.edges.element_size()
-        shift = (_BLOCK_BYTES // size).bit_length() - 1
+        shift = (BLOCK_BYTES // size).bit_length() - 1
         each = size + (0 if self.weights is None else self.weights.element_size())
         # Blocks are counted from the line in front of the edges; partial ones at the
         # ends stay on the host.

@@ -83,7 +83,7 @@ def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:
         AttachError: an unknown DeepSpeed.
     """
     check(engine)
-    _warn_of_checkpointing(engine.module)
+    warn_of_checkpointing(engine.module)
     patches.mark(engine)
     schedule = _Schedule(hints)
     run = engine._exec_schedule
@@ -103,7 +103,7 @@ def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:
     patches.set(engine, "_exec_schedule", _exec_schedule)
 
 
-def _warn_of_checkpointing(module: Any) -> None:
+def warn_of_checkpointing(module: Any) -> None:
     """DeepSpeed's own checkpointing keeps the inputs of its regions on a context or in
     a closure, where saved-tensor hooks do not see them."""
     function = getattr(module, "activation_checkpoint_func", None)

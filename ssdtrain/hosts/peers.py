@@ -33,6 +33,7 @@ class StorePeers:
         ranks: Sequence[int],
         rank: int,
         alone: Callable[[], None],
+        first_wait_s: float = FIRST_WAIT_S,
     ) -> None:
         """alone: told of every plan that this rank made by itself."""
         self._store = store
@@ -42,7 +43,7 @@ class StorePeers:
         self._own = self._names[list(ranks).index(rank)]
         self._alone = alone
         self._published: str | None = None
-        self._wait_s = FIRST_WAIT_S
+        self._wait_s = first_wait_s
 
     def agreed(self, own: Profile | None, step: int) -> Profile | None:
         """The slowest of everybody's; one's own where somebody has none (an observation

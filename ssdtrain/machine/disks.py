@@ -38,7 +38,7 @@ def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
         OSError: the directory is missing or takes no file.
     """
     real = os.path.realpath(directory)
-    device, mount_point, kind = _mount_of(real, Path(mounts).read_text())
+    device, mount_point, kind = mount_of(real, Path(mounts).read_text())
     usage = os.statvfs(real)
     block, rotational = _block_device(os.stat(real).st_dev)
     return Disk(
@@ -54,7 +54,7 @@ def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
     )
 
 
-def _mount_of(real: str, mounts: str) -> tuple[str, str, str]:
+def mount_of(real: str, mounts: str) -> tuple[str, str, str]:
     """(device, mount point, type) of the longest mount point above `real`."""
     best = ("unknown", "", "unknown")
     for line in mounts.splitlines():

@@ -97,12 +97,13 @@ class Judge:
             kind: tuple(order.placement for order in own)
             for kind, own in orders.items()
         }
-        rank = self._rank(outcome)
+        rank = self.rank(outcome)
         if rank[0] < 2:
             self.least_peak_bytes = min(self.least_peak_bytes, outcome.peak_bytes)
         return Contender(rank, orders, outcome, placed, style, policy)
 
-    def _rank(self, outcome: Outcome) -> tuple[float, ...]:
+    def rank(self, outcome: Outcome) -> tuple[float, ...]:
+        """Order of two outcomes under the goal: the smaller is the better plan."""
         host = self._host_bytes
         written = outcome.moved_bytes["ssd_write"]
         if not self._goal.allows(written, outcome.step_ms):

@@ -48,8 +48,10 @@ class Search:
 
     def __init__(self, profile: Profile, goal: Goal) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
-        folder = Path(self._directory.name)
-        self._answer, request = folder / "plan.json", folder / "request.json"
+        self.folder = Path(self._directory.name)
+        """Private to the user; gone when the search is over."""
+        self._answer = self.folder / "plan.json"
+        request = self.folder / "request.json"
         REQUEST_FILE.write(request, Request(profile=profile, goal=goal))
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
@@ -69,7 +71,7 @@ class Search:
         return self._process.poll() is None
 
     def take(self) -> Plan | None:
-        """The plan of a search that has ended; None, and `error`, if it found none."""
+        """Wait for the end; the plan, or None, and `error`, if it found none."""
         _, told = self._process.communicate()
         plan = None
         if self._process.returncode == 0:

@@ -49,14 +49,14 @@ class Outcome:
     """Saved tensors on the device at the peak."""
 
 
-class _Queue:
+class Queue:
     """A link: serves in order, one transfer at a time.
 
     The direction that comes second pays for the time that both share.
     """
 
     def __init__(self, duplex_slowdown: float = 0.0) -> None:
-        self.other: _Queue | None = None
+        self.other: Queue | None = None
         """The opposite direction of the same wire."""
         self._duplex = duplex_slowdown
         self.free_ms = 0.0
@@ -116,10 +116,10 @@ class Run:
         self._written: dict[int, float] = {}
         self._arrival: dict[int, float] = {}
         duplex = links.duplex_slowdown
-        self._out, self._in = _Queue(duplex), _Queue(duplex)
+        self._out, self._in = Queue(duplex), Queue(duplex)
         self._out.other, self._in.other = self._in, self._out
         shared = links.ssd_duplex_slowdown
-        self._write, self._read = _Queue(shared), _Queue(shared)
+        self._write, self._read = Queue(shared), Queue(shared)
         self._write.other, self._read.other = self._read, self._write
         self._wires = {"d2h": self._out, "h2d": self._in}
         if links.ssd_direct:

@@ -53,6 +53,11 @@ class Registry:
         """
         del self._recipes[name]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the nodes that have a recipe."""
+        return frozenset(self._recipes)
+
     def find(self, name: str) -> Recipe | None:
         """The recipe for a node's name."""
         return self._recipes.get(name)

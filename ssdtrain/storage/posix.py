@@ -279,7 +279,7 @@ class _Files:
             raise
         self.fds.append(fd)
         self._sizes.append(0)
-        self.direct.append(_is_direct(fd) and _probe_direct(fd))
+        self.direct.append(is_direct_file(fd) and _probe_direct(fd))
         if not self.direct[-1]:
             flags = fcntl.fcntl(fd, fcntl.F_GETFL)
             fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
@@ -334,7 +334,8 @@ def _open_nameless(directory: str, extra_flags: int) -> int:
     return fd
 
 
-def _is_direct(fd: int) -> bool:
+def is_direct_file(fd: int) -> bool:
+    """Whether the file is open for I/O past the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 

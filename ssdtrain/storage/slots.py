@@ -100,17 +100,17 @@ class SlotTable:
 
     def __init__(self, alignment_bytes: int = ALIGNMENT_BYTES) -> None:
         self.alignment_bytes = alignment_bytes
-        self._files: list[FreeSpace] = []
+        self.files: list[FreeSpace] = []
         self._used_bytes: list[int] = []
         self._live: dict[tuple[int, int], int] = {}  # (file, offset) -> capacity
 
     def add_file(self, num_bytes: int = 0) -> int:
         """A further file of `num_bytes`; returns its index."""
-        self._files.append(FreeSpace())
+        self.files.append(FreeSpace())
         self._used_bytes.append(0)
         if num_bytes:
-            self._files[-1].extend(num_bytes)
-        return len(self._files) - 1
+            self.files[-1].extend(num_bytes)
+        return len(self.files) - 1
 
     @property
     def num_slots(self) -> int:
@@ -125,7 +125,7 @@ class SlotTable:
     @property
     def allocated_bytes(self) -> int:
         """Length of all files."""
-        return sum(space.end_bytes for space in self._files)
+        return sum(space.end_bytes for space in self.files)
 
     def capacity_for(self, num_bytes: int) -> int:
         """Room that a slot for `num_bytes` takes.
@@ -139,19 +139,19 @@ class SlotTable:
 
     def by_use(self) -> list[int]:
         """File indices, the least used first: consecutive slots alternate."""
-        return sorted(range(len(self._files)), key=lambda i: (self._used_bytes[i], i))
+        return sorted(range(len(self.files)), key=lambda i: (self._used_bytes[i], i))
 
     def missing_bytes(self, file: int, capacity_bytes: int) -> int:
         """How far `file` must grow so that the capacity fits at its end."""
-        return self._files[file].missing_bytes(capacity_bytes)
+        return self.files[file].missing_bytes(capacity_bytes)
 
     def extend(self, file: int, num_bytes: int) -> None:
         """`file` became longer."""
-        self._files[file].extend(num_bytes)
+        self.files[file].extend(num_bytes)
 
     def take(self, file: int, capacity_bytes: int) -> Slot | None:
         """A slot in `file`, or None when no free block there is large enough."""
-        offset = self._files[file].take(capacity_bytes)
+        offset = self.files[file].take(capacity_bytes)
         if offset is None:
             return None
         self._used_bytes[file] += capacity_bytes
@@ -168,4 +168,4 @@ class SlotTable:
             raise ValueError(f"{slot} is not taken: it was freed before, or is foreign")
         del self._live[slot.file, slot.offset]
         self._used_bytes[slot.file] -= slot.capacity_bytes
-        self._files[slot.file].give(slot.offset, slot.capacity_bytes)
+        self.files[slot.file].give(slot.offset, slot.capacity_bytes)

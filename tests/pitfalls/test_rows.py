@@ -201,7 +201,7 @@ def test_every_byte_is_written(everything: Any, tmp_path: Path) -> None:
     settings = {**everything, "target": "ssd", "directory": str(tmp_path)}
     with ssdtrain.offload(net, **settings) as session:
         loss = net(batch()).sum()
-        session._cache.offloader.wait_io()
+        session.cache.offloader.wait_io()
         loss.backward()
         report = session.last_step
     assert report is not None
@@ -225,8 +225,8 @@ def test_pinned_memory_is_given_back(everything: Any) -> None:
     """pytorch#171662, zoo#1257: never returned."""
     net, unpinned = mlp(), []
     with ssdtrain.offload(net, **everything) as session:
-        pool = session._cache.offloader.pool
-        pool._device.unpin = unpinned.append  # type: ignore[method-assign]
+        pool = session.cache.offloader.pool
+        session.cache.device.unpin = unpinned.append  # type: ignore[method-assign]
         net(batch()).sum().backward()
         total = pool.total_bytes
         assert total > 0
@@ -245,7 +245,7 @@ def test_other_sizes_do_not_add_up(everything: Any) -> None:
             assert Fallback.KEPT_HOST_FULL.value not in report.fallbacks
             # All three, or all but the one that backward asks for first.
             assert report.bytes_offloaded >= 2 * rows * WIDTH * 4
-        assert session._cache.offloader.pool.total_bytes <= 80 * 1024
+        assert session.cache.offloader.pool.total_bytes <= 80 * 1024
 
 
 def test_memory_that_cannot_be_pinned_is_said(everything: Any) -> None:
@@ -253,7 +253,7 @@ def test_memory_that_cannot_be_pinned_is_said(everything: Any) -> None:
     net, x = mlp(), batch()
     expected = torch.autograd.grad(net(x).sum(), [x])[0]
     with ssdtrain.offload(net, **everything) as session:
-        session._cache.offloader.pool._device.pin = lambda buffer: False
+        session.cache.device.pin = lambda buffer: False
         assert torch.equal(torch.autograd.grad(net(x).sum(), [x])[0], expected)
         report = session.last_step
     assert report is not None

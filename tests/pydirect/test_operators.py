@@ -219,10 +219,10 @@ def test_counters_count() -> None:
 
 def test_expanded_results_and_gradients_get_memory_of_their_own() -> None:
     from pydirect.placement import Affinity
-    from pydirect.transfer import _copied
+    from pydirect.transfer import staged_copy
 
     source = torch.arange(3.0).expand(2, 3)
-    made = _copied(source, Affinity.HOST)
+    made = staged_copy(source, Affinity.HOST)
     assert made.is_contiguous() and torch.equal(made.cpu(), source)
     made[0, 0] = 9
     assert made[1, 0].item() == 0

@@ -71,13 +71,13 @@ def test_read_only_directory(tmp_path: Path) -> None:
 
 def test_default_is_host_only_without_a_directory() -> None:
     with ssdtrain.offload(model()) as session:
-        assert session._cache.offloader.storage is None
+        assert session.cache.offloader.storage is None
 
 
 def test_configuration_object_and_overrides(tmp_path: Path) -> None:
     config = ssdtrain.OffloadConfig(target="host", min_bytes=5)
     with ssdtrain.offload(model(), config, min_bytes=7) as session:
-        assert session._cache.limits.min_bytes == 7
+        assert session.cache.limits.min_bytes == 7
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_shares_of_memory_are_resolved() -> None:
     caps = []
     for share in ("10%", "40%"):
         with ssdtrain.offload(model(), target="host", host_bytes=share) as session:
-            caps.append(session._cache.offloader.pool.cap_bytes)
+            caps.append(session.cache.offloader.pool.cap_bytes)
     assert 2 < caps[1] / caps[0] < 8

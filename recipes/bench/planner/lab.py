@@ -105,7 +105,7 @@ class Lab:
         self.losses: list[float] = []
         self.host_ms = 0.0
         """Of the last step: until forward and backward were enqueued."""
-        self.cache = self.session._cache
+        self.cache = self.session.cache
         self.recipes = self.cache.recipes
 
     def step(self) -> tuple[float, int]:

@@ -126,7 +126,7 @@ def step(net: Net, rows: int, place: str) -> list[Tensor]:
 def level(session: ssdtrain.Session) -> dict[str, Any]:
     """What must not grow; taken when nothing is in flight."""
     gc.collect()
-    cache = session._cache
+    cache = session.cache
     cache.offloader.wait_io()
     idle = cache.is_idle
     process, storage = psutil.Process(), cache.offloader.storage

@@ -145,7 +145,7 @@ def step(net: nn.Module) -> list[Tensor]:
 
 def held(session: ssdtrain.Session) -> str:
     """What is not free although no graph is alive; empty: nothing."""
-    offloader = session._cache.offloader
+    offloader = session.cache.offloader
     deadline = time.monotonic() + SETTLE_S
     while True:
         gc.collect()

@@ -138,7 +138,7 @@ def report_of(session: Any) -> tuple[int, str]:
 
     The step is closed here: one whose tensors never die would give no report.
     """
-    cache = session._cache
+    cache = session.cache
     before = f"idle {cache.is_idle}, seen backward {cache.ledger.step_is_open}"
     session.hints.step_end()
     steps = list(session.steps)

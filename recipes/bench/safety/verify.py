@@ -85,7 +85,7 @@ class Modes:
         self._model, self._x, self._session = model, x, session
         self._clock = Clock(x.device)
         self._verifiers = {
-            mode: open_verifier(mode, x.device, [model], session._cache._counters)
+            mode: open_verifier(mode, x.device, [model], session.cache.ledger.counters)
             for mode in Verify
         }
         self.times: dict[Verify, list[float]] = {mode: [] for mode in Verify}
@@ -93,7 +93,7 @@ class Modes:
 
     def run(self, mode: Verify) -> float:
         """Time of one step in ms."""
-        self._session._cache.verifier = self._verifiers[mode]
+        self._session.cache.verifier = self._verifiers[mode]
         ms, _ = one_step(self._model, self._x, self._clock)
         self._ran.append(mode)
         return ms

@@ -92,7 +92,7 @@ def test_other_rows_and_other_batch_sizes_are_looked_at_apart(survey: Watched) -
     assert survey.call(hot.repeat(4)) == Look()
     assert survey.call(hot, TABLE.view(2500, 1024)) == Look()
     assert survey.call(hot, TABLE[:4000]) == Look(), "a slice is another table"
-    few = hot[: module._SURVEY_BYTES // 512 - 1]
+    few = hot[: module.SURVEY_BYTES // 512 - 1]
     for _ in range(3):
         assert survey.call(few) == Look(), "too small to learn from"
 
@@ -104,7 +104,7 @@ def test_one_look_in_sixteen_and_old_tables_are_forgotten(
     for _ in range(33):
         survey.call(hot)
     assert survey.started == 3
-    monkeypatch.setattr(module, "_TABLES", 2)
+    monkeypatch.setattr(module, "MAX_TABLES", 2)
     for width in (128, 256, 64):
         survey.call(hot.repeat(8), TABLE.view(-1, width))
     assert survey.call(hot) == Look(), "its last look is gone"

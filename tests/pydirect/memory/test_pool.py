@@ -133,7 +133,7 @@ def test_control_group_files(tmp_path: "limits.Path") -> None:
         (place / "memory.current").write_text("400\n")
         (place / "memory.stat").write_text("anon 300\ninactive_file 60\n")
     (tmp_path / "membership").write_text("0::/a/b\n")
-    assert limits._cgroup_free_bytes(tmp_path / "membership", tmp_path) == 660
+    assert limits.cgroup_free_bytes_of(tmp_path / "membership", tmp_path) == 660
 
 
 def test_pinning_failure_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_hot_blocks_change_nothing_but_the_reads(
     module: Any, kernels: GpuVisitor, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     home = sys.modules[place.__module__]
-    monkeypatch.setattr(home, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(home, "BLOCK_BYTES", 256)
     for seed in range(40):
         graph = random_graph(seed)
         graph = Graph(

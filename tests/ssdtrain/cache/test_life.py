@@ -43,7 +43,7 @@ def test_several_forwards_before_their_backwards(everything: Any) -> None:
         for at in (1, 0, 2):  # in any order
             found = torch.autograd.grad(losses[at], [x])[0]
             assert torch.equal(found, expected[at])
-        assert session._cache.is_idle
+        assert session.cache.is_idle
 
 
 def test_double_backward(everything: Any) -> None:
@@ -62,13 +62,13 @@ def test_dropped_graph_frees_everything(everything: Any) -> None:
     model = mlp()
     with ssdtrain.offload(model, **everything) as session:
         loss = model(batch()).sum()
-        assert not session._cache.is_idle
+        assert not session.cache.is_idle
         del loss
-        assert session._cache.is_idle
-        assert session._cache.ledger.live_bytes == 0
+        assert session.cache.is_idle
+        assert session.cache.ledger.live_bytes == 0
         # A tensor on its way out stays in the window until compute has passed it.
         model(batch()).sum().backward()
-    assert session._cache.offloader.pool.used_bytes == 0
+    assert session.cache.offloader.pool.used_bytes == 0
 
 
 def test_evaluation_leaves_no_trace(everything: Any) -> None:
@@ -79,7 +79,7 @@ def test_evaluation_leaves_no_trace(everything: Any) -> None:
         with torch.inference_mode():
             model(batch().detach())
         assert session.last_step is None
-        assert session._cache.is_idle
+        assert session.cache.is_idle
 
 
 def test_recomputation_inside_the_forward_is_not_packed(everything: Any) -> None:
@@ -122,7 +122,7 @@ def test_exception_in_forward_leaves_the_session_usable(everything: Any) -> None
         with pytest.raises(KeyboardInterrupt):
             model(x)
         gc.collect()
-        assert session._cache.is_idle
+        assert session.cache.is_idle
         # The hooks are gone: an unrelated graph is not packed.
         (x * x).sum().backward()
         assert session.last_step is None
@@ -158,8 +158,8 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         levels = []
         for _ in range(6):
             model(batch()).sum().backward()
-            assert session._cache.is_idle
-            offloader = session._cache.offloader
+            assert session.cache.is_idle
+            offloader = session.cache.offloader
             offloader.wait_io()
             stats = offloader.storage.stats()
             levels.append(
@@ -167,8 +167,8 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
                     offloader.pool.used_bytes,
                     stats.used_bytes,
                     stats.allocated_bytes,
-                    session._cache.ledger.live_bytes,
-                    len(session._cache._records),
+                    session.cache.ledger.live_bytes,
+                    len(session.cache._records),
                 )
             )
             # How many buffers were in use at once depends on timing, never above all.

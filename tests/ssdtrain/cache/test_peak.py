@@ -261,8 +261,8 @@ def test_observing_a_step_leaves_no_memory_behind(
     trained: Callable[..., Trained],
 ) -> None:
     _, session = trained(3, plan="auto", max_overhead=1.0)
-    assert session._cache.is_idle
-    window = session._cache._window
+    assert session.cache.is_idle
+    window = session.cache._window
     assert window.num_bytes == window.lingering_bytes == 0
 
 

@@ -108,8 +108,8 @@ def all_kept(session: ssdtrain.Session) -> Plan:
 
 
 def rows_of(session: ssdtrain.Session) -> list[str]:
-    assert session._cache.is_idle
-    tables = session._cache.tables.tables.values()
+    assert session.cache.is_idle
+    tables = session.cache.tables.tables.values()
     return [type(row).__name__ for table in tables for row in table.rows]
 
 
@@ -130,7 +130,7 @@ def compare(
                 assert torch.equal(ours, theirs), f"step {number}"
             if moved and session.plan is not None and session.plan.policy != "all":
                 session.follow(all_moved(session))
-        assert session._cache.is_idle
+        assert session.cache.is_idle
         assert session.live_bytes == 0
         _ = session.steps
     return session
@@ -376,12 +376,12 @@ def test_places_are_used_again_and_given_back() -> None:
         session.follow(all_moved(session))
         for _ in range(4):
             next(steps)
-        pool = session._cache.offloader.pool
+        pool = session.cache.offloader.pool
         before = pool.total_bytes, pool.used_bytes
         for _ in range(6):
             next(steps)
         assert (pool.total_bytes, pool.used_bytes) == before
-        assert session._cache.is_idle
+        assert session.cache.is_idle
         session.follow(all_moved(session))
         next(steps)
-        assert session._cache.is_idle and pool.used_bytes == 0
+        assert session.cache.is_idle and pool.used_bytes == 0

@@ -129,7 +129,7 @@ def test_silent_storage_faults_are_caught(
     net = Net()
     with faulty(net, fault, verify=mode) as session:
         loss = net(torch.randn(32, WIDTH, requires_grad=True))
-        session._cache.offloader.wait_io()
+        session.cache.offloader.wait_io()
         with pytest.raises(ActivationChangedError) as caught:
             loss.backward()
         text = str(caught.value)
@@ -140,7 +140,7 @@ def test_silent_storage_faults_are_caught(
         assert ("first that differs" in text) == (mode == "shadow")
         del loss, caught
         gc.collect()
-        assert session._cache.is_idle
+        assert session.cache.is_idle
     assert not list(tmp_path.iterdir())
 
 
@@ -265,7 +265,7 @@ def test_seals_die_with_their_handles(moment: Moment, everything: Any) -> None:
         loss = net(torch.randn(32, WIDTH, requires_grad=True))
         del loss
         gc.collect()
-        assert session._cache.is_idle
+        assert session.cache.is_idle
 
 
 @pytest.mark.parametrize("mode", MODES)

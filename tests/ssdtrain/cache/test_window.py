@@ -148,7 +148,7 @@ def test_nothing_is_left_after_a_step(everything: Any) -> None:
     net = torch.nn.Sequential(*[layer for pair in layers for layer in pair])
     settings = {**everything, "window_bytes": 1 << 20}  # none leaves before backward
     with ssdtrain.offload(net, **settings) as session:
-        cache = session._cache
+        cache = session.cache
         for step in range(2):
             loss = net(torch.randn(32, 64)).sum()
             if step == 0:  # later the tail is known and kept

@@ -112,7 +112,7 @@ def test_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
     with ssdtrain.offload(net, **SETTINGS) as session:
         with monkeypatch.context() as patch:
-            device = session._cache.device
+            device = session.cache.device
             patch.setattr(device, "torch_device", torch.device("cuda", 0))
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             with pytest.raises(RuntimeError, match=r"close\(\) the session before"):

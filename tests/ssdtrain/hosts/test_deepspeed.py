@@ -92,5 +92,5 @@ def test_checkpointing_that_hides_its_inputs_is_named(
     unused = {**hidden, "activation_checkpoint_interval": 0}
     for module, num_warnings in ((hidden, 1), (seen, 0), (unused, 0)):
         caplog.clear()
-        deepspeed._warn_of_checkpointing(SimpleNamespace(**module))
+        deepspeed.warn_of_checkpointing(SimpleNamespace(**module))
         assert len(caplog.records) == num_warnings

@@ -48,7 +48,7 @@ def test_lane_per_micro_batch_and_prefetch_before_backward(everything: Any) -> N
         for micro_batch in range(3):
             with hints.forward(micro_batch=micro_batch):
                 outputs.append(stage(x * micro_batch).sum())
-        loaded = session._cache._counters
+        loaded = session.cache.ledger.counters
         for micro_batch in range(3):
             hints.set_next_stage(Stage.BACKWARD, micro_batch=micro_batch)
             loaded.take()
@@ -62,4 +62,4 @@ def test_lane_per_micro_batch_and_prefetch_before_backward(everything: Any) -> N
         hints.set_next_stage(Stage.FORWARD, micro_batch=0)
         hints.prefetch_last_module()
         hints.step_end()
-        assert session._cache.is_idle
+        assert session.cache.is_idle

@@ -27,7 +27,7 @@ garbage
     ],
 )
 def test_longest_mount_point(path: str, expected: tuple[str, str, str]) -> None:
-    assert disks._mount_of(path, MOUNTS) == expected
+    assert disks.mount_of(path, MOUNTS) == expected
 
 
 def test_this_directory(tmp_path: Path) -> None:

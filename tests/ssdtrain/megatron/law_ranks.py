@@ -205,7 +205,7 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
     """Names of lanes that were loaded for while a neighbour was waited for."""
     names: list[str] = []
     if session is not None:
-        cache = session._cache
+        cache = session.cache
         load = cache.prefetch
 
         def prefetch(lane: Any) -> None:
@@ -219,7 +219,7 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
 def wait_for_writes(session: ssdtrain.Session) -> None:
     """Neither a backward nor the end of a graph that has none overtakes a write,
     however busy the machine."""
-    cache = session._cache
+    cache = session.cache
     unpack, end = cache.unpack, cache.lanes.end
 
     def unpack_written(handle: Any) -> Tensor:
@@ -251,7 +251,7 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
     }
     if session is not None:
         result["reports"] = [report.as_dict() for report in session.steps]
-        result["idle"] = session._cache.is_idle
+        result["idle"] = session.cache.is_idle
         result["live"] = session.live_bytes
         result["prefetched"] = len(prefetched)
         session.close()

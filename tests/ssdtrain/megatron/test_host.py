@@ -140,7 +140,7 @@ def test_outputs_that_megatron_empties_stay_where_they_are() -> None:
     model = Discarding(theirs)
     settings: dict[str, Any] = {"min_bytes": 0, "plan": "offload-all"}
     with ssdtrain.offload(model, target="host", recompute="off", **settings) as session:
-        cache = session._cache
+        cache = session.cache
         schedule = megatron.Schedule([model], session.hints, cache.keep_storage_of)
         router.add(schedule)
         loss = model()

@@ -131,14 +131,12 @@ def test_a_rank_that_never_comes_is_waited_for_once(
     def missing() -> None:
         alone[0] += 1
 
-    own = StorePeers(store, [0, 1], 0, missing)
-    own._wait_s = 0.05
+    own = StorePeers(store, [0, 1], 0, missing, first_wait_s=0.05)
     assert own.agreed(SAVED, 2) is SAVED
-    assert own._wait_s == 0.01
     assert own.agreed(SAVED, 40) is SAVED
     assert alone == [2]
     with pytest.raises(RuntimeError):  # the first plan's was taken back
-        store.wait([f"{own._own}/2"], timedelta(seconds=0.01))
+        store.wait(["ssdtrain/0/1/0/2"], timedelta(seconds=0.01))
 
 
 NUM_MICRO_BATCHES = 4

@@ -51,7 +51,7 @@ def brute_force(profile: object, goal: Goal) -> tuple[float, ...]:
 def rank_of(profile: object, goal: Goal, plan: object) -> tuple[float, ...]:
     timeline = Timeline(profile)  # type: ignore[arg-type]
     outcome = Run(timeline, plan.orders).run()  # type: ignore[attr-defined]
-    return Judge(timeline, goal)._rank(outcome)
+    return Judge(timeline, goal).rank(outcome)
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
@@ -89,7 +89,7 @@ def test_it_never_loses_to_a_fixed_policy(seed: int, goal: Goal) -> None:
     own = rank_of(profile, goal, choose(profile, goal))
     for fixed in fixed_policies(timeline):
         orders = schedule(timeline, fixed.placements, fixed.style)
-        assert own <= judge._rank(Run(timeline, orders).run()), fixed.name
+        assert own <= judge.rank(Run(timeline, orders).run()), fixed.name
 
 
 def test_more_overhead_or_memory_is_never_worse() -> None:

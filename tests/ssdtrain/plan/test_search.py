@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 LONGEST_S = 120
 
 
-def ended(search: Search) -> Search:
-    """Wait for the process, however busy the machine is."""
-    deadline = time.monotonic() + LONGEST_S
-    while search.is_running and time.monotonic() < deadline:
-        search._process.wait(LONGEST_S)
-    return search
-
-
 def recorded() -> Profile:
     for path in RECORDED:
         try:
@@ -35,19 +26,19 @@ def recorded() -> Profile:
 
 def test_the_same_plan_as_here() -> None:
     profile, goal = recorded(), Goal(max_overhead=0.05)
-    search = ended(Search(profile, goal))
+    search = Search(profile, goal)
     assert search.take() == choose(profile, goal)
 
 
 def test_why_there_is_no_plan() -> None:
-    search = ended(Search(recorded(), Goal(memory_budget_bytes=1)))
+    search = Search(recorded(), Goal(memory_budget_bytes=1))
     assert search.take() is None
     assert "memory_budget_bytes=1 cannot be reached" in search.error
 
 
 def test_a_search_can_be_given_up() -> None:
     search = Search(recorded(), Goal())
-    folder = Path(search._directory.name)
+    folder = search.folder
     assert folder.stat().st_mode & 0o777 == 0o700
     search.stop()
     search.stop()

@@ -12,7 +12,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Run, _Queue, keep_all, simulate
+from ssdtrain.plan.simulate import Queue, Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -170,7 +170,7 @@ def test_copies_slow_compute_by_the_measured_fraction() -> None:
 
 
 def test_the_direction_that_comes_second_pays_for_sharing_the_wire() -> None:
-    out, back = _Queue(0.1), _Queue(0.1)
+    out, back = Queue(0.1), Queue(0.1)
     out.other, back.other = back, out
     assert out.serve(0.0, 10.0, 1) == 10.0
     assert back.serve(4.0, 20.0, 1) == pytest.approx(24.0 + 0.1 * 6.0)

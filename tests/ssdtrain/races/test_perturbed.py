@@ -56,7 +56,7 @@ def test_no_schedule_changes_a_byte(
         for _ in range(3):
             found = step(net)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        assert session._cache.is_idle
+        assert session.cache.is_idle
     assert delays.num > 20
     assert sum(poison) > 0, "nothing was released, so nothing was poisoned"
 

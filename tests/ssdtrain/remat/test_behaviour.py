@@ -1,6 +1,5 @@
 """Recipes under in-place changes, repeated backwards, sharing, and when off."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -87,13 +86,13 @@ def test_input_changed_before_the_output_was_saved_is_refused() -> None:
         return net.last(y)
 
     def handle_of(session: ssdtrain.Session, y: Tensor) -> None:
-        seen.append(session._cache.pack(y).source)
+        seen.append(session.cache.pack(y).source)
 
     net = Net(body)
     with ssdtrain.offload(net, **ALONE) as session:
         loss = net(source())
         assert isinstance(seen[0], RecordView)
-        assert session._cache.ledger.counters.take()[0][f"fallback:{REFUSED}"] >= 1
+        assert session.cache.ledger.counters.take()[0][f"fallback:{REFUSED}"] >= 1
         with pytest.raises(InPlaceError):
             loss.backward()
 
@@ -148,7 +147,7 @@ def test_backward_twice(settings: dict[str, Any]) -> None:
     theirs = twice(net)
     with ssdtrain.offload(net, **settings) as session:
         assert same(twice(net), theirs)
-        assert session._cache.is_idle
+        assert session.cache.is_idle
 
 
 def test_handles_share_one_rebuilt_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +182,9 @@ def test_inputs_are_prefetched_where_their_recipe_runs() -> None:
     net = Net(body)
     with ssdtrain.offload(net, **AWAY) as session:
         backward(net)
-        (profile,) = session._cache.lanes._profiles.values()
+        (profile,) = session.cache.lanes._profiles.values()
         loss = net(source())
-        records = session._cache.lanes._latest.records
+        records = session.cache.lanes._latest.records
         names = [records[ordinal]().name for ordinal in profile.order]
         loss.backward()
     # z.cos() saves z. The recipe's input comes next, before the result of a.sin().
@@ -236,10 +235,10 @@ def doubled(x: Tensor, factor: float) -> Tensor:
 
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
-    before = copy.copy(registry.DEFAULT._recipes)
+    before = registry.DEFAULT.names
     yield
-    registry.DEFAULT._recipes.clear()
-    registry.DEFAULT._recipes.update(before)
+    for name in registry.DEFAULT.names - before:
+        registry.DEFAULT.remove(name)
 
 
 @pytest.mark.usefixtures("clean_registry")
@@ -318,10 +317,8 @@ def test_gathered_parameters_are_copied_when_small_and_refused_when_large() -> N
         weight = net.norm.weight
         kept, net.norm.weight.data = weight.data, torch.empty(0)
         # As under ZeRO-3: gathered again only for the norm's own backward.
-        handles = [
-            v for v in session._cache.recipes._alive.values() if "Norm" in v.name
-        ]
-        made = session._cache.recipes._rebuild(handles[0])
+        handles = [v for v in session.cache.recipes._alive.values() if "Norm" in v.name]
+        made = session.cache.recipes._rebuild(handles[0])
         net.norm.weight.data = kept
         assert torch.equal(made, net.norm(net.first(source())))
         loss.backward()

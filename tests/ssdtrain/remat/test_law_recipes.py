@@ -159,7 +159,7 @@ def train(
     reports = []
     if session is not None:
         reports = list(session.steps)
-        assert session._cache.is_idle
+        assert session.cache.is_idle
         session.close()
     parameters = [p.detach() for p in model.parameters()]
     return Outcome(losses, gradients, parameters, torch.get_rng_state(), reports)

@@ -142,7 +142,7 @@ def test_a_session_reports_wear_and_holds_the_budget(
     )
     for _ in range(4):
         model(torch.randn(128, 128)).sum().backward()
-        session._cache.offloader.wait_io()
+        session.cache.offloader.wait_io()
     assert session.path.startswith("staging + posix: posix ")
     (wear,) = session.wear
     assert 0 < wear.today_bytes <= budget

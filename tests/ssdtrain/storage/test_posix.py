@@ -120,7 +120,7 @@ def test_buffered_where_direct_is_refused(
         return real_open(path, flags, *args)
 
     def write_refusing(fd: int, *args: object) -> int:
-        if refused_at == "first block" and posix._is_direct(fd):
+        if refused_at == "first block" and posix.is_direct_file(fd):
             raise OSError(errno.EINVAL, "no O_DIRECT after all")
         return real_pwritev(fd, *args)  # type: ignore[arg-type]
 

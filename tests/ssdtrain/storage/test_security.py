@@ -133,11 +133,11 @@ def test_tampered_bytes_are_only_data(tmp_path: Path) -> None:
         verify="checksum",
     ) as session:
         loss = net(torch.randn(32, 64, requires_grad=True)).sum()
-        offloader = session._cache.offloader
+        offloader = session.cache.offloader
         offloader.wait_io()
         storage = offloader.storage
         while not isinstance(storage, PosixStorage):
-            storage = storage._inner
+            storage = storage.inner
         size = os.fstat(storage.fileno(0)).st_size
         tampering = os.open(f"/proc/self/fd/{storage.fileno(0)}", os.O_RDWR)
         os.pwrite(tampering, b"x" * size, 0)

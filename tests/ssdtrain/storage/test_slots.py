@@ -61,7 +61,7 @@ def test_slots_are_disjoint_and_sums_right(
         table.give(slot)
     assert table.used_bytes == 0
     # All neighbours joined: one free block a file, as long as the file.
-    for space in table._files:
+    for space in table.files:
         assert space.num_blocks <= 1
         assert space.free_bytes == space.end_bytes
 

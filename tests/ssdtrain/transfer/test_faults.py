@@ -38,7 +38,7 @@ def one_step(net: nn.Module) -> list[torch.Tensor]:
 
 def settle(session: ssdtrain.Session) -> None:
     """Let the writers finish, so that what is read back comes from the storage."""
-    session._cache.offloader.wait_io()
+    session.cache.offloader.wait_io()
 
 
 WRITE_FAULTS = [
@@ -69,8 +69,8 @@ def test_failed_writes_lose_nothing(
             settle(session)
         total = sum(step.fallbacks.get(fallback.value, 0) for step in session.steps)
         assert total >= 1
-        offloader = session._cache.offloader
-        assert session._cache.is_idle
+        offloader = session.cache.offloader
+        assert session.cache.is_idle
         assert offloader.pool.used_bytes == 0
         assert offloader.storage.stats().used_bytes == 0
     assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
@@ -118,8 +118,8 @@ def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> N
         # The session is usable again.
         found = one_step(net)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        assert session._cache.is_idle
-        assert session._cache.offloader.pool.used_bytes == 0
+        assert session.cache.is_idle
+        assert session.cache.offloader.pool.used_bytes == 0
 
 
 def test_stalled_disk_stalls_but_loses_nothing(
@@ -201,7 +201,7 @@ def test_unpinnable_memory_is_counted(everything: Any) -> None:
     net = model()
     expected = one_step(net)
     with ssdtrain.offload(net, **everything) as session:
-        session._cache.offloader.pool._device.pin = lambda buffer: False
+        session.cache.device.pin = lambda buffer: False
         found = one_step(net)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         report = session.last_step

@@ -172,7 +172,7 @@ def test_what_was_moved_before_the_fork_is_an_error_in_the_child(
         net.zero_grad()
         x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
         loss = net(x).square().sum()
-        session._cache.offloader.wait_io()
+        session.cache.offloader.wait_io()
 
         def child() -> int:
             try:

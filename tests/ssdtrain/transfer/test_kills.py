@@ -21,8 +21,8 @@ pairs = [(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
 net = nn.Sequential(*[m for pair in pairs for m in pair])
 session = ssdtrain.offload(net, **{settings})
 loss = net(torch.randn(32, 64, requires_grad=True)).sum()
-session._cache.offloader.wait_io()
-written = session._cache.offloader.storage.stats().used_bytes
+session.cache.offloader.wait_io()
+written = session.cache.offloader.storage.stats().used_bytes
 print("mid-step", written, flush=True)
 time.sleep(60)
 """
@@ -67,8 +67,8 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 with ssdtrain.offload(net, **{settings}) as session:
     output = net(torch.randn(32, 64, requires_grad=True))
-    session._cache.offloader.wait_io()
-    assert session._cache.offloader.storage.stats().used_bytes > 0
+    session.cache.offloader.wait_io()
+    assert session.cache.offloader.storage.stats().used_bytes > 0
     try:
         dist.send(output.detach(), 1)
         dist.recv(here, 1)
@@ -76,8 +76,8 @@ with ssdtrain.offload(net, **{settings}) as session:
     except RuntimeError as error:
         print("stopped:", str(error).splitlines()[0], flush=True)
     del output
-    assert session._cache.is_idle
-    offloader = session._cache.offloader
+    assert session.cache.is_idle
+    offloader = session.cache.offloader
 assert offloader.pool.total_bytes == 0
 print("clean", flush=True)
 os._exit(0)

@@ -25,7 +25,7 @@ def losses(model: nn.Module, session: ssdtrain.Session | None) -> list[torch.Ten
         generator = torch.Generator().manual_seed(step)
         loss = model(torch.randn(64, 64, generator=generator)).square().mean()
         if session is not None:
-            session._cache.offloader.wait_io()  # what is read comes from the disks
+            session.cache.offloader.wait_io()  # what is read comes from the disks
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -68,10 +68,10 @@ def failing(call: Callable[[], Any], error: type[BaseException]) -> None:
 
 def check_clean(session: ssdtrain.Session) -> None:
     gc.collect()
-    assert session._cache.is_idle
+    assert session.cache.is_idle
     assert session.live_bytes == 0
-    session._cache._window.release_down_to(0)
-    offloader = session._cache.offloader
+    session.cache._window.release_down_to(0)
+    offloader = session.cache.offloader
     offloader.wait_io()
     # A read under way when its record was dropped gives its buffer back as it ends.
     deadline = time.monotonic() + 20
