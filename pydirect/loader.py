@@ -3,7 +3,7 @@
 Three stages overlap, as in chapter 3 of S. W. Min's dissertation but inside one
 process: threads sample, one thread fetches (features, edges, labels) on a side stream
 into buffers that take turns, and the caller trains on its own stream. The device may
-draw the neighbours itself (`Sampling`), on that side stream. The features are
+draw the neighbours itself (`Sampling`), on a stream of its own. The features are
 fetched by a `Fetch`: `DirectFetch` lets the GPU gather from host memory, `StagedFetch`
 is what PyG does (CPU gather, pin, copy).
 """
@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -202,10 +202,18 @@ class MiniBatchLoader:
         self._epoch = 0
         self._scratch = threading.local()
         self._num_threads = torch.get_num_threads()
-        self._side = _new_stream(device) if device.type == "cuda" else None
+        gpu = device.type == "cuda"
+        self._side = _new_stream(device) if gpu else None
+        self.draw_stream = _new_stream(device) if gpu and self.draws else None
+        """Where the device draws; see [Note: Three streams]."""
 
     def __len__(self) -> int:
         return -(-len(self._seeds) // self._config.batch_size)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the device draws, not threads."""
+        return self._drawer is not None
 
     @property
     def epoch(self) -> int:
@@ -322,14 +330,79 @@ class _Slot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """A sample that is there once ``drawn`` has passed; None: it is there."""
+
+    batch: SampledBatch
+    drawn: Any
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Ready:
     batch: MiniBatch
     slot: int
     fetched: Any
 
 
+class _DrawAhead:
+    """A thread that draws on the device while another fetches.
+
+    [Note: Three streams] Drawing waits for the device at every hop. On the fetching
+    stream that wait would be for the gather of the batch before, and the stages would
+    take turns. So the sample of the next batch, the gather of this one and the training
+    on the one before have a stream each. The first two are short or narrow and go
+    first: without priority each of the many small kernels of a sample would wait for
+    blocks of the training's.
+    """
+
+    def __init__(self, loader: "MiniBatchLoader", ahead: int) -> None:
+        """``ahead``: samples that may wait to be fetched."""
+        self._loader = loader
+        self._wanted: queue.Queue[bool] = queue.Queue()
+        self._drawn: queue.Queue[_Drawn | BaseException | None] = queue.Queue()
+        self._stopping = threading.Event()
+        for _ in range(ahead):
+            self._wanted.put(True)
+        self._thread = threading.Thread(target=self._work, name="pydirect-draw")
+        self._thread.start()
+
+    def batches(self) -> Iterator[_Drawn]:
+        """Samples in order."""
+        while True:
+            drawn = self._drawn.get()
+            if drawn is None:
+                return
+            if isinstance(drawn, BaseException):
+                raise drawn
+            self._wanted.put(True)
+            yield drawn
+
+    def stop(self) -> None:
+        """Stop the thread and wait for it."""
+        self._stopping.set()
+        self._wanted.put(True)
+        self._thread.join()
+
+    def _work(self) -> None:
+        sampled = self._loader.sampled()
+        stream = self._loader.draw_stream
+        try:
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                while self._wanted.get() and not self._stopping.is_set():
+                    batch = next(sampled, None)
+                    if batch is None:
+                        break
+                    event = stream.record_event() if stream else None
+                    self._drawn.put(_Drawn(batch=batch, drawn=event))
+        except BaseException as error:  # handed to the fetching thread
+            self._drawn.put(error)
+        finally:
+            sampled.close()
+            self._drawn.put(None)
+
+
 class _Pipeline:
-    """The fetching thread of one epoch and its two queues."""
+    """The threads of one epoch and their queues."""
 
     def __init__(
         self, loader: MiniBatchLoader, num_slots: int, side: Any | None
@@ -341,6 +414,7 @@ class _Pipeline:
         self._stopping = threading.Event()
         for number in range(num_slots):
             self._free.put(_Slot(number=number, released=None))
+        self._ahead = _DrawAhead(loader, num_slots) if loader.draws else None
         self._thread = threading.Thread(target=self._work, name="pydirect-fetch")
         self._thread.start()
 
@@ -361,35 +435,46 @@ class _Pipeline:
             self._free.put(_Slot(number=ready.slot, released=released))
 
     def stop(self) -> None:
-        """Stop the thread and wait for it; the queues are dropped."""
+        """Stop the threads and wait for them; the queues are dropped."""
         self._stopping.set()
         self._free.put(None)
+        if self._ahead is not None:
+            self._ahead.stop()
         self._thread.join()
 
     def _work(self) -> None:
-        sampled = self._loader.sampled()
         on_side = torch.cuda.stream(self._side) if self._side else nullcontext()
         try:
-            with on_side:
+            with on_side, closing(self._sampled()) as sampled:
                 self._loader.use_threads()
-                for batch in sampled:
+                for drawn in sampled:
                     slot = self._free.get()
                     if slot is None or self._stopping.is_set():
                         return
-                    self._ready.put(self._fetch(batch, slot))
+                    self._ready.put(self._fetch(drawn, slot))
             self._ready.put(None)
         except BaseException as error:  # handed to the caller, who raises it
             self._ready.put(error)
-        finally:
-            sampled.close()
 
-    def _fetch(self, sampled: SampledBatch, slot: _Slot) -> _Ready:
+    def _sampled(self) -> Generator[_Drawn, None, None]:
+        if self._ahead is not None:
+            yield from self._ahead.batches()
+            return
+        with closing(self._loader.sampled()) as sampled:
+            for batch in sampled:
+                yield _Drawn(batch=batch, drawn=None)
+
+    def _fetch(self, drawn: _Drawn, slot: _Slot) -> _Ready:
         if self._side is None:
-            batch = self._loader.fetch(sampled, slot.number)
+            batch = self._loader.fetch(drawn.batch, slot.number)
             return _Ready(batch=batch, slot=slot.number, fetched=None)
+        if drawn.drawn is not None:
+            self._side.wait_event(drawn.drawn)
+            for tensor in (drawn.batch.node_ids, drawn.batch.edge_index):
+                tensor.record_stream(self._side)
         if slot.released is not None:
             self._side.wait_event(slot.released)
-        batch = self._loader.fetch(sampled, slot.number)
+        batch = self._loader.fetch(drawn.batch, slot.number)
         fetched = self._side.record_event()
         return _Ready(batch=batch, slot=slot.number, fetched=fetched)
 
@@ -410,7 +495,8 @@ def _drawer_of(
 
 
 def _new_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
+    """A stream whose kernels go before those of training."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _hand_over(batch: MiniBatch, fetched: Any) -> None:

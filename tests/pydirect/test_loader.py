@@ -21,9 +21,16 @@ GRAPH, LABELS = generate_graph(
 FEATURES = torch.arange(300.0)[:, None] * torch.ones(1, 8)
 
 
-def loader_of(buffers: int, fetch: Fetch | None = None) -> MiniBatchLoader:
+def loader_of(
+    buffers: int, fetch: Fetch | None = None, sampling: str = "threads"
+) -> MiniBatchLoader:
     config = LoaderConfig(
-        batch_size=32, fanouts=(4, 3), num_samplers=3, num_buffers=buffers, seed=7
+        batch_size=32,
+        fanouts=(4, 3),
+        num_samplers=3,
+        num_buffers=buffers,
+        seed=7,
+        sampling=sampling,
     )
     fetch = fetch or StagedFetch(FEATURES, DEVICE)
     return MiniBatchLoader(GRAPH, LABELS, torch.arange(250), fetch, config, DEVICE)
@@ -42,11 +49,12 @@ def test_rows_labels_and_edges_belong_together() -> None:
     assert seen == 250 and len(loader) == 8
 
 
+@pytest.mark.parametrize("sampling", ["threads", "device", "host"])
 @pytest.mark.parametrize("buffers", [1, 2, 3])
-def test_overlap_changes_nothing(buffers: int) -> None:
-    want = [b.x.clone() for b in loader_of(1)]
+def test_overlap_changes_nothing(buffers: int, sampling: str) -> None:
+    want = [b.x.clone() for b in loader_of(1, sampling=sampling)]
     fetch = DirectFetch(FEATURES, DEVICE, num_slots=buffers)
-    got = [b.x.clone() for b in loader_of(buffers, fetch)]
+    got = [b.x.clone() for b in loader_of(buffers, fetch, sampling)]
     assert len(got) == len(want)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
@@ -65,20 +73,35 @@ def test_epochs_differ_and_repeat() -> None:
     )
 
 
-def test_leaving_early_stops_the_threads() -> None:
+@pytest.mark.parametrize("sampling", ["threads", "device"])
+@pytest.mark.parametrize("num_batches", [1, 7])
+def test_leaving_early_stops_the_threads(num_batches: int, sampling: str) -> None:
     before = threading.active_count()
     threads = torch.get_num_threads()
-    for _ in loader_of(2):
-        break
+    loader = loader_of(2, sampling=sampling)
+    for number, _ in enumerate(loader, 1):
+        if number == num_batches:
+            break
+    assert loader.epoch == 1
     assert threading.active_count() == before
     assert torch.get_num_threads() == threads
 
 
-def test_an_error_in_the_fetching_thread_reaches_the_caller() -> None:
+@pytest.mark.parametrize("sampling", ["threads", "device"])
+def test_an_error_in_the_fetching_thread_reaches_the_caller(sampling: str) -> None:
     before = threading.active_count()
     too_small = StagedFetch(FEATURES[:10], DEVICE)
     with pytest.raises(IndexError):
-        list(loader_of(2, too_small))
+        list(loader_of(2, too_small, sampling))
+    assert threading.active_count() == before
+
+
+def test_an_error_in_the_drawing_thread_reaches_the_caller() -> None:
+    before = threading.active_count()
+    loader = loader_of(2, sampling="device")
+    loader._seeds = torch.tensor([5, 5])
+    with pytest.raises(ValueError, match="expects distinct nodes"):
+        list(loader)
     assert threading.active_count() == before
 
 
