@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pydirect.memory import empty_table
+from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 
 _FILL_ROWS = 1 << 17
@@ -222,7 +223,7 @@ def load(
     seed: int = 0,
     device: str = "auto",
 ) -> NodeDataset:
-    """The data set that a config names.
+    """The data set that a config names; under torchrun loaded once and shared.
 
     Args:
         name: "generated", or a file of `planetoid` ("cora", "citeseer").
@@ -234,13 +235,56 @@ def load(
     Raises:
         ValueError: a planetoid name without a directory.
     """
-    if name != "generated":
+    ranks = Ranks.join(device)
+
+    def make() -> NodeDataset:
+        if name == "generated":
+            given = statistics or GraphStatistics()
+            return generated(given, seed=seed, device=str(ranks.device))
         if directory is None:
             raise ValueError(
                 f"dataset {name!r} expects trainer.dataset.directory, where {name}.npz "
                 'lies; "generated" needs none'
             )
         return planetoid(directory, name)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return generated(statistics or GraphStatistics(), seed=seed, device=device)
+
+    return share_dataset(ranks, make() if ranks.is_first else None)
+
+
+def share_dataset(ranks: Ranks, dataset: NodeDataset | None) -> NodeDataset:
+    """The first rank's data set in every process, its tensors as shared memory.
+
+    Args:
+        ranks: all call this; in a run of one process the data set stays as it is.
+        dataset: of the first rank, which copies it once.
+    """
+    if ranks.size == 1:
+        if dataset is None:
+            raise ValueError("share_dataset: expects the first rank's set, got none")
+        return dataset
+    graph = None if dataset is None else dataset.graph
+    num_classes, is_weighted, is_symmetric = ranks.share_numbers(
+        0 if dataset is None else dataset.num_classes,
+        int(graph is not None and graph.weights is not None),
+        int(graph is not None and graph.symmetric),
+    )
+    title = None if dataset is None else torch.tensor(list(dataset.name.encode()))
+
+    def part(owner: NodeDataset | Graph | None, name: str) -> torch.Tensor:
+        return ranks.share(None if owner is None else getattr(owner, name))
+
+    return NodeDataset(
+        name=bytes(ranks.share(title).tolist()).decode(),
+        graph=Graph(
+            offsets=part(graph, "offsets"),
+            neighbors=part(graph, "neighbors"),
+            weights=part(graph, "weights") if is_weighted else None,
+            symmetric=bool(is_symmetric),
+        ),
+        features=part(dataset, "features"),
+        labels=part(dataset, "labels"),
+        num_classes=num_classes,
+        train_nodes=part(dataset, "train_nodes"),
+        valid_nodes=part(dataset, "valid_nodes"),
+        test_nodes=part(dataset, "test_nodes"),
+    )

@@ -95,6 +95,14 @@ class MiniBatch:
     num_seeds: int
     num_nodes_per_hop: tuple[int, ...]
     num_edges_per_hop: tuple[int, ...]
+    weight: float = 1.0
+    """Of this batch's mean loss in the mean over the processes of a run; 0 where there
+    were fewer seeds left than processes: the batch counts for nothing."""
+
+    @property
+    def num_counted(self) -> int:
+        """Seeds that are this process's own."""
+        return self.num_seeds if self.weight else 0
 
 
 class Fetch(Protocol):
@@ -179,6 +187,8 @@ class MiniBatchLoader:
         fetch: Fetch,
         config: LoaderConfig,
         device: torch.device,
+        *,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         """
         Args:
@@ -189,8 +199,12 @@ class MiniBatchLoader:
             fetch: how features reach ``device``.
             config: see `LoaderConfig`.
             device: where training runs.
+            part: which of how many processes this is. ``batch_size`` is of each; their
+                batches of one number are together a batch of one process, and all have
+                as many.
         """
         self._graph = graph
+        self._rank, self._num_ranks = part
         self._drawer = _drawer_of(graph, config, device)
         # Where the batches' node numbers come into being.
         where = torch.device("cpu") if self._drawer is None else device
@@ -208,7 +222,7 @@ class MiniBatchLoader:
         """Where the device draws; see [Note: Three streams]."""
 
     def __len__(self) -> int:
-        return -(-len(self._seeds) // self._config.batch_size)
+        return -(-len(self._seeds) // (self._config.batch_size * self._num_ranks))
 
     @property
     def draws(self) -> bool:
@@ -234,8 +248,8 @@ class MiniBatchLoader:
         waiting: deque[Future[SampledBatch]] = deque()
         with ThreadPoolExecutor(self._config.num_samplers) as pool:
             try:
-                for number, seeds in enumerate(plan):
-                    waiting.append(pool.submit(self._sample, seeds, number))
+                for number, part in enumerate(plan):
+                    waiting.append(pool.submit(self._sample, part, number))
                     if len(waiting) > 2 * self._config.num_samplers:
                         yield waiting.popleft().result()
                 while waiting:
@@ -247,13 +261,16 @@ class MiniBatchLoader:
                 torch.set_num_threads(self._num_threads)
 
     def _drawn(
-        self, drawer: DeviceSampler, plan: tuple[torch.Tensor, ...]
+        self, drawer: DeviceSampler, plan: "tuple[_Part, ...]"
     ) -> Generator[SampledBatch, None, None]:
         """Batches drawn on the device, on the stream of whoever asks for them."""
         epoch = self._config.seed * 1_000_003 + self._epoch
         try:
-            for number, seeds in enumerate(plan):
-                yield drawer.sample(seeds, epoch, number)
+            for number, part in enumerate(plan):
+                batch = drawer.sample(part.seeds, epoch, number)
+                yield (
+                    batch if part.weight == 1.0 else replace(batch, weight=part.weight)
+                )
         finally:
             self._epoch += 1
 
@@ -275,6 +292,7 @@ class MiniBatchLoader:
             num_seeds=sampled.num_seeds,
             num_nodes_per_hop=sampled.num_nodes_per_hop,
             num_edges_per_hop=sampled.num_edges_per_hop,
+            weight=sampled.weight,
         )
 
     def __iter__(self) -> Iterator[MiniBatch]:
@@ -292,16 +310,21 @@ class MiniBatchLoader:
         finally:
             pipeline.stop()
 
-    def _plan(self) -> tuple[torch.Tensor, ...]:
+    def _plan(self) -> "tuple[_Part, ...]":
         seeds = self._seeds
         if self._config.shuffle:
             generator = torch.Generator()
             generator.manual_seed(self._config.seed * 1_000_003 + self._epoch)
             order = torch.randperm(len(seeds), generator=generator)
             seeds = seeds[order.to(seeds.device)]
-        return tuple(torch.split(seeds, self._config.batch_size))
+        num = self._num_ranks
+        return tuple(
+            _part_of(together, self._rank, num)
+            for together in torch.split(seeds, self._config.batch_size * num)
+            if len(together)
+        )
 
-    def _sample(self, seeds: torch.Tensor, number: int) -> SampledBatch:
+    def _sample(self, part: "_Part", number: int) -> SampledBatch:
         if not hasattr(self._scratch, "sampler"):
             # Threads are the parallelism here: one core each.
             torch.set_num_threads(1)
@@ -310,7 +333,9 @@ class MiniBatchLoader:
             self._scratch.sampler = NeighborSampler(self._graph, self._config.fanouts)
         sampler: NeighborSampler = self._scratch.sampler
         epoch = self._config.seed * 1_000_003 + self._epoch
-        batch = sampler.sample(seeds, (epoch << 24) + number)
+        number = number * self._num_ranks + self._rank
+        batch = sampler.sample(part.seeds, (epoch << 24) + number)
+        batch = replace(batch, weight=part.weight)
         if self._device.type != "cuda":
             return batch
         # Here and not in the fetching thread, on whose time the GPU waits.
@@ -319,6 +344,23 @@ class MiniBatchLoader:
             node_ids=batch.node_ids.pin_memory(),
             edge_index=batch.edge_index.pin_memory(),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A process's seeds of one batch."""
+
+    seeds: torch.Tensor
+    weight: float
+
+
+def _part_of(together: torch.Tensor, rank: int, num_ranks: int) -> _Part:
+    """Share ``together`` out evenly, so that weighted means add up to its mean."""
+    seeds = together[rank::num_ranks]
+    if len(seeds) == 0:
+        # Gradients are averaged over all processes, so this one needs some.
+        return _Part(seeds=together[:1], weight=0.0)
+    return _Part(seeds=seeds, weight=len(seeds) * num_ranks / len(together))
 
 
 @dataclass(frozen=True, kw_only=True)

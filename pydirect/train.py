@@ -1,7 +1,8 @@
 """Node classification with sampled neighbourhoods: the trainer behind the recipes.
 
 Built by Hydra from ``configs/gnn/*.yaml`` (``_target_``), or by hand. The features stay
-in host memory; `FetchMode` says how they reach the GPU.
+in host memory; `FetchMode` says how they reach the GPU. Under torchrun there is one
+process a GPU, and they share graph and features; see `pydirect.ranks`.
 """
 
 import enum
@@ -26,8 +27,15 @@ from pydirect.loader import (
     StagedFetch,
 )
 from pydirect.memory import pin
+from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, ResidentGraph, settle
-from pydirect.tiering import Score, TieredFetch, TieredTable, score_nodes
+from pydirect.tiering import (
+    Score,
+    TieredFetch,
+    TieredTable,
+    score_nodes,
+    spread_table,
+)
 
 _CHECKPOINT = "checkpoint.pt"
 _METRICS = "metrics.jsonl"
@@ -75,8 +83,9 @@ class NodeClassificationTrainer:
     """With ``fetch=tiered``: which rows are hot."""
 
     cache_bytes: int | None = None
-    """With ``fetch=tiered``: GPU memory for hot rows, in bytes; None takes what is free
-    less a fifth of the GPU."""
+    """With ``fetch=tiered``: GPU memory for hot rows, in bytes of each GPU; None takes
+    what is free less a fifth of the GPU. GPUs that reach one another hold different
+    rows."""
 
     epochs: int = 10
     seed: int = 0
@@ -94,6 +103,9 @@ class NodeClassificationTrainer:
     """Continue from checkpoint.pt in ``run_directory``, if there is one."""
 
     progress: bool = True
+    ranks: Ranks | None = None
+    """The processes that train together; None: those that torchrun has started.
+    ``loader.batch_size`` is of each of them."""
 
     def __post_init__(self) -> None:
         self.fetch = FetchMode(self.fetch)
@@ -101,7 +113,8 @@ class NodeClassificationTrainer:
         if self.resume and self.run_directory is None:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
         torch.manual_seed(self.seed)
-        self.target = pick_device(self.device)
+        self.together = self.ranks or Ranks.join(self.device)
+        self.target = self.together.device
         if self.device_bytes is not None:
             limit_device_memory(self.target, self.device_bytes)
         self.network = self.model(
@@ -111,11 +124,12 @@ class NodeClassificationTrainer:
         self.solver = self.optimizer(self.network.parameters())
         self.batches = self._loader(self.dataset.train_nodes, shuffle=True)
         self._first_epoch = self._load() if self.resume else 0
+        self._replica = self.together.replicate(self.network)
 
     def run(self) -> dict[str, Any]:
         """Train, measure, and return the result as plain values."""
         result = self.fit()
-        if self.progress:
+        if self.progress and self.together.is_first:
             print(
                 f"{self.dataset.name}: test accuracy {result.test_accuracy:.4f}, "
                 f"{result.epoch_seconds:.2f} s an epoch"
@@ -127,7 +141,8 @@ class NodeClassificationTrainer:
         if self.target.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target)
         losses, seconds = [], []
-        with _Metrics(self.run_directory, append=self._first_epoch > 0) as log:
+        directory = self.run_directory if self.together.is_first else None
+        with _Metrics(directory, append=self._first_epoch > 0) as log:
             for epoch in range(self._first_epoch, self.epochs):
                 begun = time.perf_counter()
                 losses.append(self.train_epoch(epoch))
@@ -154,27 +169,33 @@ class NodeClassificationTrainer:
         self.network.train()
         self.batches.epoch = epoch
         # Dropout repeats after a resume: the epoch decides, not what ran before.
-        torch.manual_seed(self.seed * 1_000_003 + epoch)
+        number = self.seed * 1_000_003 + epoch
+        torch.manual_seed(number + (self.together.rank << 40))
         total = torch.zeros((), device=self.target)
-        bar = _bar(self.batches, f"epoch {epoch}", self.progress)
-        for batch in bar:
-            total += self.step(batch).detach() * batch.num_seeds
-        return float(total) / len(self.dataset.train_nodes)
+        shown = self.progress and self.together.is_first
+        for batch in _bar(self.batches, f"epoch {epoch}", shown):
+            total += self.step(batch).detach() * batch.num_counted
+        return float(self.together.total(total)) / len(self.dataset.train_nodes)
 
     def step(self, batch: MiniBatch) -> torch.Tensor:
         """Forward, backward and update; returns the loss, shape ()."""
         self.solver.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(self.scores(batch), batch.y)
-        loss.backward()
+        scores = self.scores(batch, self._replica)
+        loss = torch.nn.functional.cross_entropy(scores, batch.y)
+        # Gradients are averaged over the processes; with the weights that is the mean
+        # over their seeds.
+        (loss if batch.weight == 1.0 else loss * batch.weight).backward()
         self.solver.step()
         return loss
 
-    def scores(self, batch: MiniBatch) -> torch.Tensor:
+    def scores(
+        self, batch: MiniBatch, network: torch.nn.Module | None = None
+    ) -> torch.Tensor:
         """Class scores of the seeds, shape (num_seeds, num_classes).
 
         Each layer computes only what later layers read (PyG's trimming by hops).
         """
-        out: torch.Tensor = self.network(
+        out: torch.Tensor = (network or self.network)(
             batch.x,
             batch.edge_index,
             num_sampled_nodes_per_hop=list(batch.num_nodes_per_hop),
@@ -188,8 +209,9 @@ class NodeClassificationTrainer:
         self.network.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.target)
         for batch in self._loader(nodes, shuffle=False):
-            right += (self.scores(batch).argmax(1) == batch.y).sum()
-        return int(right) / max(1, len(nodes))
+            if batch.num_counted:
+                right += (self.scores(batch).argmax(1) == batch.y).sum()
+        return int(self.together.total(right)) / max(1, len(nodes))
 
     @functools.cached_property
     def sampled_graph(self) -> Graph | ResidentGraph:
@@ -216,17 +238,20 @@ class NodeClassificationTrainer:
     @functools.cached_property
     def tiered_table(self) -> TieredTable:
         """The features with the hottest rows in GPU memory, for all loaders."""
-        score = score_nodes(
-            Score(self.score),
-            self.dataset.graph,
-            self.dataset.train_nodes,
-            num_hops=len(self.loader.fanouts),
-        )
+        score = None
+        if self.together.is_first:
+            score = score_nodes(
+                Score(self.score),
+                self.dataset.graph,
+                self.dataset.train_nodes,
+                num_hops=len(self.loader.fanouts),
+                device=self.target,
+            )
         features = self.dataset.features
-        return TieredTable(
+        return spread_table(
+            self.together,
             pin(features) if self.target.type == "cuda" else features,
-            score,
-            device=self.target,
+            self.together.share(score),
             budget_bytes=self.cache_bytes,
         )
 
@@ -244,10 +269,11 @@ class NodeClassificationTrainer:
             self.new_fetch(),
             config,
             self.target,
+            part=(self.together.rank, self.together.size),
         )
 
     def _save(self, epoch: int) -> None:
-        if self.run_directory is None:
+        if self.run_directory is None or not self.together.is_first:
             return
         state = {
             "epoch": epoch,
@@ -290,16 +316,6 @@ def read_checkpoint(
             f"{path}: expected a checkpoint of this model, got {type(error).__name__}: "
             f"{error}; remove it to start anew"
         ) from error
-
-
-def pick_device(name: str) -> torch.device:
-    """ "auto": the current GPU, or the CPU where there is none."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def limit_device_memory(device: torch.device, num_bytes: int) -> None:

@@ -90,11 +90,25 @@ def bytes_on(host: torch.Tensor, device_type: int, device_id: int) -> torch.Tens
 
     See [Note: Aliases through DLPack].
     """
-    shape, stride = (ctypes.c_int64 * 1)(host.nbytes), (ctypes.c_int64 * 1)(1)
+    return _bytes_at(host.data_ptr(), host.nbytes, (device_type, device_id), host)
+
+
+def cuda_bytes(
+    address: int, num_bytes: int, device: torch.device, owner: object
+) -> torch.Tensor:
+    """A uint8 tensor on a GPU over memory that it reads; holds ``owner``."""
+    gpu = torch.cuda.current_device() if device.index is None else device.index
+    return _bytes_at(address, num_bytes, (_DL_CUDA, gpu), owner)
+
+
+def _bytes_at(
+    address: int, num_bytes: int, device: tuple[int, int], owner: object
+) -> torch.Tensor:
+    shape, stride = (ctypes.c_int64 * 1)(num_bytes), (ctypes.c_int64 * 1)(1)
     managed = _DLManagedTensor(
-        data=host.data_ptr(),
-        device_type=device_type,
-        device_id=device_id,
+        data=address,
+        device_type=device[0],
+        device_id=device[1],
         num_dimensions=1,
         type_code=_DL_UINT,
         type_bits=8,
@@ -104,7 +118,7 @@ def bytes_on(host: torch.Tensor, device_type: int, device_id: int) -> torch.Tens
         byte_offset=0,
         deleter=ctypes.cast(_drop, ctypes.c_void_p),
     )
-    holder = (host, shape, stride, managed)
+    holder = (owner, shape, stride, managed)
     managed.holder = id(holder)
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object

@@ -33,6 +33,9 @@ class SampledBatch:
     """int64, shape (num_edges,): the edges, as numbered in the graph; None from
     `NeighborSampler`, which does not keep them."""
 
+    weight: float = 1.0
+    """Of this batch's mean loss in the mean over the processes of a run."""
+
 
 class NeighborSampler:
     """Samples batches of one graph. One object per thread: it holds scratch memory."""

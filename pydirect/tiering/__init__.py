@@ -11,6 +11,7 @@ from pydirect.tiering.scores import (
     score_nodes,
     weighted_reverse_pagerank,
 )
+from pydirect.tiering.spread import spread_table
 from pydirect.tiering.table import (
     TieredFetch,
     TieredTable,
@@ -34,5 +35,6 @@ __all__ = [
     "reverse_pagerank",
     "score_nodes",
     "share_of",
+    "spread_table",
     "weighted_reverse_pagerank",
 ]

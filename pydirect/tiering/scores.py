@@ -5,12 +5,16 @@ node to its neighbours (its sources), evenly: that is PageRank on the reversed e
 """
 
 import enum
+import itertools
 
 import torch
 
 from pydirect.sampling import Graph
 
 DAMPING = 0.85
+_CPU = torch.device("cpu")
+# Expanded at once, 16 bytes each.
+_PIECE_EDGES = 1 << 26
 
 
 class Score(enum.Enum):
@@ -22,7 +26,11 @@ class Score(enum.Enum):
 
 
 def score_nodes(
-    kind: Score, graph: Graph, train_nodes: torch.Tensor, num_hops: int
+    kind: Score,
+    graph: Graph,
+    train_nodes: torch.Tensor,
+    num_hops: int,
+    device: torch.device = _CPU,
 ) -> torch.Tensor:
     """The score of every node: float64, shape (num_nodes,).
 
@@ -31,12 +39,15 @@ def score_nodes(
         graph: nodes aggregate from their neighbours.
         train_nodes: int64, shape (num_train,): where sampling starts.
         num_hops: how deep it goes.
+        device: that computes it; a GPU takes the edges in pieces.
     """
     if kind is Score.DEGREE:
         return degree_score(graph)
     if kind is Score.REVERSE_PAGERANK:
-        return reverse_pagerank(graph, num_iterations=num_hops)
-    return weighted_reverse_pagerank(graph, train_nodes, num_iterations=num_hops)
+        return reverse_pagerank(graph, num_iterations=num_hops, device=device)
+    return weighted_reverse_pagerank(
+        graph, train_nodes, num_iterations=num_hops, device=device
+    )
 
 
 def degree_score(graph: Graph) -> torch.Tensor:
@@ -46,11 +57,15 @@ def degree_score(graph: Graph) -> torch.Tensor:
 
 
 def reverse_pagerank(
-    graph: Graph, *, num_iterations: int = 5, damping: float = DAMPING
+    graph: Graph,
+    *,
+    num_iterations: int = 5,
+    damping: float = DAMPING,
+    device: torch.device = _CPU,
 ) -> torch.Tensor:
     """Reverse PageRank from every node alike; see `weighted_reverse_pagerank`."""
     start = torch.full((graph.num_nodes,), 1.0 / max(1, graph.num_nodes))
-    return _iterate(graph, start.double(), num_iterations, damping)
+    return _iterate(graph, start.double(), num_iterations, damping, device)
 
 
 def weighted_reverse_pagerank(
@@ -59,6 +74,7 @@ def weighted_reverse_pagerank(
     *,
     num_iterations: int = 5,
     damping: float = DAMPING,
+    device: torch.device = _CPU,
 ) -> torch.Tensor:
     """Reverse PageRank that starts heavier at the nodes batches are made of.
 
@@ -70,9 +86,10 @@ def weighted_reverse_pagerank(
         train_nodes: int64, shape (num_train,): weigh num_nodes / num_train at first.
         num_iterations: about the number of hops.
         damping: share of a score that flows on; the source does not state it.
+        device: that computes it; a GPU takes the edges in pieces.
 
     Returns:
-        float64, shape (num_nodes,).
+        float64, shape (num_nodes,), on the CPU.
 
     Raises:
         ValueError: no training node.
@@ -81,7 +98,7 @@ def weighted_reverse_pagerank(
         raise ValueError("train_nodes: expects at least one node")
     start = torch.full((graph.num_nodes,), 1.0 / graph.num_nodes, dtype=torch.float64)
     start[train_nodes] *= graph.num_nodes / len(train_nodes)
-    return _iterate(graph, start, num_iterations, damping)
+    return _iterate(graph, start, num_iterations, damping, device)
 
 
 def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> float:
@@ -97,14 +114,34 @@ def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> floa
 
 
 def _iterate(
-    graph: Graph, score: torch.Tensor, num_iterations: int, damping: float
+    graph: Graph,
+    score: torch.Tensor,
+    num_iterations: int,
+    damping: float,
+    device: torch.device,
 ) -> torch.Tensor:
-    degrees = graph.degrees()
+    score = score.to(device)
+    offsets = graph.offsets.to(device)
+    degrees = offsets.diff()
     base = (1.0 - damping) / max(1, graph.num_nodes)
     for _ in range(num_iterations):
         # A node without neighbours pulls nothing: its share goes nowhere.
         share = score / degrees.clamp(min=1)
-        flow = torch.repeat_interleave(share, degrees, output_size=graph.num_edges)
-        pulled = torch.zeros_like(score).index_add_(0, graph.neighbors, flow)
+        pulled = torch.zeros_like(score)
+        for first, last in _pieces(graph.offsets):
+            begin, end = int(graph.offsets[first]), int(graph.offsets[last])
+            flow = torch.repeat_interleave(
+                share[first:last], degrees[first:last], output_size=end - begin
+            )
+            pulled.index_add_(0, graph.neighbors[begin:end].to(device), flow)
         score = base + damping * pulled
-    return score
+    return score.cpu()
+
+
+def _pieces(offsets: torch.Tensor) -> list[tuple[int, int]]:
+    """Ranges of nodes with about `_PIECE_EDGES` edges each."""
+    num_edges, num_nodes = int(offsets[-1]), len(offsets) - 1
+    bounds = torch.tensor(list(range(_PIECE_EDGES, num_edges, _PIECE_EDGES))).long()
+    cuts = torch.searchsorted(offsets, bounds).tolist()
+    marks = sorted({0, *cuts, num_nodes})
+    return list(itertools.pairwise(marks))

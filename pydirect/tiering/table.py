@@ -202,11 +202,12 @@ def share_of(
     plan: TierPlan,
     gpu: int,
     device: torch.device,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rows that GPU ``gpu`` holds of the spread tier, on ``device``."""
+    """The rows that GPU ``gpu`` holds of the spread tier, on ``device``; in ``out``."""
     near = plan.replicated_rows + plan.spread_rows
     rows = hottest_rows(score, near, table.shape[0])[plan.rows_on(gpu)]
-    return index_select(table, rows.to(device))
+    return index_select(table, rows.to(device), out=out)
 
 
 def _check_shares(

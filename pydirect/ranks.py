@@ -1,0 +1,288 @@
+"""One process a GPU, all on one machine (S. W. Min, dissertation, chapter 3).
+
+Each process trains on its own share of the seeds; they share what is large. The graph
+and the features lie in host memory once (`Ranks.share`), and each process pins them for
+its GPU. Rows in GPU memory are read by the other processes' GPUs in place
+(`Ranks.open_all`). Gradients are averaged by PyTorch's DistributedDataParallel.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+from pydirect.memory.peers import create_block, open_block
+from pydirect.memory.shared import SharedFile, create_shared, open_shared
+
+_DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+)
+_MAX_DIM = 8
+_HANDLE_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Memory that the other processes may read in place."""
+
+    tensor: torch.Tensor
+    """On the rank's device."""
+
+    handle: bytes
+    """What another process opens."""
+
+
+class Ranks:
+    """The processes of one training run; a run of one process is one of them."""
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        device: torch.device | None = None,
+        group: "distributed.ProcessGroup | None" = None,
+    ) -> None:
+        """See `join`.
+
+        Args:
+            rank: of this process.
+            size: number of processes, all on this machine.
+            device: that this process trains on; None for the CPU.
+            group: of CPU tensors (gloo), for more than one process.
+        """
+        self.rank = rank
+        self.size = size
+        self.device = device or torch.device("cpu")
+        self._group = group
+        # Blocks live as long as others may read them.
+        self._blocks: list[torch.Tensor] = []
+
+    @classmethod
+    def join(cls, device: str = "auto") -> "Ranks":
+        """The ranks that torchrun (or its environment) has started; this process alone
+        where it has not. Call it again for the same process group.
+
+        Args:
+            device: "auto" takes the GPU of the local rank if there is one, "cpu" none.
+
+        Raises:
+            ValueError: ranks on several machines, or fewer GPUs than ranks.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        kind = torch.device(device)
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if not distributed.is_initialized() and size == 1:
+            return cls(device=_with_index(kind))
+        local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+        if int(os.environ.get("LOCAL_WORLD_SIZE", str(size))) != size:
+            raise ValueError(
+                f"ranks: expects all {size} on one machine, whose memory they share; "
+                f"got {os.environ['LOCAL_WORLD_SIZE']} here"
+            )
+        if kind.type == "cuda":
+            if local >= torch.cuda.device_count():
+                raise ValueError(
+                    f"ranks: expects a GPU for each, got {torch.cuda.device_count()} "
+                    f"GPUs for local rank {local}: start fewer, or set device=cpu"
+                )
+            kind = torch.device("cuda", local)
+            torch.cuda.set_device(kind)
+        if not distributed.is_initialized():
+            distributed.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+        return cls(
+            rank=distributed.get_rank(),
+            size=distributed.get_world_size(),
+            device=kind,
+            group=distributed.new_group(backend="gloo"),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process loads, prints and writes."""
+        return self.rank == 0
+
+    def share(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        """The first rank's CPU tensor in every process, as the same memory.
+
+        Args:
+            tensor: of the first rank, which copies it once; what others give is not
+                looked at.
+
+        Raises:
+            HostMemoryError: no room, or processes that do not share a machine.
+        """
+        if self.size == 1:
+            if tensor is None:
+                raise ValueError("share: expects the first rank's tensor, got none")
+            return tensor
+        header = torch.zeros(4 + _MAX_DIM, dtype=torch.int64)
+        shared, place = None, None
+        if self.is_first:
+            shared, place = _to_shared(tensor, header)
+        self._from_first(header)
+        pid, descriptor, dtype, dim, *sizes = header.tolist()
+        kind, shape = _DTYPES[dtype], sizes[:dim]
+        num_bytes = math.prod(shape) * kind.itemsize
+        if shared is None and num_bytes:
+            shared = open_shared(
+                SharedFile(pid=pid, descriptor=descriptor, num_bytes=num_bytes)
+            )
+        self.wait()
+        if place is not None:
+            os.close(place.descriptor)
+        if shared is None:
+            return torch.empty(shape, dtype=kind)
+        return shared.view(kind).view(shape)
+
+    def share_numbers(self, *numbers: int) -> tuple[int, ...]:
+        """The first rank's integers in every process, which give as many."""
+        values = torch.tensor(numbers, dtype=torch.int64)
+        if self.size > 1:
+            self._from_first(values)
+        return tuple(values.tolist())
+
+    def new_block(self, shape: tuple[int, ...], dtype: torch.dtype) -> Block:
+        """Memory of this rank's device that the others may open; see `open_all`.
+
+        Raises:
+            CudaDriverError: not enough GPU memory, or no CUDA IPC.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        # An empty share is a block as well.
+        room = max(1, num_bytes)
+        if self.device.type == "cuda":
+            flat, handle = create_block(room, self.device)
+        else:
+            flat, place = create_shared(room)
+            text = f"{place.pid} {place.descriptor}"
+            handle = text.encode().ljust(_HANDLE_BYTES)
+        self._blocks.append(flat)
+        tensor = flat[:num_bytes].view(dtype).view(shape)
+        return Block(tensor=tensor, handle=handle)
+
+    def open_all(self, block: Block) -> tuple[torch.Tensor, ...]:
+        """Every rank's block, rank by rank, as this rank's device reads it. All ranks
+        call it, when their blocks are filled; sizes of the first dimension may differ.
+
+        Raises:
+            CudaDriverError: the GPUs do not reach each other.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        mine = torch.zeros(1 + _HANDLE_BYTES, dtype=torch.int64)
+        mine[0] = len(block.tensor)
+        mine[1:] = torch.tensor(list(block.handle))
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        distributed.all_gather(found, mine, group=self._group)
+        rest, dtype = block.tensor.shape[1:], block.tensor.dtype
+        opened = []
+        for rank, (num_rows, *handle) in enumerate(one.tolist() for one in found):
+            if rank == self.rank:
+                opened.append(block.tensor)
+                continue
+            shape = (num_rows, *rest)
+            num_bytes = math.prod(shape) * dtype.itemsize
+            flat = self._open(bytes(handle), max(1, num_bytes))
+            opened.append(flat[:num_bytes].view(dtype).view(shape))
+        self.wait()
+        if self.device.type == "cpu":
+            os.close(int(block.handle.split()[1]))
+        return tuple(opened)
+
+    def reach_all(self) -> bool:
+        """Whether every rank's GPU reads every other's memory; False alone."""
+        if self.size == 1:
+            return False
+        reaches = True
+        if self.device.type == "cuda":
+            gpus = [gpu for gpu in range(self.size) if gpu != self.device.index]
+            reaches = all(
+                torch.cuda.can_device_access_peer(self.device, gpu) for gpu in gpus
+            )
+        return bool(self.least(int(reaches)))
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, on the CPU."""
+        summed = value.detach().cpu().clone()
+        if self.size > 1:
+            distributed.all_reduce(summed, group=self._group)
+        return summed
+
+    def least(self, value: int) -> int:
+        """The smallest over all ranks."""
+        found = torch.tensor(value)
+        if self.size > 1:
+            distributed.all_reduce(
+                found, op=distributed.ReduceOp.MIN, group=self._group
+            )
+        return int(found)
+
+    def replicate(self, network: torch.nn.Module) -> torch.nn.Module:
+        """The network with averaged gradients; itself alone."""
+        if self.size == 1:
+            return network
+        gpu = self.device.type == "cuda"
+        return torch.nn.parallel.DistributedDataParallel(
+            network, device_ids=[self.device.index] if gpu else None
+        )
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.size > 1:
+            distributed.barrier(group=self._group)
+
+    def close(self) -> None:
+        """Free blocks once no rank reads them. All ranks call it."""
+        self.wait()
+        self._blocks.clear()
+
+    def _from_first(self, values: torch.Tensor) -> None:
+        distributed.broadcast(values, 0, group=self._group)
+
+    def _open(self, handle: bytes, num_bytes: int) -> torch.Tensor:
+        if self.device.type == "cuda":
+            return open_block(handle, num_bytes, self.device)
+        pid, descriptor = (int(number) for number in handle.split())
+        return open_shared(
+            SharedFile(pid=pid, descriptor=descriptor, num_bytes=num_bytes)
+        )
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _to_shared(
+    tensor: torch.Tensor | None, header: torch.Tensor
+) -> tuple[torch.Tensor | None, SharedFile | None]:
+    """Copy a tensor to shared memory; what others must know goes to ``header``."""
+    if tensor is None or tensor.device.type != "cpu":
+        raise ValueError(f"share: expects the first rank's CPU tensor, got {tensor}")
+    if tensor.dtype not in _DTYPES or tensor.dim() > _MAX_DIM:
+        raise ValueError(
+            f"share: expects up to {_MAX_DIM} dimensions of one of {_DTYPES}, got "
+            f"{tensor.dim()} of {tensor.dtype}"
+        )
+    header[2], header[3] = _DTYPES.index(tensor.dtype), tensor.dim()
+    header[4 : 4 + tensor.dim()] = torch.tensor(tensor.shape)
+    if tensor.numel() == 0:
+        return None, None
+    flat, place = create_shared(tensor.nbytes)
+    header[0], header[1] = place.pid, place.descriptor
+    flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return flat, place

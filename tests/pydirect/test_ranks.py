@@ -1,0 +1,146 @@
+"""Two processes train as one would: shared memory, peers' rows, averaged gradients."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from pydirect.memory import HostMemoryError
+from pydirect.memory.shared import create_shared
+from pydirect.ranks import Ranks
+
+SCRIPT = Path(__file__).with_name("ranks_script.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(out: Path, rank: int, size: int, port: int) -> "subprocess.Popen[str]":
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # The store is this test's: no rank serves one.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+        ),
+    }
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(out)],
+        env={**os.environ, **place},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks and one process alone saw of the same run."""
+    pytest.importorskip("torch_geometric")
+    out = tmp_path_factory.mktemp("ranks")
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    started = [start(out, rank, 2, store.port) for rank in range(2)]
+    started.append(start(out, 0, 1, store.port))
+    logs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(logs)
+    names = ("rank0of2", "rank1of2", "rank0of1")
+    found = {name: json.loads((out / f"{name}.json").read_text()) for name in names}
+    return {**found, "out": out}
+
+
+def pair(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    return [seen["rank0of2"], seen["rank1of2"]]
+
+
+def test_two_processes_train_as_one_does(seen: dict[str, Any]) -> None:
+    alone = seen["rank0of1"]
+    for rank in pair(seen):
+        for way in ("direct", "tiered"):
+            assert rank[way]["losses"] == pytest.approx(alone["direct"]["losses"])
+            assert rank[way]["valid"] == alone["direct"]["valid"]
+            assert rank[way]["test"] == alone["direct"]["test"]
+            assert rank[way]["num_batches"] == alone["direct"]["num_batches"] == 4
+            assert rank[way]["weights"] == pytest.approx(
+                alone["direct"]["weights"], abs=1e-5
+            )
+    one, other = pair(seen)
+    assert one["direct"]["weights"] == other["direct"]["weights"]
+
+
+def test_hot_rows_lie_on_both_and_twice_as_many(seen: dict[str, Any]) -> None:
+    alone = seen["rank0of1"]["tiered"]
+    assert (alone["num_near"], alone["spread"]) == (60, 0)
+    for rank in pair(seen):
+        assert (rank["tiered"]["num_near"], rank["tiered"]["spread"]) == (120, 120)
+        assert rank["tiered"]["hit_ratio"] > 1.5 * alone["hit_ratio"]
+
+
+def test_rows_come_from_where_the_plan_says(seen: dict[str, Any]) -> None:
+    plans = {
+        "spread": ([0, 10], 10),
+        "mixed": ([2, 4], 6),
+        "copies": ([5, 0], 5),
+    }
+    for rank in pair(seen):
+        assert rank["spreading"].pop("empty") is True
+        for name, (plan, near) in plans.items():
+            found = rank["spreading"][name]
+            assert found == {"plan": plan, "near": near, "hot": True, "values": True}
+
+
+def test_shared_memory_is_one_and_leaves_no_descriptor(seen: dict[str, Any]) -> None:
+    for rank in pair(seen):
+        assert rank["sharing"]["table"][3] == [-1.0] * 4
+        assert rank["sharing"]["table"][2] == [8.0, 9.0, 10.0, 11.0]
+        assert rank["sharing"]["odd"] is True
+        assert rank["sharing"]["open_files"] == 0
+        assert (rank["sum"], rank["least"]) == (3, 5)
+        assert rank["dataset"][:3] == ["é", True, True]
+        assert rank["dataset"][3] == seen["rank0of1"]["dataset"][3] != 0
+
+
+def test_one_rank_writes(seen: dict[str, Any]) -> None:
+    for size in (1, 2):
+        lines = (seen["out"] / f"run{size}/metrics.jsonl").read_text().splitlines()
+        epochs = [json.loads(line).get("epoch") for line in lines]
+        assert epochs == [0, 1, None]
+
+
+@pytest.mark.filterwarnings("ignore::pydirect.memory.HostMemoryWarning")
+def test_refusals(seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in pair(seen):
+        fraction, memory = rank["errors"]
+        assert "replicated_share: expects 0 to 1, got 2.0" in fraction
+        assert "expects processes of one user in one container" in memory
+    with pytest.raises(ValueError, match="num_bytes: expects at least 1"):
+        create_shared(0)
+    with pytest.raises(HostMemoryError):
+        create_shared(1 << 60)
+    with pytest.raises(ValueError, match="expects the first rank's tensor"):
+        Ranks().share(None)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="expects all 4 on one machine"):
+        Ranks.join("cpu")
+
+
+def test_alone_nothing_is_copied_and_nobody_is_waited_for() -> None:
+    ranks = Ranks()
+    tensor, network = torch.ones(3), torch.nn.Linear(2, 2)
+    assert ranks.share(tensor) is tensor
+    assert ranks.replicate(network) is network
+    assert ranks.is_first and not ranks.reach_all()
+    assert ranks.share_numbers(4, 5) == (4, 5)
+    assert ranks.least(3) == 3 and int(ranks.total(tensor.sum())) == 3
+    ranks.wait()
+    ranks.close()
