@@ -79,6 +79,8 @@ def device_alias(host: torch.Tensor, device: torch.device | str | int) -> torch.
             f"device_alias expects pinned memory, got a tensor of {host.nbytes} bytes "
             "that is not: pass it through pydirect.memory.pin first"
         )
+    # Pinned by somebody else, it would be unpinned with their last alias.
+    host = pin(host)
     gpu = torch.cuda.current_device() if target.index is None else target.index
     with torch.cuda.device(gpu):
         flat = bytes_on(host, _DL_CUDA, gpu)

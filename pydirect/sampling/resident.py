@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pydirect.memory import device_alias, is_pinned, pin
+from pydirect.memory import device_alias, pin
 from pydirect.sampling.graph import Graph
 
 _BLOCK_EDGES_SHIFT = 14
@@ -119,9 +119,7 @@ def _running_sums(graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and not is_pinned(tensor):
-        tensor = pin(tensor)
-    return device_alias(tensor, device)
+    return device_alias(pin(tensor) if device.type == "cuda" else tensor, device)
 
 
 def _spread(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pydirect.coalesce import LINE_BYTES, SECTOR_BYTES
-from pydirect.memory import device_alias, is_pinned, pin
+from pydirect.memory import device_alias, pin
 from pydirect.sampling import Graph
 from pydirect.traversal.walk import Walk
 
@@ -250,9 +250,7 @@ def place(
 
 
 def _reachable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and not is_pinned(tensor):
-        tensor = pin(tensor)
-    return device_alias(tensor, device)
+    return device_alias(pin(tensor) if device.type == "cuda" else tensor, device)
 
 
 def _blocks(

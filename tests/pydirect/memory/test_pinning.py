@@ -1,6 +1,7 @@
 """Memory that exists is pinned in place, and unpinned when its last alias dies."""
 
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from pydirect import memory
 from pydirect.memory import (
+    alias,
     arena,
     managed,
     pinning,
@@ -265,3 +267,29 @@ def test_reach_asks_for_the_first_and_the_last_element(
     asked.clear()
     memory.reach(rows[1:, 1:3])
     assert asked == [first + 5 * 4, first + 22 * 4]
+
+
+def test_an_alias_keeps_memory_pinned_that_somebody_else_has_pinned(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second alias of a tensor outlives the first one, whose `pin` it was."""
+
+    def reach_of(address: int) -> memory.Reach:
+        inside = any(a <= address < a + n for a, (n, _) in driver.registered.items())
+        return memory.Reach.PINNED if inside else memory.Reach.NONE
+
+    def bytes_on(host: torch.Tensor, *_: int) -> torch.Tensor:
+        return host.view(torch.uint8)
+
+    monkeypatch.setattr(pinning, "reach_of", reach_of)
+    monkeypatch.setattr(alias, "bytes_on", bytes_on)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    source = torch.arange(300.0)
+    first = memory.device_alias(memory.pin(source), "cuda:0")
+    second = memory.device_alias(source, "cuda:0")
+    del first
+    gc.collect()
+    assert driver.registered and torch.equal(second, source)
+    del second
+    gc.collect()
+    assert not driver.registered
