@@ -34,7 +34,14 @@ def create_shared(num_bytes: int) -> tuple[torch.Tensor, SharedFile]:
     """
     if num_bytes < 1:
         raise ValueError(f"num_bytes: expects at least 1, got {num_bytes}")
-    read_limits().check(num_bytes)
+    limits = read_limits()
+    limits.check(num_bytes)
+    free = limits.available_bytes
+    if free is not None and num_bytes > free:
+        # The kernel would end a process rather than refuse this one.
+        raise HostMemoryError(
+            f"shared memory of {num_bytes} bytes: the machine has {free} left"
+        )
     descriptor = os.memfd_create("pydirect", os.MFD_CLOEXEC)
     try:
         # Reserved now: memory that is missing later would be a bus error.

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import distributed
 
-from pydirect.memory import HostMemoryError
+from pydirect.memory import HostMemoryError, MemoryLimits, shared
 from pydirect.memory.shared import create_shared
 from pydirect.ranks import Ranks
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 ROOT = Path(__file__).resolve().parents[2]
+LIMITS = MemoryLimits(available_bytes=100, cgroup_free_bytes=None, memlock_bytes=None)
 
 
 def start(out: Path, rank: int, size: int, port: int) -> "subprocess.Popen[str]":
@@ -124,8 +125,9 @@ def test_refusals(seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None
         assert "expects processes of one user in one container" in memory
     with pytest.raises(ValueError, match="num_bytes: expects at least 1"):
         create_shared(0)
-    with pytest.raises(HostMemoryError):
-        create_shared(1 << 60)
+    monkeypatch.setattr(shared, "read_limits", lambda: LIMITS)
+    with pytest.raises(HostMemoryError, match="4096 bytes: the machine has 100 left"):
+        create_shared(4096)
     with pytest.raises(ValueError, match="expects the first rank's tensor"):
         Ranks().share(None)
     monkeypatch.setenv("WORLD_SIZE", "4")
