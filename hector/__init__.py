@@ -32,6 +32,7 @@ from hector.functions import (
 )
 from hector.graph import HeteroGraph
 from hector.ir.kernels import SegmentMapping
+from hector.message import batch
 from hector.passes.pipeline import Optimizations
 from hector.runtime import Backend, Options
 
@@ -44,6 +45,7 @@ __all__ = [
     "Options",
     "SegmentMapping",
     "UnsupportedPythonError",
+    "batch",
     "columns",
     "compile",
     "concat",

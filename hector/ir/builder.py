@@ -46,6 +46,10 @@ class Builder:
             self._nodes[key] = found
         return found
 
+    def signature(self) -> tuple[object, ...]:
+        """Equal for builders that were asked for the same nodes in the same order."""
+        return tuple(self._nodes)
+
     # Leaves.
 
     def input(self, name: str, domain: Domain, shape: tuple[int, ...]) -> Node:

@@ -16,7 +16,8 @@ DYNAMIC_LOOPS = (3, 7)
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "cases", ["kernel_cases.py", "bound_cases.py", "sampled_cases.py"]
+    "cases",
+    ["kernel_cases.py", "bound_cases.py", "sampled_cases.py", "message_cases.py"],
 )
 def test_generated_kernels(tmp_path: Path, cases: str) -> None:
     triton = pytest.importorskip("triton")

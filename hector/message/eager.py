@@ -1,0 +1,245 @@
+"""Message passing with messages in memory: what is no compiled program.
+
+User functions that the compiler cannot read get real tensors, as in DGL: a message
+function all edges at once, a reduce function the nodes of one degree at once (degree
+buckets: [nodes, degree, ...]). Median and product pad groups to powers of two, so that
+a graph with hundreds of degrees has a dozen buckets; an LSTM reads all groups as one
+packed sequence.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from hector.message.functions import Combine, MessageFunction, ReduceFunction, Reducer
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Nodes that receive equally many messages."""
+
+    nodes: Tensor
+    """int64 [num_nodes]."""
+    edges: Tensor
+    """int64 [num_nodes, degree] edge ids, ascending in a row."""
+
+
+class Groups:
+    """The edges of each destination, in the order of their ids."""
+
+    def __init__(self, dst: Tensor, num_nodes: int) -> None:
+        self.device, self.num_edges = dst.device, dst.numel()
+        self.items = torch.sort(dst, stable=True).indices
+        self.degrees = torch.bincount(dst, minlength=num_nodes)
+        self.first = self.degrees.cumsum(0) - self.degrees
+        self._exact: list[Bucket] | None = None
+        self._padded: list[Bucket] | None = None
+        self._packing: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def exact(self) -> list[Bucket]:
+        """A bucket a degree above 0. Waits for the device on first use."""
+        if self._exact is None:
+            sizes = self.degrees.unique().tolist()
+            self._exact = [
+                self._bucket((self.degrees == d).nonzero().flatten(), d)
+                for d in sizes
+                if d
+            ]
+        return self._exact
+
+    def padded(self) -> list[Bucket]:
+        """Buckets of degrees up to a power of two; missing edges have id num_edges."""
+        if self._padded is None:
+            found, low, largest = (
+                [],
+                0,
+                int(self.degrees.max()) if self.num_edges else 0,
+            )
+            size = 1
+            while low < largest:
+                inside = (self.degrees > low) & (self.degrees <= size)
+                nodes = inside.nonzero().flatten()
+                if nodes.numel():
+                    found.append(self._bucket(nodes, size))
+                low, size = size, 2 * size
+            self._padded = found
+        return self._padded
+
+    def _bucket(self, nodes: Tensor, size: int) -> Bucket:
+        places = torch.arange(size, device=self.device)
+        there = places < self.degrees[nodes, None]
+        at = (self.first[nodes, None] + places).clamp_(max=self.num_edges - 1)
+        edges = torch.where(there, self.items[at], self.num_edges)
+        return Bucket(nodes, edges)
+
+    def packing(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes with messages by falling degree, the edges in the order of a packed
+        sequence (first messages of all nodes, second ones, ...), and how many nodes
+        have an i-th message (on the CPU, as PyTorch wants it)."""
+        if self._packing is None:
+            order = torch.argsort(self.degrees, descending=True, stable=True)
+            falling = self.degrees[order]
+            nodes = order[falling > 0]
+            falling = falling[: nodes.numel()]
+            largest = int(falling[0]) if nodes.numel() else 0
+            steps = torch.arange(largest, device=self.device)
+            # Nodes with more than t messages: the list falls.
+            counts = nodes.numel() - torch.searchsorted(
+                falling.flip(0).contiguous(), steps, right=True
+            )
+            step = steps.repeat_interleave(counts, output_size=self.num_edges)
+            begin = counts.cumsum(0) - counts
+            row = torch.arange(self.num_edges, device=self.device) - begin[step]
+            edges = self.items[self.first[nodes[row]] + step]
+            self._packing = (nodes, edges, counts.cpu())
+        return self._packing
+
+
+def combine(f: MessageFunction, left: Tensor, right: Tensor | None) -> Tensor:
+    """A built-in message of real rows; missing leading axes of a row count as 1."""
+    if right is None:
+        return left
+    rank = max(left.dim(), right.dim())
+    left, right = (
+        t.view(t.shape[0], *(1,) * (rank - t.dim()), *t.shape[1:])
+        for t in (left, right)
+    )
+    match f.combine:
+        case Combine.ADD:
+            return left + right
+        case Combine.SUB:
+            return left - right
+        case Combine.MUL:
+            return left * right
+        case Combine.DIV:
+            return left / right
+        case _:
+            product = left * right
+            return product.sum(-1, keepdim=True) if rank > 1 else product
+
+
+def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tensor:
+    """[num_nodes, ...]: a reducer that is no sum or maximum."""
+    if f.reducer is Reducer.LSTM:
+        return _lstm(f, messages, groups)
+    fill = {Reducer.MUL: 1.0, Reducer.MEDIAN: float("inf")}[f.reducer]
+    last = messages.new_full((1, *messages.shape[1:]), fill)
+    extended = torch.cat((messages, last))
+    out = messages.new_zeros(groups.degrees.numel(), *messages.shape[1:])
+    for bucket in groups.padded():
+        box = extended[bucket.edges]
+        if f.reducer is Reducer.MUL:
+            made = box.prod(1)
+        else:
+            middle = ((groups.degrees[bucket.nodes] - 1) // 2).view(
+                -1, 1, *(1,) * (box.dim() - 2)
+            )
+            places = middle.expand(-1, 1, *box.shape[2:])
+            made = box.sort(dim=1).values.gather(1, places).squeeze(1)
+        out = out.index_copy(0, bucket.nodes, made)
+    return out
+
+
+def _lstm(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tensor:
+    module = f.module
+    if module is None or messages.dim() != 2:
+        raise ValueError(
+            f"expected messages {f.message!r} [edges, width] for an LSTM, got "
+            f"{list(messages.shape)}"
+        )
+    if messages.shape[1] != module.input_size:
+        raise ValueError(
+            f"expected messages of width {module.input_size} for the LSTM, got "
+            f"{messages.shape[1]}"
+        )
+    nodes, edges, counts = groups.packing()
+    width = module.proj_size or module.hidden_size
+    width *= 2 if module.bidirectional else 1
+    out = messages.new_zeros(groups.degrees.numel(), width)
+    if not nodes.numel():
+        return out
+    packed = PackedSequence(messages[edges], counts, None, None)
+    _, (hidden, _) = module(packed)
+    ways = 2 if module.bidirectional else 1
+    last = torch.cat(tuple(hidden[-ways:]), -1)
+    return out.index_copy(0, nodes, last)
+
+
+def reduce_user(
+    call: Callable[[Bucket, Mapping[str, Tensor]], Mapping[str, Tensor]],
+    messages: Mapping[str, Tensor],
+    groups: Groups,
+) -> dict[str, Tensor]:
+    """A user's reduce function on the buckets of every degree; nodes without messages
+    get zeros."""
+    parts: dict[str, list[Tensor]] = {}
+    nodes: list[Tensor] = []
+    for bucket in groups.exact():
+        mailbox = {k: m[bucket.edges] for k, m in messages.items()}
+        made = call(bucket, mailbox)
+        _check_result(made, bucket.nodes.numel(), "reduce function")
+        if nodes and set(made) != set(parts):
+            raise ValueError(
+                f"expected the same results for nodes of every degree, got "
+                f"{sorted(made)} after {sorted(parts)}"
+            )
+        for name, value in made.items():
+            parts.setdefault(name, []).append(value)
+        nodes.append(bucket.nodes)
+    found = {}
+    for name, values in parts.items():
+        joined = torch.cat(values)
+        empty = joined.new_zeros(groups.degrees.numel(), *joined.shape[1:])
+        found[name] = empty.index_copy(0, torch.cat(nodes), joined)
+    return found
+
+
+def _check_result(made: Any, rows: int, what: str) -> None:
+    if not isinstance(made, Mapping):
+        raise ValueError(f"expected a dict from the {what}, got {type(made).__name__}")
+    for name, value in made.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
+            shape = list(getattr(value, "shape", ())) or type(value).__name__
+            raise ValueError(
+                f"expected {name!r} from the {what} with {rows} rows, got {shape}"
+            )
+
+
+def checked(made: Any, rows: int, what: str) -> dict[str, Tensor]:
+    """What a user function returned; ValueError unless it is a dict of `rows` rows."""
+    _check_result(made, rows, what)
+    return dict(made)
+
+
+def levels_of(src: Tensor, dst: Tensor, num_nodes: int) -> Iterator[Tensor]:
+    """Nodes by the longest path that leads to them: no edge inside a level.
+
+    Raises ValueError for a graph with a cycle.
+    """
+    left = torch.bincount(dst, minlength=num_nodes)
+    order = torch.sort(src, stable=True).indices
+    out_degree = torch.bincount(src, minlength=num_nodes)
+    first = out_degree.cumsum(0) - out_degree
+    level = (left == 0).nonzero().flatten()
+    done = 0
+    while level.numel():
+        yield level
+        done += level.numel()
+        sizes = out_degree[level]
+        at = torch.repeat_interleave(first[level], sizes)
+        inside = torch.arange(at.numel(), device=at.device)
+        begin = sizes.cumsum(0) - sizes
+        at = at + inside - torch.repeat_interleave(begin, sizes)
+        reached = dst[order[at]]
+        left.index_add_(0, reached, -torch.ones_like(reached))
+        candidates = reached.unique()
+        level = candidates[left[candidates] == 0]
+    if done != num_nodes:
+        raise ValueError(
+            f"expected a graph without cycles, {num_nodes - done} nodes lie on or "
+            f"behind one"
+        )

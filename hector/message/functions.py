@@ -1,0 +1,151 @@
+"""Built-in message and reduce functions, with DGL's names and semantics.
+
+A message function reads node features by endpoint (`u` is the source, `v` the
+destination) and edge features (`e`); a reduce function makes one row a destination of
+the messages that it receives. Both are data: what runs is compiled from them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "Combine",
+    "MessageFunction",
+    "ReduceFunction",
+    "Reducer",
+    "Side",
+    "copy_e",
+    "copy_u",
+    "lstm",
+    "max",
+    "mean",
+    "median",
+    "min",
+    "mul",
+    "softmax",
+    "std",
+    "sum",
+]
+
+
+class Side(Enum):
+    """Whose feature an operand of a message is."""
+
+    SOURCE = "u"
+    DESTINATION = "v"
+    EDGE = "e"
+
+
+class Combine(Enum):
+    """How a message is made of its two operands."""
+
+    COPY = "copy"
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"
+    DOT = "dot"
+    """Products summed over the last axis, which stays with size 1."""
+
+
+class Reducer(Enum):
+    """How the messages of one destination become one row. Nodes without messages get
+    zeros."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    STD = "std"
+    """Root of the mean squared deviation, not corrected for the sample's size."""
+    SOFTMAX = "softmax"
+    """Messages weighted by their softmax, element by element."""
+    MUL = "mul"
+    MEDIAN = "median"
+    """The lower one of two middle messages, as `torch.median`."""
+    LSTM = "lstm"
+    """The last state of an LSTM that reads messages in the order of the edges."""
+
+
+@dataclass(frozen=True)
+class MessageFunction:
+    """`left` combined with `right`: (side, field) each; `right` is None for a copy."""
+
+    combine: Combine
+    left: tuple[Side, str]
+    right: tuple[Side, str] | None
+    out: str
+
+
+@dataclass(frozen=True)
+class ReduceFunction:
+    """Field `message` reduced to node field `out`."""
+
+    reducer: Reducer
+    message: str
+    out: str
+    temperature: float = 1.0
+    """Of SOFTMAX."""
+    module: nn.LSTM | None = None
+    """Of LSTM."""
+
+
+def copy_u(u: str, out: str) -> MessageFunction:
+    """The source's feature."""
+    return MessageFunction(Combine.COPY, (Side.SOURCE, u), None, out)
+
+
+def copy_e(e: str, out: str) -> MessageFunction:
+    """The edge's feature."""
+    return MessageFunction(Combine.COPY, (Side.EDGE, e), None, out)
+
+
+def _binary(left: Side, combine: Combine, right: Side) -> Any:
+    def make(lhs: str, rhs: str, out: str) -> MessageFunction:
+        return MessageFunction(combine, (left, lhs), (right, rhs), out)
+
+    make.__name__ = make.__qualname__ = f"{left.value}_{combine.value}_{right.value}"
+    make.__doc__ = (
+        f"`{combine.value}` of the features of {left.value} and {right.value}."
+    )
+    return make
+
+
+for _left in Side:
+    for _right in Side:
+        for _combine in Combine:
+            if _left is not _right and _combine is not Combine.COPY:
+                _made = _binary(_left, _combine, _right)
+                globals()[_made.__name__] = _made
+                __all__.append(_made.__name__)
+
+
+def _reducer(kind: Reducer) -> Any:
+    def make(msg: str, out: str) -> ReduceFunction:
+        return ReduceFunction(kind, msg, out)
+
+    make.__name__ = make.__qualname__ = kind.value
+    make.__doc__ = f"See `Reducer.{kind.name}`."
+    return make
+
+
+sum = _reducer(Reducer.SUM)
+mean = _reducer(Reducer.MEAN)
+max = _reducer(Reducer.MAX)
+min = _reducer(Reducer.MIN)
+std = _reducer(Reducer.STD)
+mul = _reducer(Reducer.MUL)
+median = _reducer(Reducer.MEDIAN)
+
+
+def softmax(msg: str, out: str, temperature: float = 1.0) -> ReduceFunction:
+    """Sum of the messages m weighted by softmax(temperature * m)."""
+    return ReduceFunction(Reducer.SOFTMAX, msg, out, temperature=temperature)
+
+
+def lstm(msg: str, out: str, module: nn.LSTM) -> ReduceFunction:
+    """The last hidden state of `module` over the messages [width] of a node."""
+    return ReduceFunction(Reducer.LSTM, msg, out, module=module)

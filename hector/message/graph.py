@@ -1,0 +1,628 @@
+"""`hector.message.Graph`: features on a graph, and messages along its edges.
+
+DGL's names and semantics (Wang, chapter 4), on the compiler that relational layers use:
+a message function, a reduce function and the function applied behind them become one
+program, whose messages lie in no memory unless a gradient needs them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hector.frontend.values import Sym
+from hector.graph import HeteroGraph
+from hector.indexing import check_range, count, integers
+from hector.ir.types import Domain
+from hector.message.batches import EdgeBatch, Features, NodeBatch
+from hector.message.eager import (
+    Bucket,
+    Groups,
+    checked,
+    combine,
+    levels_of,
+    reduce_builtin,
+    reduce_user,
+)
+from hector.message.frame import EdgeFrame, Frame
+from hector.message.functions import (
+    MessageFunction,
+    ReduceFunction,
+    Side,
+    copy_e,
+)
+from hector.message.programs import SHARED, Programs
+from hector.message.traced import (
+    FUSED,
+    TRACE_ERRORS,
+    Rows,
+    Trace,
+    UntraceableError,
+    is_float,
+    message_rows,
+    reduce_rows,
+    softmax_rows,
+)
+
+Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
+Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
+Apply = Callable[[NodeBatch], Mapping[str, Any]]
+
+
+class Graph:
+    """Directed edges between the nodes 0 to `num_nodes` - 1, with features.
+
+    `ndata` and `edata` hold them by name. Functions with names of DGL do what DGL's do;
+    see `hector.message.functions` for the built-in ones.
+    """
+
+    def __init__(
+        self,
+        src: Any,
+        dst: Any,
+        *,
+        num_nodes: int | None = None,
+        sampled: bool = False,
+        programs: Programs | None = None,
+    ) -> None:
+        """Edges from `src[i]` to `dst[i]`; edge ids are positions.
+
+        `sampled`: one of many graphs alike, see `HeteroGraph.sampled`. Raises
+        ValueError on non-integer, ragged or out-of-range input.
+        """
+        self._src, self._dst = integers("src", src), integers("dst", dst)
+        if self._src.shape != self._dst.shape:
+            raise ValueError(
+                f"expected src and dst of one length, got {self._src.numel()} and "
+                f"{self._dst.numel()}"
+            )
+        if num_nodes is None:
+            num_nodes = count(self._src, self._dst)
+        self._num_nodes = int(num_nodes)
+        self.sampled = sampled
+        self.programs = SHARED if programs is None else programs
+        if not sampled:
+            for name, ids in (("src", self._src), ("dst", self._dst)):
+                check_range(name, ids, self._num_nodes, "num_nodes")
+        device = self._src.device
+        self.ndata = Frame(self._num_nodes, device, "node")
+        self.edata = EdgeFrame(self._src.numel(), device)
+        self.batch_num_nodes: tuple[int, ...] = (self._num_nodes,)
+        """Nodes of each graph of a batch; see `hector.message.batch`."""
+        self.batch_num_edges: tuple[int, ...] = (self._src.numel(),)
+        self.counts: Counter[str] = Counter()
+        """How calls ran: "compiled", or why messages were in memory."""
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_nodes: int, **kw: Any) -> "Graph":
+        """A graph of PyG's `edge_index` [2, edges]."""
+        return cls(edge_index[0], edge_index[1], num_nodes=num_nodes, **kw)
+
+    # The graph.
+
+    @property
+    def device(self) -> torch.device:
+        return self._src.device
+
+    def num_nodes(self) -> int:
+        return self._num_nodes
+
+    def num_edges(self) -> int:
+        return self._src.numel()
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Sources and destinations, int64 [edges]."""
+        return self._src, self._dst
+
+    def in_degrees(self) -> Tensor:
+        """int64 [nodes]."""
+        return self._in_degrees
+
+    def out_degrees(self) -> Tensor:
+        """int64 [nodes]."""
+        return self._out_degrees
+
+    @cached_property
+    def _in_degrees(self) -> Tensor:
+        return torch.bincount(self._dst, minlength=self._num_nodes)
+
+    @cached_property
+    def _out_degrees(self) -> Tensor:
+        return torch.bincount(self._src, minlength=self._num_nodes)
+
+    @cached_property
+    def structure(self) -> HeteroGraph:
+        """What compiled programs run on: the edges sorted by destination."""
+        kind = torch.zeros_like(self._src)
+        made = HeteroGraph.from_pyg(
+            torch.stack((self._src, self._dst)),
+            kind,
+            num_nodes=self._num_nodes,
+            num_relations=1,
+            sampled=self.sampled,
+        )
+        order = made.edge_order
+        same = torch.arange(order.numel(), device=order.device)
+        if self.sampled or not torch.equal(order, same):
+            self.edata.order = order
+            self.edata.inverse = torch.empty_like(order).index_copy_(0, order, same)
+        return made
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The edges of each destination in the caller's order."""
+        return Groups(self._dst, self._num_nodes)
+
+    def to(self, device: torch.device | str) -> "Graph":
+        """The graph and its features on `device`."""
+        made = Graph(
+            self._src.to(device),
+            self._dst.to(device),
+            num_nodes=self._num_nodes,
+            sampled=self.sampled,
+            programs=self.programs,
+        )
+        made.ndata.update({k: v.to(device) for k, v in self.ndata.items()})
+        made.edata.update({k: v.to(device) for k, v in self.edata.items()})
+        made.batch_num_nodes = self.batch_num_nodes
+        made.batch_num_edges = self.batch_num_edges
+        return made
+
+    @contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """Features that are set inside are gone behind it."""
+        nodes, edges = self.ndata, self.edata
+        self.ndata, self.edata = nodes.copied(), edges.copied()
+        try:
+            yield
+        finally:
+            edges.order, edges.inverse = self.edata.order, self.edata.inverse
+            self.ndata, self.edata = nodes, edges
+
+    # Message passing on all edges.
+
+    def update_all(
+        self, message_func: Message, reduce_func: Reduce, apply_node_func: Any = None
+    ) -> None:
+        """Send messages along all edges, reduce them to node features, and apply
+        `apply_node_func` to those; nodes without messages get zeros.
+
+        With an apply function, its results alone are stored.
+        """
+        self.ndata.update(self._propagate(message_func, reduce_func, apply_node_func))
+
+    def apply_edges(self, func: Message, edges: Any = None) -> None:
+        """Set edge features by a message function, on all edges or on some: ids, or
+        (sources, destinations)."""
+        if edges is None:
+            sorted_rows, given_rows = self._edge_rows(func)
+            for name, value in sorted_rows.items():
+                self.edata.set_sorted(name, value)
+            self.edata.update(given_rows)
+            return
+        ids = self._edge_ids(edges)
+        part = self._part(ids)
+        sorted_rows, given_rows = part._edge_rows(func)
+        for name, value in sorted_rows.items():
+            part.edata.set_sorted(name, value)
+            given_rows[name] = part.edata[name]
+        for name, value in given_rows.items():
+            self._write(self.edata, name, ids, value)
+
+    def _edge_rows(self, func: Message) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Results of a message function: in the graph's order, or in the caller's."""
+        try:
+            if isinstance(func, MessageFunction):
+                key = ("apply", func, self._builtin_shapes(func))
+                found = self._run(key, lambda t: [message_rows(t, func)])
+                return {func.out: found[0]}, {}
+            trace, made = self._traced(lambda t: _call_edges(t, func))
+        except TRACE_ERRORS as error:
+            self._count(error)
+            return {}, self._messages(func)
+        return dict(zip(made, self._run_traced(trace, made), strict=True)), {}
+
+    def apply_nodes(self, func: Apply, v: Any = None) -> None:
+        """Set node features by a function, of all nodes or of those of ids `v`."""
+        if v is None:
+            self.ndata.update(self._apply(func, self.ndata))
+            return
+        ids = integers("v", v).to(self.device)
+        data = Features(lambda name: self.ndata[name][ids])
+        made = checked(func(NodeBatch(data, {}, lambda: ids)), ids.numel(), "function")
+        for name, value in made.items():
+            self._write(self.ndata, name, ids, value)
+
+    # Message passing on some edges.
+
+    def send_and_recv(
+        self,
+        edges: Any,
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+    ) -> None:
+        """`update_all` along some edges, ids or (sources, destinations); nodes that
+        receive nothing stay as they are."""
+        ids = self._edge_ids(edges)
+        if ids.numel():
+            part = self._part(ids)
+            self._receive(part, None, message_func, reduce_func, apply_node_func)
+
+    def pull(
+        self,
+        v: Any,
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+    ) -> None:
+        """`update_all` along the edges into the nodes `v`, which all are updated."""
+        nodes = integers("v", v).to(self.device).unique()
+        mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
+        ids = mask.index_fill(0, nodes, True)[self._dst].nonzero().flatten()
+        part = self._part(ids, nodes)
+        self._receive(part, nodes, message_func, reduce_func, apply_node_func)
+
+    def push(
+        self,
+        u: Any,
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+    ) -> None:
+        """`send_and_recv` along the edges out of the nodes `u`."""
+        nodes = integers("u", u).to(self.device)
+        mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
+        ids = mask.index_fill(0, nodes, True)[self._src].nonzero().flatten()
+        self.send_and_recv(ids, message_func, reduce_func, apply_node_func)
+
+    def prop_nodes(
+        self,
+        levels: Iterable[Tensor],
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+    ) -> None:
+        """`pull` for each set of nodes in turn."""
+        for nodes in levels:
+            self.pull(nodes, message_func, reduce_func, apply_node_func)
+
+    def topological_levels(self) -> Sequence[Tensor]:
+        """Nodes by the longest path that leads to them, found once.
+
+        Raises ValueError if there is a cycle.
+        """
+        return self._levels
+
+    @cached_property
+    def _levels(self) -> tuple[Tensor, ...]:
+        return tuple(levels_of(self._src, self._dst, self._num_nodes))
+
+    # Compiled programs.
+
+    def _propagate(
+        self, message: Message, reduce: Reduce, apply: Apply | None
+    ) -> dict[str, Tensor]:
+        try:
+            if isinstance(message, MessageFunction) and isinstance(
+                reduce, ReduceFunction
+            ):
+                _check_fields(message, reduce)
+                if reduce.reducer in FUSED and apply is None:
+                    return {reduce.out: self._builtin(message, reduce)}
+            trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+        except TRACE_ERRORS as error:
+            self._count(error)
+        else:
+            return dict(zip(made, self._run_traced(trace, made), strict=True))
+        if apply is not None:
+            reduced = self._propagate(message, reduce, None)
+            return self._apply(apply, reduced)
+        return self._reduced(message, reduce)
+
+    def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
+        """Built-in functions: their program is found without a trace."""
+        facts = (message, reduce.reducer, reduce.temperature)
+        key = ("update", *facts, self._builtin_shapes(message))
+        return self._run(
+            key, lambda t: [reduce_rows(message_rows(t, message), reduce)]
+        )[0]
+
+    def _whole(
+        self, t: Trace, message: Message, reduce: Reduce, apply: Apply | None
+    ) -> dict[str, Rows]:
+        """A call as symbols."""
+        if isinstance(message, MessageFunction):
+            messages = {message.out: message_rows(t, message)}
+        else:
+            messages = _call_edges(t, message)
+        if isinstance(reduce, ReduceFunction):
+            if reduce.reducer not in FUSED:
+                raise UntraceableError(f"reducer {reduce.reducer.value}")
+            if reduce.message not in messages:
+                raise _no_message(reduce.message, messages)
+            found = {reduce.out: reduce_rows(messages[reduce.message], reduce)}
+        else:
+            box = {k: Rows(t, m.sym, boxed=True) for k, m in messages.items()}
+            found = _call_nodes(t, reduce, box, {})
+        if apply is not None:
+            found = _call_nodes(t, apply, {}, found)
+        return found
+
+    def _traced(
+        self, call: Callable[[Trace], dict[str, Rows]]
+    ) -> tuple[Trace, dict[str, Rows]]:
+        trace = Trace(self._row_shape)
+        made = call(trace)
+        if not made:
+            raise UntraceableError("no results")
+        return trace, made
+
+    def _run_traced(self, trace: Trace, made: Mapping[str, Rows]) -> tuple[Tensor, ...]:
+        results = [r.sym for r in made.values()]
+        ends = tuple((s.node.serial, s.rank) for s in results)
+        key = ("traced", trace.builder.signature(), ends)
+        captured = trace.captured
+
+        def tensor(name: str) -> Tensor:
+            return captured[name] if name in captured else self._tensor(name)
+
+        self.counts["compiled"] += 1
+        structure = self.structure
+        return self.programs.run(structure, key, lambda: (trace, results), tensor)
+
+    def _run(
+        self,
+        key: Any,
+        build: Callable[[Trace], list[Rows]],
+    ) -> tuple[Tensor, ...]:
+        def made() -> tuple[Trace, list[Sym]]:
+            trace = Trace(self._row_shape)
+            return trace, [r.sym for r in build(trace)]
+
+        self.counts["compiled"] += 1
+        structure = self.structure
+        return self.programs.run(structure, key, made, self._tensor)
+
+    def _tensor(self, name: str) -> Tensor:
+        kind, feature = name.split(":", 1)
+        if kind == "e":
+            return self.edata.sorted(feature)
+        return self.ndata[feature]
+
+    def _row_shape(self, side: Side, name: str) -> tuple[int, ...]:
+        edge = side is Side.EDGE
+        value = self.edata.either(name) if edge else self.ndata[name]
+        if not is_float(value):
+            raise UntraceableError(f"{name} is of {value.dtype}")
+        return tuple(value.shape[1:])
+
+    def _builtin_shapes(self, f: MessageFunction) -> tuple[tuple[int, ...], ...]:
+        sides = (f.left,) if f.right is None else (f.left, f.right)
+        return tuple(self._row_shape(*s) for s in sides)
+
+    # Messages in memory.
+
+    def _count(self, error: Exception) -> None:
+        self.counts[f"in memory: {error}"] += 1
+
+    def _messages(self, message: Message) -> dict[str, Tensor]:
+        """The messages of all edges in the caller's order."""
+        if isinstance(message, MessageFunction):
+            left = self._side(*message.left)
+            right = None if message.right is None else self._side(*message.right)
+            return {message.out: combine(message, left, right)}
+        src, dst, data = (
+            Features(partial(self._side, side))
+            for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
+        )
+        batch = EdgeBatch((src, dst, data), self._ends, self.edge_softmax)
+        return checked(message(batch), self.num_edges(), "message function")
+
+    def _side(self, side: Side, name: str) -> Tensor:
+        if side is Side.EDGE:
+            return self.edata[name]
+        ids = self._src if side is Side.SOURCE else self._dst
+        return self.ndata[name].index_select(0, ids)
+
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        ids = torch.arange(self.num_edges(), device=self.device)
+        return self._src, self._dst, ids
+
+    def _reduced(self, message: Message, reduce: Reduce) -> dict[str, Tensor]:
+        messages = self._messages(message)
+        if isinstance(reduce, ReduceFunction):
+            if reduce.message not in messages:
+                raise _no_message(reduce.message, messages)
+            value = messages[reduce.message]
+            if not is_float(value):
+                raise ValueError(
+                    f"expected floating-point messages {reduce.message!r}, got "
+                    f"{value.dtype}"
+                )
+            if reduce.reducer not in FUSED:
+                return {reduce.out: reduce_builtin(reduce, value, self.groups)}
+            return {reduce.out: self._reduce_rows(value, reduce)}
+
+        def call(bucket: Bucket, mailbox: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            data = Features(lambda name: self.ndata[name][bucket.nodes])
+            ids = self._node_ids()[bucket.nodes]
+            return reduce(NodeBatch(data, mailbox, lambda: ids))
+
+        return reduce_user(call, messages, self.groups)
+
+    def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
+        """Real messages through a compiled reducer."""
+        again = replace(reduce, message="m", out="out")
+        with self.local_scope():
+            self.edata["m"] = messages if messages.dim() < 4 else messages.flatten(1)
+            found = self._builtin(copy_e("m", "m"), again)
+        return found.view(-1, *messages.shape[1:])
+
+    def _apply(self, func: Apply, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def get(name: str) -> Tensor:
+            return data[name] if name in data else self.ndata[name]
+
+        ids = self._node_ids
+        return checked(
+            func(NodeBatch(Features(get), {}, ids)), self._num_nodes, "function"
+        )
+
+    def _node_ids(self) -> Tensor:
+        return torch.arange(self._num_nodes, device=self.device)
+
+    def edge_softmax(self, score: Tensor) -> Tensor:
+        """Softmax of edge rows [edges, ...] over the edges with one destination."""
+        with self.local_scope():
+            self.edata["score"] = score
+            self.apply_edges(lambda edges: {"out": edges.softmax(edges.data["score"])})
+            return self.edata["out"]
+
+    # Parts.
+
+    def _edge_ids(self, edges: Any) -> Tensor:
+        if isinstance(edges, tuple) and len(edges) == 2:
+            return self._find(
+                *(
+                    integers(n, e).to(self.device)
+                    for n, e in zip("uv", edges, strict=True)
+                )
+            )
+        ids = integers("edges", edges).to(self.device)
+        check_range("edges", ids, self.num_edges(), "edges")
+        return ids
+
+    def _find(self, u: Tensor, v: Tensor) -> Tensor:
+        """Ids of the edges from `u` to `v`: all of them where there are several."""
+        keys = self._src * self._num_nodes + self._dst
+        wanted = u * self._num_nodes + v
+        missing = ~torch.isin(wanted, keys)
+        if bool(missing.any()):
+            i = int(missing.nonzero()[0])
+            raise ValueError(
+                f"expected an edge from {int(u[i])} to {int(v[i])}, got none"
+            )
+        return torch.isin(keys, wanted).nonzero().flatten()
+
+    def _part(self, ids: Tensor, nodes: Tensor | None = None) -> "_Part":
+        return _Part(self, ids, nodes)
+
+    def _receive(
+        self,
+        part: "_Part",
+        nodes: Tensor | None,
+        message: Message,
+        reduce: Reduce,
+        apply: Apply | None,
+    ) -> None:
+        found = part._propagate(message, reduce, apply)
+        local = (
+            part._dst.unique()
+            if nodes is None
+            else torch.searchsorted(part.nodes, nodes)
+        )
+        rows = part.nodes[local]
+        for name, value in found.items():
+            self._write(self.ndata, name, rows, value[local])
+
+    @staticmethod
+    def _write(frame: Frame, name: str, ids: Tensor, value: Tensor) -> None:
+        """A new column with changed rows; a new feature is zero elsewhere."""
+        old = frame[name] if name in frame else None
+        if old is None or old.shape[1:] != value.shape[1:]:
+            old = value.new_zeros(frame.num_rows, *value.shape[1:])
+        frame[name] = old.index_copy(0, ids, value.to(old.dtype))
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph(num_nodes={self._num_nodes}, num_edges={self.num_edges()}, "
+            f"ndata={sorted(self.ndata)}, edata={sorted(self.edata)})"
+        )
+
+
+class _Part(Graph):
+    """Some edges of a graph and the nodes that they touch, numbered anew; features are
+    gathered when they are read."""
+
+    def __init__(self, whole: Graph, ids: Tensor, extra: Tensor | None) -> None:
+        src, dst = whole._src[ids], whole._dst[ids]
+        parts = (src, dst) if extra is None else (src, dst, extra)
+        self.nodes, local = torch.cat(parts).unique(return_inverse=True)
+        ends = local[: 2 * ids.numel()].view(2, -1)
+        super().__init__(
+            ends[0],
+            ends[1],
+            num_nodes=self.nodes.numel(),
+            sampled=True,
+            programs=whole.programs,
+        )
+        self.whole, self.edge_ids = whole, ids
+        self.counts = whole.counts
+        self.ndata.fill = lambda name: whole.ndata[name].index_select(0, self.nodes)
+        self.edata.fill = lambda name: whole.edata[name].index_select(0, ids)
+
+    def _node_ids(self) -> Tensor:
+        found: Tensor = self.nodes
+        return found
+
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            self.whole._src[self.edge_ids],
+            self.whole._dst[self.edge_ids],
+            self.edge_ids,
+        )
+
+
+def _call_edges(t: Trace, func: Callable[[EdgeBatch], Any]) -> dict[str, Rows]:
+    """A message function on symbols."""
+    src, dst, data = (
+        Features(partial(t.feature, side))
+        for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
+    )
+    return _rows(func(EdgeBatch((src, dst, data), _no_ids, softmax_rows)))
+
+
+def _call_nodes(
+    t: Trace,
+    func: Callable[[NodeBatch], Any],
+    mailbox: Mapping[str, Rows],
+    results: Mapping[str, Rows],
+) -> dict[str, Rows]:
+    """A reduce or apply function on symbols; `results` hide features."""
+
+    def get(name: str) -> Rows:
+        return results[name] if name in results else t.node_feature(name)
+
+    made = _rows(func(NodeBatch(Features(get), mailbox, _no_ids)))
+    if any(r.sym.node.domain is not Domain.NODE for r in made.values()):
+        raise UntraceableError("a result with a row a message")
+    return made
+
+
+def _rows(made: Any) -> dict[str, Rows]:
+    """What a user function returned on symbols."""
+    if not isinstance(made, Mapping):
+        raise ValueError(f"expected a dict from a function, got {type(made).__name__}")
+    if not all(isinstance(r, Rows) for r in made.values()):
+        raise UntraceableError("a result that is no row")
+    return dict(made)
+
+
+def _no_ids() -> Any:
+    raise UntraceableError("ids in a traced function")
+
+
+def _check_fields(message: MessageFunction, reduce: ReduceFunction) -> None:
+    if reduce.message != message.out:
+        raise _no_message(reduce.message, (message.out,))
+
+
+def _no_message(name: str, there: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"expected the reduce function to read one of {sorted(there)}, got {name!r}"
+    )

@@ -1,0 +1,192 @@
+"""Layers of homogeneous graphs, each a few lines of message passing."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hector.message import functions as fn
+from hector.message.batches import EdgeBatch, NodeBatch
+from hector.message.graph import Graph
+from hector.nn.common import glorot
+
+
+class GraphConv(nn.Module):
+    """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, g: Graph, x: Tensor) -> Tensor:
+        """[nodes, out_channels] for x [nodes, in_channels]."""
+        with g.local_scope():
+            g.ndata["scale"] = scale = (g.in_degrees() + 1).to(x.dtype).rsqrt()[:, None]
+            g.ndata["h"] = self.lin(x) * scale
+            g.update_all(
+                fn.copy_u("h", "m"),
+                fn.sum("m", "sum"),
+                lambda n: {
+                    "out": (n.data["sum"] + n.data["h"]) * n.data["scale"] + self.bias
+                },
+            )
+            return g.ndata["out"]
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE (arXiv 1706.02216): a node's row and a reduction of its neighbours'.
+
+    `reducer` is a built-in one; "lstm" has an LSTM of the inputs' width.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, reducer: str = "mean"
+    ) -> None:
+        super().__init__()
+        self.lin_l = nn.Linear(in_channels, out_channels)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
+        self.reducer, self.lstm = reducer, None
+        if reducer == "lstm":
+            self.lstm = nn.LSTM(in_channels, in_channels, batch_first=True)
+
+    def forward(self, g: Graph, x: Tensor) -> Tensor:
+        """[nodes, out_channels] for x [nodes, in_channels]."""
+        linear = self.reducer in ("sum", "mean")
+        first = linear and self.lin_l.in_features > self.lin_l.out_features
+        with g.local_scope():
+            g.ndata["h"] = F.linear(x, self.lin_l.weight) if first else x
+            reduce = (
+                fn.lstm("m", "near", self.lstm)
+                if self.lstm is not None
+                else getattr(fn, self.reducer)("m", "near")
+            )
+            g.update_all(fn.copy_u("h", "m"), reduce)
+            near = g.ndata["near"]
+            near = near + self.lin_l.bias if first else self.lin_l(near)
+            out: Tensor = near + self.lin_r(x)
+            return out
+
+
+class GINConv(nn.Module):
+    """Graph isomorphism network (arXiv 1810.00826): `net` of a node's row plus the sum
+    of its neighbours'."""
+
+    def __init__(self, net: nn.Module, eps: float = 0.0) -> None:
+        super().__init__()
+        self.net, self.eps = net, nn.Parameter(torch.tensor(eps))
+
+    def forward(self, g: Graph, x: Tensor) -> Tensor:
+        """`net`'s result for x [nodes, width]."""
+        with g.local_scope():
+            g.ndata["h"] = x
+            g.update_all(
+                fn.copy_u("h", "m"),
+                fn.sum("m", "sum"),
+                lambda n: {"out": n.data["sum"] + (1 + self.eps) * n.data["h"]},
+            )
+            out: Tensor = self.net(g.ndata["out"])
+            return out
+
+
+class GATConv(nn.Module):
+    """Graph attention (arXiv 1710.10903), heads side by side."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        negative_slope: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.heads, self.slope = heads, negative_slope
+        self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        for t in (self.att_src, self.att_dst):
+            glorot(t)
+
+    def forward(self, g: Graph, x: Tensor) -> Tensor:
+        """[nodes, heads * out_channels] for x [nodes, in_channels]."""
+        # Scores are linear in x: two columns a head, not two passes over its rows.
+        weight = self.lin.weight.view(self.heads, -1, x.shape[1])
+        att = torch.cat((self.att_src, self.att_dst))
+        score = x @ torch.einsum("hdk,shd->ksh", weight, att).flatten(1)
+        with g.local_scope():
+            g.ndata["h"] = self.lin(x).view(len(x), self.heads, -1)
+            left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
+            g.ndata["left"], g.ndata["right"] = left, right
+
+            def attend(e: EdgeBatch) -> dict[str, Tensor]:
+                s = F.leaky_relu(e.src["left"] + e.dst["right"], self.slope)
+                return {"m": e.softmax(s) * e.src["h"]}
+
+            g.update_all(attend, fn.sum("m", "out"))
+            return g.ndata["out"].flatten(1) + self.bias
+
+
+class GatedGCNConv(nn.Module):
+    """Gated graph network with edge features (arXiv 1711.07553)."""
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.own, self.near = (
+            nn.Linear(channels, channels),
+            nn.Linear(channels, channels),
+        )
+        self.src, self.dst = (
+            nn.Linear(channels, channels),
+            nn.Linear(channels, channels),
+        )
+        self.edge, self.eps = nn.Linear(channels, channels), eps
+
+    def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        """Node rows and edge rows of the next layer for x [nodes, channels] and
+        e [edges, channels]."""
+        with g.local_scope():
+            g.ndata["own"], g.ndata["near"] = self.own(x), self.near(x)
+            g.ndata["src"], g.ndata["dst"] = self.src(x), self.dst(x)
+            g.edata["e"] = self.edge(e)
+            g.apply_edges(lambda e: {"next": e.src["src"] + e.dst["dst"] + e.data["e"]})
+
+            def gated(e: EdgeBatch) -> dict[str, Tensor]:
+                gate = torch.sigmoid(e.data["next"])
+                return {"gate": gate, "m": gate * e.src["near"]}
+
+            def normalized(n: NodeBatch) -> dict[str, Tensor]:
+                total = n.mailbox["gate"].sum(1) + self.eps
+                return {"near": n.mailbox["m"].sum(1) / total}
+
+            g.update_all(
+                gated, normalized, lambda n: {"out": n.data["own"] + n.data["near"]}
+            )
+            return g.ndata["out"], g.edata["next"]
+
+
+class GMMConv(nn.Module):
+    """MoNet (arXiv 1611.08402): neighbours weighted by `kernels` Gaussians of the
+    pseudo-coordinates of edges, summed."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, dim: int, kernels: int
+    ) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, kernels * out_channels, bias=False)
+        self.mu = nn.Parameter(torch.randn(kernels, dim))
+        self.inv_sigma = nn.Parameter(torch.ones(kernels, dim))
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, g: Graph, x: Tensor, pseudo: Tensor) -> Tensor:
+        """[nodes, out_channels] for x [nodes, in_channels] and pseudo [edges, dim]."""
+        with g.local_scope():
+            g.ndata["h"] = self.lin(x).view(len(x), len(self.mu), -1)
+            g.edata["p"] = pseudo
+
+            def weighted(e: EdgeBatch) -> dict[str, Tensor]:
+                off = (e.data["p"].unsqueeze(1) - self.mu) * self.inv_sigma
+                weight = torch.exp((off * off).sum(-1, keepdim=True) * -0.5)
+                return {"m": weight * e.src["h"]}
+
+            g.update_all(weighted, fn.sum("m", "out"))
+            return g.ndata["out"].sum(1) + self.bias

@@ -1,0 +1,71 @@
+"""Compiled programs of message passing, found by what they compute."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hector.frontend.values import Sym
+from hector.graph import HeteroGraph
+from hector.message.traced import Trace
+from hector.runtime import Compiled, Options
+
+MAX_PROGRAMS = 256
+
+
+@dataclass(frozen=True)
+class _Made:
+    compiled: Compiled
+    sources: tuple[str, ...]
+    """Name of each program input: `n:` node, `e:` edge feature, `t:` captured."""
+
+
+class Programs:
+    """Programs under one set of options; the least recently used one leaves first.
+
+    Graphs share them: what was compiled for one graph serves the next one.
+    """
+
+    def __init__(
+        self, options: Options | None = None, capacity: int = MAX_PROGRAMS
+    ) -> None:
+        self.options, self.capacity = options or Options(), capacity
+        self._made: OrderedDict[Hashable, _Made] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def run(
+        self,
+        graph: HeteroGraph,
+        key: Hashable,
+        build: Callable[[], tuple[Trace, Sequence[Sym]]],
+        tensors: Callable[[str], Tensor],
+    ) -> tuple[Tensor, ...]:
+        """The results of the program of `key`, built when it is new; `tensors` gives
+        an input by its name."""
+        made = self._made.get(key)
+        if made is None:
+            made = self._make(*build())
+            self._made[key] = made
+            while len(self._made) > self.capacity:
+                self._made.popitem(last=False)
+        else:
+            self._made.move_to_end(key)
+        return made.compiled(graph, [tensors(s) for s in made.sources])
+
+    def _make(self, trace: Trace, results: Sequence[Sym]) -> _Made:
+        shapes = [_row_shape(r) for r in results]
+        program = trace.program(results)
+        compiled = Compiled(trace.builder, program, self.options, shapes)
+        sources = tuple(trace.state.bound[n] for n in compiled.inputs)
+        return _Made(compiled, sources)
+
+
+def _row_shape(s: Sym) -> tuple[int, ...]:
+    return {1: (), 2: (s.node.type.width,)}.get(s.rank, s.node.shape)
+
+
+SHARED = Programs()
+"""Of graphs that were given none of their own: programs depend on no graph."""

@@ -1,0 +1,211 @@
+"""Message passing on homogeneous graphs: GCN, SAGE, GIN and GAT against PyG's layers.
+
+    python -m recipes.bench.rgnn.messages --budget-s 90 --out messages.json
+
+Graphs have the published numbers of nodes and edges (both ways where the original is
+undirected) and ends drawn from a power law, as citations and friendships have; no edge
+joins a node to itself. A cell is one training step of one layer (forward, and backward
+to parameters and input), `WIDTH` columns in and out; GAT has 8 heads. PyG's ways:
+`scatter` (edge_index), `sparse` (a CSR tensor of PyTorch) and `edge_index` (PyG's
+EdgeIndex, sorted, with both orders filled in before); what a layer can cache is cached.
+Medians of CUDA events; peak memory above what lay there before the step. `ratio` is the
+best way of PyG over hector.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hector import message
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.rgnn.measure import release, times_ms
+
+WIDTH, HEADS = 128, 8
+GRAPHS = {
+    "pubmed": (19_717, 88_648),
+    "flickr": (89_250, 899_756),
+    "ogbn-arxiv": (169_343, 2_315_598),
+    "yelp": (716_847, 13_954_819),
+    "reddit-s": (232_965, 22_923_183),
+}
+"""Nodes and edges; reddit-s is Reddit with a fifth of its edges (Wang, section 4.7)."""
+LAYERS = ("gcn", "sage", "gin", "gat")
+WAYS = ("scatter", "sparse", "edge_index")
+
+
+def ends(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
+    """Both ends from a power law over shuffled nodes."""
+    made = torch.Generator(device).manual_seed(0)
+    found = []
+    for _ in range(2):
+        at = torch.rand(edges, generator=made, device=device, dtype=torch.float64)
+        rank = (nodes * at**2).long().clamp_(max=nodes - 1)
+        found.append(torch.randperm(nodes, generator=made, device=device)[rank])
+    src, dst = found
+    dst = torch.where(dst == src, (dst + 1) % nodes, dst)
+    order = torch.argsort(dst, stable=True)
+    return src[order], dst[order]
+
+
+def ours(kind: str) -> nn.Module:
+    match kind:
+        case "gcn":
+            return message.GraphConv(WIDTH, WIDTH)
+        case "sage":
+            return message.SAGEConv(WIDTH, WIDTH)
+        case "gin":
+            return message.GINConv(nn.Linear(WIDTH, WIDTH))
+    return message.GATConv(WIDTH, WIDTH // HEADS, HEADS)
+
+
+def pygs(kind: str) -> nn.Module:
+    from torch_geometric import nn as pyg
+
+    match kind:
+        case "gcn":
+            # Cached: the normalization is made in the first step.
+            found: nn.Module = pyg.GCNConv(WIDTH, WIDTH, cached=True)
+        case "sage":
+            found = pyg.SAGEConv(WIDTH, WIDTH)
+        case "gin":
+            found = pyg.GINConv(nn.Linear(WIDTH, WIDTH), train_eps=True)
+        case _:
+            found = pyg.GATConv(WIDTH, WIDTH // HEADS, HEADS, add_self_loops=False)
+    return found
+
+
+def load(mine: nn.Module, theirs: nn.Module) -> None:
+    """The same parameters on both sides."""
+    state = {k.replace("nn.", "net."): v for k, v in theirs.state_dict().items()}
+    own = mine.state_dict()
+    mine.load_state_dict({k: v.reshape(own[k].shape) for k, v in state.items()})
+
+
+def edges_for(way: str, src: Tensor, dst: Tensor, nodes: int) -> Any:
+    if way == "scatter":
+        return torch.stack((src, dst))
+    if way == "sparse":
+        ones = torch.ones(src.numel(), device=src.device)
+        size = (nodes, nodes)
+        return torch.sparse_coo_tensor(
+            torch.stack((dst, src)), ones, size, is_coalesced=True
+        ).to_sparse_csr()
+    from torch_geometric import EdgeIndex
+
+    made = EdgeIndex(
+        torch.stack((src, dst)), sparse_size=(nodes, nodes), sort_order="col"
+    )
+    return made.fill_cache_()
+
+
+def timed(
+    step: Callable[[], Tensor], device: torch.device, parameters: list[Tensor]
+) -> dict[str, Any]:
+    """Milliseconds and peak bytes of a step."""
+    step()
+    for p in parameters:
+        p.grad = None
+    cuda = device.type == "cuda"
+    before = 0
+    if cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    guess = times_ms(step, device, 2)[1]
+    peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+    times = sorted(times_ms(step, device, 30 if guess < 5 else 8 if guess < 60 else 3))
+    return {"ms": round(times[len(times) // 2], 4), "peak_mb": round(peak / 2**20, 1)}
+
+
+def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, Any]:
+    nodes, edges = (max(2, n // shrink) for n in GRAPHS[name])
+    src, dst = ends(nodes, edges, str(device))
+    torch.manual_seed(0)
+    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
+    seed = torch.randn(nodes, WIDTH, device=device)
+    theirs, mine = pygs(kind).to(device), ours(kind).to(device)
+    load(mine, theirs)
+    results: dict[str, Any] = {}
+    outs: dict[str, Tensor] = {}
+
+    def run(
+        side: str, call: Callable[[], Tensor], parameters: list[Tensor]
+    ) -> dict[str, Any]:
+        def step() -> Tensor:
+            for p in parameters:
+                p.grad = None
+            out = call()
+            out.backward(seed)
+            return out
+
+        outs[side] = step().detach()
+        outs[f"{side} gradient"] = parameters[0].grad.detach().clone()  # type: ignore[union-attr]
+        return timed(step, device, parameters)
+
+    graph = message.Graph(src, dst, num_nodes=nodes)
+    parameters = [x, *mine.parameters()]
+    results["hector"] = run("hector", lambda: mine(graph, x), parameters)
+    results["hector"]["counts"] = dict(graph.counts)
+    parameters = [x, *theirs.parameters()]
+    for way in WAYS:
+        fresh = pygs(kind).to(device)
+        fresh.load_state_dict(theirs.state_dict())
+        try:
+            held = edges_for(way, src, dst, nodes)
+            parameters = [x, *fresh.parameters()]
+            results[way] = run(way, lambda f=fresh, e=held: f(x, e), parameters)  # type: ignore[misc]
+            for what in (way, f"{way} gradient"):
+                one, other = outs[what.replace(way, "hector")], outs[what]
+                scale = other.abs().max()
+                error = float((one - other).abs().max() / scale)
+                key = "error" if what == way else "gradient_error"
+                results[way][key] = error
+        except Exception as wrong:
+            results[way] = {"error": f"{type(wrong).__name__}: {wrong}"[:200]}
+        outs.pop(way, None)
+        held = fresh = None
+        release(device)
+    best = {w: results[w] for w in WAYS if "ms" in results[w]}
+    fastest = min(best, key=lambda w: best[w]["ms"])
+    mine_ms, mine_mb = results["hector"]["ms"], results["hector"]["peak_mb"]
+    results["best"] = fastest
+    results["ratio"] = round(best[fastest]["ms"] / mine_ms, 2)
+    for way in best:
+        if mine_mb:
+            share = mine_mb / max(best[way]["peak_mb"], 0.1)
+            results[f"memory_of_{way}"] = round(share, 3)
+    return results
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add = parser.add_argument
+    add("--budget-s", type=float, default=120)
+    add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
+    add("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
+    add("--out", type=Path, default=RESULTS / "rgnn" / "messages.json")
+    options = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = {"width": WIDTH, "heads": HEADS, "shrink": options.shrink}
+    cells = Cells(options.out, options.budget_s, about)
+    deadline = time.monotonic() + options.budget_s
+    for name in options.graphs:
+        for kind in LAYERS:
+            if time.monotonic() > deadline:
+                break
+            found = cell(kind, name, device, options.shrink)
+            cells.data["cells"][f"{name}/{kind}"] = found
+            print(f"{name}/{kind}", json.dumps(found), flush=True)
+            cells.save()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

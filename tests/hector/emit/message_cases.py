@@ -1,0 +1,154 @@
+"""Message passing through generated kernels against the same calls in float64.
+
+Run by test_kernels.py in a process of its own, like kernel_cases.py.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hector.message import (
+    GATConv,
+    GatedGCNConv,
+    GINConv,
+    GMMConv,
+    Graph,
+    GraphConv,
+    SAGEConv,
+    batch,
+)
+from hector.message import functions as fn
+from hector.message.programs import Programs
+from hector.runtime import Backend, Options
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+N, E = 24, 90
+MUL, SUB, DOT = (getattr(fn, f"u_{n}") for n in ("mul_e", "sub_v", "dot_v"))
+KERNELS = Programs(Options(backend=Backend.TRITON))
+ORACLE = Programs(Options(backend=Backend.REFERENCE))
+
+
+def both(seed: int) -> tuple[Graph, Graph]:
+    """One graph for generated kernels, and for the oracle in float64."""
+    made = torch.Generator().manual_seed(seed)
+    ends = torch.randint(N, (2, E), generator=made).to(DEVICE)
+    return tuple(  # type: ignore[return-value]
+        Graph(ends[0], ends[1], num_nodes=N, programs=p) for p in (KERNELS, ORACLE)
+    )
+
+
+def rows(*shape: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(shape, device=DEVICE)
+    return x.requires_grad_(), x.detach().double().requires_grad_()
+
+
+def same(found: Tensor, wanted: Tensor, inputs: tuple[Any, Any]) -> None:
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5)
+    weight = torch.randn_like(found)
+    mine, other = (
+        torch.autograd.grad((v * weight.to(v.dtype)).sum(), i)
+        for v, i in zip((found, wanted), inputs, strict=True)
+    )
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4)
+
+
+CASES: list[tuple[Any, Any, str]] = [
+    (fn.copy_u("h", "m"), ((20,), (1,)), "sum"),
+    (fn.copy_e("w", "m"), ((20,), (3, 4)), "min"),
+    (MUL("h", "w", "m"), ((2, 9), (2, 1)), "max"),
+    (SUB("h", "h", "m"), ((17,), (1,)), "std"),
+    (DOT("h", "h", "m"), ((17,), (1,)), "softmax"),
+    (MUL("h", "w", "m"), ((17,), (1,)), "mean"),
+]
+
+
+@pytest.mark.parametrize(("message", "shapes", "kind"), CASES)
+def test_built_in_functions(message: Any, shapes: Any, kind: str) -> None:
+    torch.manual_seed(0)
+    h, w = rows(N, *shapes[0]), rows(E, *shapes[1])
+    used = [s[1] for s in (message.left, message.right) if s is not None]
+    found, inputs = [], []
+    for i, g in enumerate(both(1)):
+        g.ndata["h"], g.edata["w"] = h[i], w[i]
+        g.update_all(message, getattr(fn, kind)("m", "out"))
+        assert dict(g.counts) == {"compiled": 1}
+        found.append(g.ndata["out"])
+        inputs.append([x[i] for n, x in (("h", h), ("w", w)) if n in used])
+    same(found[0], found[1], (inputs[0], inputs[1]))
+
+
+def test_user_functions_and_edges() -> None:
+    torch.manual_seed(0)
+    h, w, b = rows(N, 20), rows(E, 20), rows(20)
+    found = []
+    for i, g in enumerate(both(2)):
+        g.ndata["h"], g.edata["w"] = h[i], w[i]
+        bias = b[i]
+
+        def message(e: Any, bias: Tensor = bias) -> dict[str, Tensor]:
+            return {"m": torch.sigmoid(e.src["h"] + e.dst["h"] + bias) * e.data["w"]}
+
+        def reduce(n: Any) -> dict[str, Tensor]:
+            soft = F.softmax(n.mailbox["m"], dim=1) * n.mailbox["m"]
+            return {"s": soft.sum(1) + n.mailbox["m"].amax(1)}
+
+        g.update_all(message, reduce, lambda n: {"out": n.data["s"] - n.data["h"]})
+        g.apply_edges(message)
+        assert dict(g.counts) == {"compiled": 2}
+        src = g.edges()[0]
+        found.append(
+            g.ndata["out"]
+            + g.edata["m"].new_zeros(N, 20).index_add(0, src, g.edata["m"])
+        )
+    same(found[0], found[1], ((h[0], w[0], b[0]), (h[1], w[1], b[1])))
+
+
+LAYERS: dict[str, Any] = {
+    "gcn": lambda: GraphConv(12, 8),
+    "sage": lambda: SAGEConv(12, 8),
+    "sage std": lambda: SAGEConv(12, 8, "std"),
+    "gin": lambda: GINConv(torch.nn.Linear(12, 8), 0.2),
+    "gat": lambda: GATConv(12, 8, 2),
+    "gated": lambda: GatedGCNConv(12),
+    "gmm": lambda: GMMConv(12, 8, 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name]().to(DEVICE)
+    double = LAYERS[name]().to(DEVICE, torch.float64)
+    double.load_state_dict(layer.state_dict())
+    extra = {"gated": rows(E, 12), "gmm": rows(E, 3)}.get(name)
+    x = rows(N, 12)
+    found, inputs = [], []
+    for i, (g, m) in enumerate(zip(both(3), (layer, double), strict=True)):
+        out = m(g, x[i]) if extra is None else m(g, x[i], extra[i])
+        found.append(out[0] if isinstance(out, tuple) else out)
+        inputs.append([x[i], *m.parameters()])
+    same(found[0], found[1], (inputs[0], inputs[1]))
+
+
+def test_batches_and_parts_share_kernels() -> None:
+    """Bounded arrays: the second batch of other sizes is right, and not compiled."""
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        found = []
+        for programs, dtype in ((KERNELS, torch.float32), (ORACLE, torch.float64)):
+            made = torch.Generator().manual_seed(seed)
+            graphs = []
+            for _ in range(seed + 1):
+                ends = torch.randint(6, (2, 11), generator=made).to(DEVICE)
+                g = Graph(ends[0], ends[1], num_nodes=6, programs=programs)
+                g.ndata["h"] = torch.randn(6, 5, generator=made).to(DEVICE, dtype)
+                graphs.append(g)
+            whole = batch(graphs)
+            whole.pull([0, 3], fn.copy_u("h", "m"), fn.mean("m", "out"))
+            whole.update_all(fn.copy_u("h", "m"), fn.max("m", "far"))
+            found.append(torch.cat((whole.ndata["out"], whole.ndata["far"])).double())
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
