@@ -22,7 +22,10 @@ FEATURES = torch.arange(300.0)[:, None] * torch.ones(1, 8)
 
 
 def loader_of(
-    buffers: int, fetch: Fetch | None = None, sampling: str = "threads"
+    buffers: int,
+    fetch: Fetch | None = None,
+    sampling: str = "threads",
+    seeds: torch.Tensor | None = None,
 ) -> MiniBatchLoader:
     config = LoaderConfig(
         batch_size=32,
@@ -33,7 +36,8 @@ def loader_of(
         sampling=sampling,
     )
     fetch = fetch or StagedFetch(FEATURES, DEVICE)
-    return MiniBatchLoader(GRAPH, LABELS, torch.arange(250), fetch, config, DEVICE)
+    seeds = torch.arange(250) if seeds is None else seeds
+    return MiniBatchLoader(GRAPH, LABELS, seeds, fetch, config, DEVICE)
 
 
 def test_rows_labels_and_edges_belong_together() -> None:
@@ -98,10 +102,9 @@ def test_an_error_in_the_fetching_thread_reaches_the_caller(sampling: str) -> No
 
 def test_an_error_in_the_drawing_thread_reaches_the_caller() -> None:
     before = threading.active_count()
-    loader = loader_of(2, sampling="device")
-    loader._seeds = torch.tensor([5, 5])
+    twice = loader_of(2, sampling="device", seeds=torch.tensor([5, 5]))
     with pytest.raises(ValueError, match="expects distinct nodes"):
-        list(loader)
+        list(twice)
     assert threading.active_count() == before
 
 
