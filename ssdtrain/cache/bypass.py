@@ -1,9 +1,11 @@
 """Forwards that run as if there were no ssdtrain, and how long they take."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ssdtrain.plan.calibrate import PlainTimes
 from ssdtrain.remat.clock import Clock
 
 
@@ -13,14 +15,45 @@ class Bypass:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._forwards: list[tuple[Any, Any]] = []
+        self._host_ns: list[tuple[int, int]] = []
 
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around one forward: no hooks."""
-        start = self._clock.now()
+        start, start_ns = self._clock.now(), time.monotonic_ns()
         yield
+        self._host_ns.append((start_ns, time.monotonic_ns()))
         self._forwards.append((start, self._clock.now()))
 
-    def forward_ms(self) -> float:
-        """Time of all its forwards; waits for the device."""
-        return sum(self._clock.ms_between(*both) for both in self._forwards)
+    def times(self, start: Any, end: Any) -> PlainTimes:
+        """Of the step between two moments of the clock; waits for the device."""
+        clock = self._clock
+        lead_ms = 0.0
+        if self._forwards:
+            first_ms = self._host_ns[0][0] / 1e6
+            lead_ms = max(0.0, device_ms(clock, self._forwards[0][0]) - first_ms)
+        return PlainTimes(
+            step_ms=clock.ms_between(start, end),
+            forward_ms=sum(clock.ms_between(*both) for both in self._forwards),
+            host_forward_ms=sum(end - start for start, end in self._host_ns) / 1e6,
+            host_lead_ms=lead_ms,
+        )
+
+
+class Unhooked:
+    """Forwards of a plan that keeps everything: there is nothing to hook."""
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around one forward: no hooks."""
+        yield
+
+
+def device_ms(clock: Clock, moment: Any) -> float:
+    """When the device came to a moment, on the host's monotonic clock.
+
+    Waits for the device: the end of that wait is a moment that both know.
+    """
+    both = clock.now()
+    since_ms = clock.ms_between(moment, both)
+    return time.monotonic_ns() / 1e6 - since_ms

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import (
     Key,
     Probe,
@@ -88,8 +89,10 @@ class TensorCache:
         self._nothing = self.nothing = torch.empty(0, device=self.device.torch_device)
         self.copies = copies_of(self.device)
         self.tables = Tables()
-        self.bypass: Bypass | None = None
+        self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""
+        self.meter: HostMeter | None = None
+        """While a step's hooks are timed on the host."""
         self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()
@@ -103,6 +106,8 @@ class TensorCache:
         if not self.verifier.checks_all:
             lane, plan = self.lanes.current, self.course.plan
             pack, unpack = self.tables.hooks_of(self, lane, plan, (pack, unpack))
+        if self.meter is not None:
+            pack, unpack = self.meter.around(pack, unpack)
         if self.lanes.current.run is not None and self._is_left_alone():
             return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(
@@ -307,6 +312,12 @@ class TensorCache:
 
     def start_load(self, record: Any) -> None:
         """Start to load what the plan wants back by now."""
+        if self.meter is not None:
+            self.meter.load(self._load_planned, record)
+        else:
+            self._load_planned(record)
+
+    def _load_planned(self, record: Any) -> None:
         if type(record) is Moved:
             self.load_moved(record)
         else:

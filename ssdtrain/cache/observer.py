@@ -21,12 +21,14 @@ memory would then hide in its place; so the recording holds it till the next ope
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.course import Recipe, Saved
 from ssdtrain.cache.frames import Frames
+from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
@@ -58,6 +60,20 @@ class _Row:
     end: Any = None
     live_bytes: int = 0
     peak_bytes: int = 0
+    host_ns: int = 0
+    """Host time up to it, outside of the hooks."""
+    num_calls: int = 0
+    """Of the hooks, up to it."""
+
+
+class _HostTimes(NamedTuple):
+    """Of a profile, in ms."""
+
+    marks_ms: list[float]
+    num_handles: list[int]
+    head_ms: float
+    tail_ms: float
+    lead_ms: float
 
 
 class Recording:
@@ -71,6 +87,7 @@ class Recording:
         ledger: Ledger,
         module_now: Callable[[], str],
         lingering_bytes: Callable[[], int],
+        meter: HostMeter,
     ) -> None:
         self._device = device
         self._ledger = ledger
@@ -86,7 +103,9 @@ class Recording:
         self._base_bytes = 0
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
+        self._meter = meter
         self._start = self._clock.now()
+        self._start_ns = self._sealed_ns = self._stopped_ns = meter.now()
         self._end: Any = None
         self.waited_ms = 0.0
         """Time before the step's end that was none of it."""
@@ -97,11 +116,13 @@ class Recording:
 
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
         """A new item of a lane: this tensor."""
+        start_ns = self._meter.now()
         own = self._lanes[lane]
         own.saved.append(saved)
         own.modules.append(self._module_now())
         row = len(self._rows)
         self._frames.enter(own.course, number, tensor, saved.num_bytes, row)
+        self._meter.exclude(start_ns)
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
@@ -111,6 +132,7 @@ class Recording:
         """The cache begins to act."""
         if self._rows and self._rows[-1].end is None:
             self.seal()  # a recipe stores an input of its own
+        start_ns = self._meter.now()
         self._read_peak()
         gone_bytes = self._frames.look(len(self._rows))
         if self._rows:
@@ -122,7 +144,18 @@ class Recording:
         before = self._rows[-1].node if self._rows else None
         if node is None or node != before:
             self._given.clear()
-        self._rows.append(_Row(lane, phase, number, self._clock.now(), node))
+        self._rows.append(
+            _Row(
+                lane,
+                phase,
+                number,
+                self._clock.now(),
+                node,
+                host_ns=self._meter.outside_ns(),
+                num_calls=self._meter.num_calls,
+            )
+        )
+        self._meter.exclude(start_ns)
 
     def given(self, tensor: Tensor) -> None:
         """An operator of backward gets this tensor."""
@@ -132,16 +165,20 @@ class Recording:
         """The cache has acted; an operator runs next."""
         if not self._rows:
             return
+        start_ns = self._meter.now()
         row = self._rows[-1]
         row.end = self._clock.now()
         own_bytes = self._ledger.live_bytes - self._ledger.held_bytes
         row.live_bytes = own_bytes + self._lingering_bytes() + self._frames.count()
         self._device.reset_peak()
+        self._sealed_ns = self._meter.now()
+        self._meter.exclude(start_ns)
 
     def stop(self) -> None:
         """The step is over: what runs from now on is none of it."""
         self._given.clear()
         self._end = self._clock.now()
+        self._stopped_ns = self._meter.now()
 
     def _read_peak(self) -> None:
         memory = self._device.memory()
@@ -175,6 +212,7 @@ class Recording:
         known = self._device.memory() is not None
         overlap = min(2.0, copying_ms / max(sum(lengths), 1e-9))
         alone = 1.0 / (1.0 + links.copy_slowdown * overlap)
+        host = self._host(rows)
         marks = tuple(
             Mark(
                 lane=row.lane,
@@ -183,9 +221,16 @@ class Recording:
                 ms=length * alone,
                 other_bytes=max(0, row.peak_bytes - row.live_bytes) if known else 0,
                 goes_on=row.node is not None and row.node == after,
+                host_ms=host_ms,
+                num_handles=num_handles,
             )
-            for row, length, after in zip(
-                rows, lengths, [row.node for row in rows[1:]] + [None], strict=True
+            for row, length, after, host_ms, num_handles in zip(
+                rows,
+                lengths,
+                [row.node for row in rows[1:]] + [None],
+                host.marks_ms,
+                host.num_handles,
+                strict=True,
             )
         )
         return Profile(
@@ -195,9 +240,40 @@ class Recording:
             links=links,
             head_ms=ms(self._start, rows[0].begin),
             tail_ms=tail_ms,
+            head_host_ms=host.head_ms,
+            tail_host_ms=host.tail_ms,
+            host_lead_ms=host.lead_ms,
             host_bytes=host_bytes,
             device=str(self._device.torch_device),
             notes=notes,
+        )
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self._device.torch_device.type == "cuda"
+
+    def _host(self, rows: list[_Row]) -> "_HostTimes":
+        """The host's times beside the device's; none where the host is the device."""
+        if not self._is_gpu:
+            none = [0] * len(rows)
+            return _HostTimes([0.0] * len(rows), none, 0.0, 0.0, 0.0)
+        clock = self._clock
+        ends = [row.host_ns for row in rows[1:]] + [rows[-1].host_ns]
+        calls = [row.num_calls for row in rows[1:]] + [rows[-1].num_calls + 1]
+        lead_ms = device_ms(clock, self._start) - self._start_ns / 1e6
+        ended_ms = max(device_ms(clock, rows[-1].end), self._sealed_ns / 1e6)
+        return _HostTimes(
+            [
+                max(0.0, (end - row.host_ns) / 1e6)
+                for row, end in zip(rows, ends, strict=True)
+            ],
+            [
+                max(0, after - row.num_calls - 1)
+                for row, after in zip(rows, calls, strict=True)
+            ],
+            (rows[0].host_ns - self._start_ns) / 1e6,
+            max(0.0, self._stopped_ns / 1e6 - ended_ms - self.waited_ms),
+            max(0.0, lead_ms),
         )
 
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
@@ -206,7 +282,9 @@ class Recording:
         costs = prices(spans)
         kinds: dict[str, tuple[Item, ...]] = {}
         for lane in self._lanes:
-            items = tuple(_items(lane, costs, self._frames if known else None))
+            frames = self._frames if known else None
+            meter = self._meter if self._is_gpu else None
+            items = tuple(_items(lane, costs, frames, meter))
             names = [(item.name, item.num_bytes) for item in items]
             before = kinds.setdefault(lane.kind, items)
             if not lane.kind or names != [(i.name, i.num_bytes) for i in before]:
@@ -240,7 +318,10 @@ def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
 
 
 def _items(
-    lane: _Lane, costs: Mapping[Hashable, float], frames: Frames | None
+    lane: _Lane,
+    costs: Mapping[Hashable, float],
+    frames: Frames | None,
+    meter: HostMeter | None,
 ) -> Iterable[Item]:
     """Without an allocator to ask (no frames), saved bytes are counted, and all."""
     for number, (saved, module) in enumerate(
@@ -253,6 +334,11 @@ def _items(
             module=module,
             recipe=None if recipe is None else recipe.name,
             recipe_ms=0.0 if recipe is None else costs.get(recipe.place, 0.0),
+            recipe_host_ms=(
+                0.0
+                if meter is None or recipe is None
+                else meter.rebuild_ms(lane.course.number, number)
+            ),
             inputs=() if recipe is None else recipe.inputs,
             owner=saved.owner,
             held=saved.held and frames is not None,

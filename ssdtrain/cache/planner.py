@@ -6,15 +6,18 @@ wherever full offloading fits. Plans change at step boundaries only.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from torch import nn
 
-from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.contention import measure
 from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.hostprobe import host_costs
+from ssdtrain.cache.hosttime import HostMeter, is_far, mixed, repriced
 from ssdtrain.cache.links import fitted_drive, fitted_links, probe
 from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording
@@ -22,17 +25,18 @@ from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.adapt import Drift, is_better
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.plan.calibrate import PlainTimes, calibrated
+from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import OffloadAll
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.search import Search
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.offloader import Drain
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,11 @@ NUM_PLAIN_STEPS = 2
 """The first one starts on an idle device; the last one is measured."""
 PLAIN_SHARE = 0.9
 """Share of the device's memory that a step without ssdtrain may seem to take."""
+
+FIRST_SAMPLE = 3
+"""Step under a new plan whose hooks are timed first: its tables are made."""
+SAMPLED_STEPS = 32
+"""Of so many steps one has its hooks timed."""
 
 
 class Stage(Enum):
@@ -102,6 +111,10 @@ class Planner:
         self._num_plain = 0
         self._plain_start: Any = None
         self._num_spans = 0
+        self._host_costs: HostCosts | None = None
+        """None before the first observation, and where the host is the device."""
+        self._num_followed = 0
+        """Steps since the plan in force was taken."""
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
         """Start of the last steps, and whether the step followed the plan in force."""
@@ -139,13 +152,14 @@ class Planner:
         self.close()
         self.plan = plan
         self._rest(Stage.RESTING)
-        self._cache.course.plan = plan
+        self._hand_over(plan)
 
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
         self._stop_search()
         self._cache.bypass = None
+        self._cache.meter = None
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
         self._recording = None  # it may hold tensors of a step that was not ended
@@ -158,6 +172,8 @@ class Planner:
         self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         cache.policy = OffloadAll(spares_held=True)
         cache.course.plan = None
+        cache.bypass = None
+        cache.meter = meter = HostMeter(self._away)
         cache.ledger.clock.keep_spans = True
         self._pinned_bytes = cache.offloader.pool.total_bytes
         self._num_spans = len(self._trace.spans())
@@ -169,6 +185,7 @@ class Planner:
             cache.ledger,
             lambda: self._names.now,
             lambda: cache.moves.lingering_bytes,
+            meter,
         )
         cache.course.observer = self._recording
 
@@ -212,9 +229,8 @@ class Planner:
         """Let the next step run without hooks; plan when enough of them have."""
         cache, clock = self._cache, self._cache.ledger.clock
         before, cache.bypass = cache.bypass, None
-        if self._num_plain == NUM_PLAIN_STEPS and before is not None:
-            step_ms = clock.ms_between(self._plain_start, cache.ledger.closed)
-            self._plain = PlainTimes(step_ms, before.forward_ms())
+        if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
+            self._plain = before.times(self._plain_start, cache.ledger.closed)
             if self.profile is not None:
                 self._plan(self.profile)
             return
@@ -226,6 +242,7 @@ class Planner:
         """Take a plan for this profile; a better one is searched for meanwhile."""
         if self._plain is not None:
             profile = calibrated(profile, self._plain)
+        profile = with_host_in_step(profile)
         self._stop_search()
         beside = self._cache.device.torch_device.type == "cuda" and self._is_alone
         new = self._chosen(profile, quickly=beside)
@@ -268,11 +285,34 @@ class Planner:
         self._rest(Stage.FOLLOWING)
         if self.plan is None:
             return
-        self._cache.course.plan = self.plan
+        self._hand_over(self.plan)
+        self._num_followed = 0
         if self.plan.prediction is not None:
             self._drift.planned(self.plan.prediction.step_ms)
         self._starts.clear()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
+
+    def _hand_over(self, plan: Plan) -> None:
+        """The cache follows this plan from now on."""
+        cache = self._cache
+        cache.course.plan = plan
+        # Under a byte budget somebody must see that a batch is larger than others.
+        unhooked = (
+            plan.keeps_all
+            and self._goal.memory_budget_bytes is None
+            and not cache.verifier.checks_all
+        )
+        cache.bypass = Unhooked() if unhooked else None
+
+    @property
+    def _away(self) -> Placement:
+        """What happens to a tensor that the policy moves."""
+        to_ssd = self._cache.offloader.drain is Drain.AT_ONCE
+        return Placement.OFFLOAD_SSD if to_ssd else Placement.OFFLOAD
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self._cache.device.torch_device.type == "cuda"
 
     def _observed(self) -> Profile | None:
         cache, recording = self._cache, self._recording
@@ -280,6 +320,7 @@ class Planner:
             recording.stop()  # before what follows, which waits for the device
             recording.waited_ms = self._waited_ms()
         cache.course.observer = Unobserved()
+        meter, cache.meter = cache.meter, None
         self._names.stop()
         cache.offloader.wait_io()  # the drive is measured, and idle for its probe
         self._trace.enabled = self._wants_trace
@@ -300,13 +341,20 @@ class Planner:
         if drive is not None:
             direct = isinstance(cache.offloader, DirectOffloader)
             drive = drive._replace(direct=direct)
-        return recording.profile(
+        profile = recording.profile(
             clock.last_spans(),
             fitted_links(copies, drive, contention),
             cache.offloader.pool.cap_bytes,
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
+        if profile is None or meter is None or not self._is_on_gpu:
+            return profile
+        if self._host_costs is None:
+            # What a table does not serve costs under a plan what it costs now.
+            probed = host_costs(cache.device.torch_device)
+            self._host_costs = replace(probed, rebuild=meter.costs(probed).rebuild)
+        return replace(profile, host_costs=self._host_costs)
 
     def _waited_ms(self) -> float:
         """By how much more than usual passed since the observed step's end.
@@ -350,6 +398,7 @@ class Planner:
 
     def _follow(self) -> None:
         self._take_searched()
+        self._sample_host()
         clock = self._cache.ledger.clock
         self._starts.append((clock.now(), True))
         measured = None
@@ -361,6 +410,28 @@ class Planner:
         if self._drift.step(measured, self._cache.course.num_strayed):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
+
+    def _sample_host(self) -> None:
+        """Time the hooks of one step in many; plan with what they cost by now."""
+        meter, self._cache.meter = self._cache.meter, None
+        if not self._is_on_gpu or self._cache.bypass is not None:
+            return
+        if meter is not None and self._host_costs is not None:
+            self._reprice(mixed(self._host_costs, meter.costs(self._host_costs)))
+        self._num_followed += 1
+        first = self._num_followed == FIRST_SAMPLE
+        if first or self._num_followed % SAMPLED_STEPS == 0:
+            self._cache.meter = HostMeter(self._away)
+
+    def _reprice(self, costs: HostCosts) -> None:
+        """These are the host's costs; if they are others than those that the plan was
+        made with, search again."""
+        self._host_costs, profile = costs, self.profile
+        if profile is None or not self._is_alone or self._search is not None:
+            return
+        if is_far(profile.host_costs, costs):
+            self.profile = repriced(profile, costs)
+            self._search = Search(self.profile, self._goal)
 
     def _predict(self) -> None:
         following = self._stage is Stage.FOLLOWING and self.plan is not None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve
-from ssdtrain.plan.profile import Item, Links, Mark, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Links, Mark, Profile
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
@@ -64,8 +64,18 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
         links=_links([p.links for p in profiles]),
         head_ms=max(p.head_ms for p in profiles),
         tail_ms=max(p.tail_ms for p in profiles),
+        head_host_ms=max(p.head_host_ms for p in profiles),
+        tail_host_ms=max(p.tail_host_ms for p in profiles),
+        host_lead_ms=min(p.host_lead_ms for p in profiles),
+        host_costs=max((p.host_costs for p in profiles), key=_total_ms),
         host_bytes=min(caps) if caps else None,
     )
+
+
+def _total_ms(costs: HostCosts) -> float:
+    """Of one tensor of each kind."""
+    every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
+    return sum(cost.pack_ms + cost.use_ms + cost.load_ms for cost in every)
 
 
 def _shape(profile: Profile) -> object:
@@ -85,6 +95,7 @@ def _item(items: tuple[Item, ...]) -> Item:
     return replace(
         items[0],
         recipe_ms=max(item.recipe_ms for item in items),
+        recipe_host_ms=max(item.recipe_host_ms for item in items),
         frame_marks=max(item.frame_marks for item in items),
     )
 
@@ -94,6 +105,7 @@ def _mark(marks: tuple[Mark, ...]) -> Mark:
         marks[0],
         ms=max(mark.ms for mark in marks),
         other_bytes=max(mark.other_bytes for mark in marks),
+        host_ms=max(mark.host_ms for mark in marks),
     )
 
 

@@ -5,7 +5,14 @@ The observed step is watched, and it moves everything: its operators wait for th
 more than those of other steps, and the device's clock is another one. What users
 compare with is their step without ssdtrain. So where everything kept fits into device
 memory, one such step is measured, and the profile's forward and backward are stretched
-or shrunk to its times. What a plan may cost is then counted from the plain step.
+or shrunk to its times, the host's as well. What a plan may cost is then counted from
+the plain step.
+
+[Note: the host is no later than the device]
+No operator ends before the host has launched it, so up to any mark the host's time is
+at most the device's. Where two measurements say otherwise, the host's is cut: the step
+that keeps everything then takes what was measured, and where the host is as late as the
+device, whatever is added to its work is added to the step.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
@@ -25,6 +32,10 @@ class PlainTimes(NamedTuple):
     """From its first forward to that of the next step."""
     forward_ms: float
     """Of its forwards."""
+    host_forward_ms: float = 0.0
+    """Host time of its forwards; 0: unknown."""
+    host_lead_ms: float = 0.0
+    """By how much the host was ahead of the device when it started."""
 
 
 def calibrated(profile: Profile, plain: PlainTimes) -> Profile:
@@ -36,8 +47,13 @@ def calibrated(profile: Profile, plain: PlainTimes) -> Profile:
     rest = (plain.step_ms - plain.forward_ms) / rest_ms
     if not all(LEAST_FACTOR < factor < MOST_FACTOR for factor in (forward, rest)):
         return profile
+    host = _host_factor(profile, plain)
     marks = tuple(
-        replace(mark, ms=mark.ms * (forward if mark.phase is Phase.FORWARD else rest))
+        replace(
+            mark,
+            ms=mark.ms * (forward if mark.phase is Phase.FORWARD else rest),
+            host_ms=mark.host_ms * host,
+        )
         for mark in profile.marks
     )
     return replace(
@@ -45,5 +61,41 @@ def calibrated(profile: Profile, plain: PlainTimes) -> Profile:
         marks=marks,
         head_ms=profile.head_ms * forward,
         tail_ms=profile.tail_ms * rest,
+        head_host_ms=profile.head_host_ms * host,
+        host_lead_ms=plain.host_lead_ms,
         notes={**profile.notes, "plain_step_ms": f"{plain.step_ms:.3f}"},
+    )
+
+
+def _host_factor(profile: Profile, plain: PlainTimes) -> float:
+    """A host that waited for the device looks slower than it is, never faster."""
+    own_ms = profile.head_host_ms + sum(
+        mark.host_ms for mark in profile.marks if mark.phase is Phase.FORWARD
+    )
+    if own_ms <= 0.0 or plain.host_forward_ms <= 0.0:
+        return 1.0
+    return min(1.0, plain.host_forward_ms / own_ms)
+
+
+def with_host_in_step(profile: Profile) -> Profile:
+    """The profile with [Note: the host is no later than the device] in force."""
+    if profile.host_ms <= 0.0:
+        return profile
+    lead_ms, device_ms = profile.host_lead_ms, profile.head_ms
+    head_ms = min(profile.head_host_ms, device_ms + lead_ms)
+    host_ms = since_ms = head_ms - lead_ms
+    marks = []
+    for mark in profile.marks:
+        device_ms += mark.ms
+        since_ms += mark.host_ms
+        until_ms = max(host_ms, min(since_ms, device_ms))
+        marks.append(replace(mark, host_ms=until_ms - host_ms))
+        host_ms = since_ms = until_ms
+    left_ms = device_ms + profile.tail_ms - (host_ms + lead_ms)
+    return replace(
+        profile,
+        marks=tuple(marks),
+        head_host_ms=head_ms,
+        host_lead_ms=max(0.0, lead_ms + min(0.0, left_ms)),
+        tail_host_ms=min(profile.tail_host_ms, max(0.0, left_ms)),
     )

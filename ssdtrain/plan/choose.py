@@ -2,9 +2,9 @@
 
 [Note: the search]
 Small instances are enumerated. Large ones are searched in two steps: first a family of
-four numbers (how many recipes, cheapest per byte first; how many bytes of the tail
-stay; how many bytes may be on their way out; whether backward may wait) by pattern
-search, then single items that
+five numbers (how many recipes, cheapest per byte first; how many bytes of the tail
+stay; how many bytes may be on their way out; whether backward may wait; where each
+tensor costs the host time, how many bytes of the smallest stay) by pattern search, then single items that
 are alive at the peak or make compute wait. Every plan is scheduled just in time and
 simulated; the fixed policies are candidates too, so the result cannot lose to them.
 No clock is read: the same profile gives the same plan on every rank.
@@ -41,7 +41,8 @@ QUICK_MARKS = 120_000
 BUDGET_MARGIN = 0.019
 """Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002
-"""Part of `max_overhead` that is left for the hooks; never more than half of it."""
+"""Part of `max_overhead` that is left for the hooks where their host time is unknown;
+never more than half of it."""
 
 
 class Contender(NamedTuple):
@@ -57,12 +58,13 @@ class Contender(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Four numbers that stand for a plan; each is a position on a grid."""
+    """Five numbers that stand for a plan; each is a position on a grid."""
 
     recipes: int
     tail: int
     window: int
     late: int
+    small: int = 0
 
 
 class Judge:
@@ -76,7 +78,9 @@ class Judge:
         self.least_peak_bytes = self.keep.peak_bytes
         budget = goal.memory_budget_bytes
         self._most_bytes = None if budget is None else budget * (1 - BUDGET_MARGIN)
-        allowed = max(goal.max_overhead / 2, goal.max_overhead - HOOKS_OVERHEAD)
+        allowed = goal.max_overhead
+        if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
+            allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
         self._most_ms = self.keep.step_ms * (1 + allowed)
         self._host_bytes = timeline.profile.host_bytes
         self._goal = goal
@@ -234,6 +238,7 @@ def _enumerated(judge: Judge, best: Contender) -> Contender | None:
 
 RECIPE_PARTS = 4
 TAIL_PARTS = 24
+SMALL_PARTS = 6
 WINDOW_PARTS = 168
 WINDOW_STEP = 4
 """A step is 10 % of the window, a part 3 %: the search goes to the edge by parts."""
@@ -252,17 +257,22 @@ class _Grid:
         lanes = max(1, len(timeline.profile.lanes))
         self._lane_bytes = timeline.profile.saved_bytes // lanes
         self._largest = largest_bytes(timeline)
-        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS, 1)
+        self._least_bytes = _thresholds(timeline)
+        small = len(self._least_bytes) - 1
+        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS, 1, small)
 
     def placements(self, family: Family) -> Placements:
         """Recipes, then the tail; everything else leaves."""
         rebuilt = set().union(*self._recipes[: family.recipes])
-        placements = placed_by(
-            self._timeline,
-            lambda kind, number, item: (
-                Placement.RECOMPUTE if (kind, number) in rebuilt else self._target
-            ),
-        )
+        least_bytes = self._least_bytes[family.small]
+
+        def place(kind: str, number: int, item: Item) -> Placement:
+            if item.num_bytes < least_bytes:
+                return Placement.KEEP
+            is_rebuilt = (kind, number) in rebuilt
+            return Placement.RECOMPUTE if is_rebuilt else self._target
+
+        placements = placed_by(self._timeline, place)
         tail = int(self._lane_bytes * (family.tail / TAIL_PARTS) ** 2)
         return with_tail_kept(self._timeline, placements, tail)
 
@@ -275,6 +285,20 @@ class _Grid:
         times = most ** (family.window / (WINDOW_PARTS - 1))
         window = int(self._largest * max(1.0, times))
         return Style(window_bytes=window, late=late)
+
+
+def _thresholds(timeline: Timeline) -> list[int]:
+    """Sizes below which tensors stay: 0, and where they are parts of all bytes."""
+    found = [0]
+    if timeline.profile.host_ms <= 0.0:
+        return found
+    sizes = sorted(item.num_bytes for item in timeline.items)
+    total, below = sum(sizes), 0
+    for size in sizes:
+        below += size
+        if below * SMALL_PARTS >= len(found) * total and size > found[-1]:
+            found.append(size)
+    return found
 
 
 def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
@@ -330,7 +354,8 @@ def _start_from_grid(
 ) -> None:
     """Try a coarse grid, and the limit's edge from its best points."""
     starts = [
-        Family(recipes, tail, window, late)
+        Family(recipes, tail, window, late, small)
+        for small in (0, ends.small)[: 1 + (ends.small > 0)]
         for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
         for late in (1, 0)
         for tail in (0, 9, 6, 12)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from ssdtrain.errors import ConfigError
@@ -44,13 +45,24 @@ class LinkLoad:
     busy_ms: Duration
 
 
+class Wait(str, Enum):
+    """What compute waited for."""
+
+    COPY_OUT = "copy out"
+    COPY_IN = "copy in"
+    STAGING = "room in pinned memory"
+    SSD = "SSD"
+    HOST = "host"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictedStall:
-    """A wait of compute for a transfer."""
+    """A wait of compute, at a saved tensor."""
 
     lane: Natural
     item: Natural
     ms: Duration
+    cause: Wait = Wait.COPY_IN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +79,20 @@ class Prediction:
     keep_peak_bytes: Natural
     links: Mapping[str, LinkLoad] = field(default_factory=dict)
     stalls: tuple[PredictedStall, ...] = ()
-    """The longest first, ten at most."""
+    """For transfers; the longest first, ten at most."""
+    host_wait_ms: Duration = 0.0
+    """Time in which compute waits for the host, beyond a step without ssdtrain."""
+    host_stalls: tuple[PredictedStall, ...] = ()
+    """Of `host_wait_ms`, likewise."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """ms of all waits by cause (`Wait`)."""
     host_peak_bytes: Natural = 0
     """Most bytes resting in pinned host memory."""
+
+    @property
+    def is_bound_by_host(self) -> bool:
+        """Whether compute waits for the host more than for anything else."""
+        return self.host_wait_ms > max(self.stall_ms, 0.0)
 
     @property
     def overhead(self) -> float:
@@ -85,6 +108,15 @@ class Plan:
     policy: str
     """How it came about: the name of a fixed policy, or `search`."""
     prediction: Prediction | None = None
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing moves and nothing is rebuilt: no hooks are needed."""
+        return all(
+            order.placement is Placement.KEEP
+            for orders in self.orders.values()
+            for order in orders
+        )
 
     def bytes_by_placement(self) -> dict[str, int]:
         """Bytes of one lane of each kind, by placement."""

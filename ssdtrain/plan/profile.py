@@ -44,6 +44,8 @@ class Item:
     """The recipe that can rebuild it, if one was admitted."""
     recipe_ms: Duration = 0.0
     """Device time of one rebuild."""
+    recipe_host_ms: Duration = 0.0
+    """Host time of one rebuild; 0: as `HostCosts.rebuild` says."""
     inputs: tuple[Natural, ...] = ()
     """Items of the same lane that the recipe reads."""
     owner: Index = -1
@@ -72,6 +74,35 @@ class Mark:
     goes_on: bool = False
     """The operator that asked for this tensor asks for the next mark's, too, and holds
     both till it ends."""
+    host_ms: Duration = 0.0
+    """Host time from this mark to the next, outside of the hooks (0: unknown)."""
+    num_handles: Natural = 0
+    """Calls of the hooks meanwhile that are no marks: parameters, small tensors, other
+    handles of the same bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCost:
+    """Host time of the hooks for one saved tensor, in ms."""
+
+    pack_ms: Duration = 0.0
+    use_ms: Duration = 0.0
+    load_ms: Duration = 0.0
+    """Of starting its load, wherever that happens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCosts:
+    """What each action costs the host; measured, by `cache/hosttime.py`."""
+
+    keep: HostCost = HostCost()
+    """A tensor that stays, or a parameter."""
+    host: HostCost = HostCost()
+    """A move to pinned host memory."""
+    ssd: HostCost = HostCost()
+    """A move to the SSD."""
+    rebuild: HostCost = HostCost()
+    """A rebuild; its kernels' launches as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +149,14 @@ class Profile:
     """From the start of the first forward to the first mark."""
     tail_ms: Duration = 0.0
     """Of the step, behind the last mark's operators: the optimizer, and so on."""
+    head_host_ms: Duration = 0.0
+    """Host time of `head_ms`."""
+    tail_host_ms: Duration = 0.0
+    """Of the host, from the end of backward on host and device to the step's end."""
+    host_lead_ms: Duration = 0.0
+    """By how much the host is ahead of the device when a step starts."""
+    host_costs: HostCosts = HostCosts()
+    """Of ssdtrain's own work."""
     host_bytes: Natural | None = None
     """Cap of pinned host memory; None: as much as it takes."""
     device: str = ""
@@ -140,6 +179,11 @@ class Profile:
         return self.head_ms + sum(
             mark.ms for mark in self.marks if mark.phase is Phase.FORWARD
         )
+
+    @property
+    def host_ms(self) -> float:
+        """The host's time of the step without ssdtrain; 0 where it is unknown."""
+        return self.head_host_ms + sum(mark.host_ms for mark in self.marks)
 
     @property
     def saved_bytes(self) -> int:

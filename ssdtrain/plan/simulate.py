@@ -3,15 +3,23 @@
 The compute stream, the copies out and in, the SSD's writes and its reads are each a
 queue that serves in order. Compute waits where the cache would make it wait: at a
 release for the copy out, at a first use for the copy in, and at a pack for room in
-pinned memory. Memory at a mark is what the operators up to the next mark need beside
+pinned memory. The host is a queue, too: an operator ends no sooner than the host has
+launched it, and what ssdtrain does for each tensor is work of the host (`HostCosts`).
+Memory at a mark is what the operators up to the next mark need beside
 the saved tensors (measured) plus the saved tensors alive (by the plan).
 
 [Note: steady state]
 One step is simulated, and many follow. What a step writes has to be written within a
 step, or the queue grows, step by step, until pinned memory is full and compute waits.
 So no step is shorter than its writes, nor, as far as both share one bandwidth, than
-its writes and reads. For all other transfers compute waits anyway.
-(tests/ssdtrain/plan/test_simulate.py)
+its writes and reads. For all other transfers compute waits anyway. Nor is any step
+shorter than the host's own time: its lead over the device is used up once.
+
+[Note: the host's queue]
+`Mark.host_ms` is what the program itself takes the host; `Mark.ms` already holds the
+device's waits for that. So only what comes on top shows, and where the host is ahead
+of the device it does not show at all. A plan that keeps everything installs no hooks.
+(tests/ssdtrain/plan/test_simulate.py, tests/ssdtrain/plan/test_host.py)
 """
 
 from collections import deque
@@ -21,7 +29,8 @@ from heapq import heappop, heappush
 
 from ssdtrain.curves import Curve
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
-from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction
+from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction, Wait
+from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.plan.timeline import NEVER, Timeline
 
 MAX_STALLS = 10
@@ -39,8 +48,12 @@ class Outcome:
     stall_ms: float = 0.0
     recompute_ms: float = 0.0
     host_peak_bytes: int = 0
+    host_wait_ms: float = 0.0
+    """Waits for the host; not in `stall_ms`."""
     waits: dict[int, float] = field(default_factory=dict)
-    """Waits in ms by item."""
+    """Waits for transfers in ms by item."""
+    causes: dict[tuple[Wait, int], float] = field(default_factory=dict)
+    """All waits in ms by cause and item."""
     busy_ms: dict[str, float] = field(default_factory=dict)
     moved_bytes: dict[str, int] = field(default_factory=dict)
     curve: list[tuple[float, int]] = field(default_factory=list)
@@ -103,7 +116,17 @@ class Run:
         self._ended_at: list[list[int]] = [[] for _ in range(marks)]
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
         self._index()
-        self._now = timeline.profile.head_ms
+        profile = timeline.profile
+        self._now = profile.head_ms
+        self._lead_ms = profile.host_lead_ms
+        self._is_hosted = profile.host_ms > 0.0
+        self._host_ms = profile.head_host_ms - self._lead_ms
+        """When the host has come to the running mark."""
+        hooked = any(placement is not Placement.KEEP for placement in self.placed)
+        costs = profile.host_costs if hooked else HostCosts()
+        self._host_costs = _costs_by_placement(costs)
+        # Of a tensor that is no mark, one way: it is as likely packed as used.
+        self._handle_ms = (costs.keep.pack_ms + costs.keep.use_ms) / 2
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self._framed: dict[int, int] = {}
@@ -166,6 +189,8 @@ class Run:
                 self._free(item)
             self._release_due(mark)
             item = line.item_of_mark[mark]
+            if self._is_hosted:
+                self._host_acts(item, mark)
             if line.is_pack[mark]:
                 self._pack(item, mark)
             else:
@@ -184,8 +209,45 @@ class Run:
             beside_ms = self._out.beside(self._now, length_ms)
             beside_ms += self._in.beside(self._now, length_ms)
             self._now += length_ms + slowdown * beside_ms
+            if self._is_hosted:
+                self._wait_for_host(item, line.host_ms[mark])
         self._finish()
         return outcome
+
+    def _host_acts(self, item: int, mark: int) -> None:
+        """What the hooks do at this mark is work of the host."""
+        line, placement = self._line, self.placed[item]
+        cost = self._host_costs[placement]
+        if line.is_pack[mark]:
+            if line.exists(item, self.placed):
+                self._host_ms += cost.pack_ms
+        else:
+            self._host_ms += cost.use_ms
+        for used in self._used_at[mark]:
+            if self.placed[used] is Placement.RECOMPUTE and used != item:
+                self._host_ms += cost.use_ms  # for the sake of another
+            self._host_ms += self._rebuild_host_ms(used)
+        self._host_ms += self._handle_ms * line.num_handles[mark]
+
+    def _rebuild_host_ms(self, item: int) -> float:
+        """By how much its first use is dearer than `HostCosts` says."""
+        own_ms = self._line.items[item].recipe_host_ms
+        if not own_ms or self.placed[item] is not Placement.RECOMPUTE:
+            return 0.0
+        return own_ms - self._host_costs[Placement.RECOMPUTE].use_ms
+
+    def _wait_for_host(self, item: int, host_ms: float) -> None:
+        """No operator ends before the host has launched it."""
+        self._host_ms += host_ms
+        wait_ms = self._host_ms - self._now
+        if wait_ms > 0.0:
+            self._now = self._host_ms
+            self.outcome.host_wait_ms += wait_ms
+            self._blame(Wait.HOST, item, wait_ms)
+
+    def _blame(self, cause: Wait, item: int, wait_ms: float) -> None:
+        key = cause, item
+        self.outcome.causes[key] = self.outcome.causes.get(key, 0.0) + wait_ms
 
     def _measure(self, mark: int, memory: int, detailed: bool) -> None:
         outcome = self.outcome
@@ -206,18 +268,25 @@ class Run:
             # See [Note: steady state].
             last = max(self._written, key=self._written.__getitem__)
             reading_ms = self._links.ssd_duplex_slowdown * self._read.alone_ms
-            self._wait(self._write.alone_ms + reading_ms - tail_ms, last)
+            busy_ms = self._write.alone_ms + reading_ms - tail_ms
+            self._wait(busy_ms, last, Wait.SSD)
+        if self._is_hosted:
+            period_ms = self._host_ms + self._lead_ms
+            tail_host_ms = self._line.profile.tail_host_ms
+            self._host_ms = period_ms - tail_ms
+            self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
         self.outcome.step_ms = self._now + tail_ms
 
     def _by_depth(self, item: int) -> tuple[bool, int]:
         """Bytes before rebuilds, and inputs of recipes before their results."""
         return self.placed[item] is Placement.RECOMPUTE, item
 
-    def _wait(self, until_ms: float, item: int) -> None:
+    def _wait(self, until_ms: float, item: int, cause: Wait) -> None:
         stall = until_ms - self._now
         if stall > 0:
             self._now = until_ms
             self.outcome.stall_ms += stall
+            self._blame(cause, item, stall)
             self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
 
     def _own_bytes(self, item: int) -> int:
@@ -293,7 +362,8 @@ class Run:
         while cap is not None and self._draining:
             if self._host_bytes + sum(b for _, b in self._draining) + num_bytes <= cap:
                 return
-            self._wait(heappop(self._draining)[0], item)
+            self._wait(heappop(self._draining)[0], item, Wait.STAGING)
+            self._host_ms = max(self._host_ms, self._now)  # it is the host that waits
 
     def _release_due(self, mark: int) -> None:
         while self._leaving and self._leaving[0][0] <= mark:
@@ -302,12 +372,13 @@ class Run:
                 continue  # it died
             if item in self._arrival:
                 continue  # backward was faster: forwarded
-            self._wait(self._copied[item], item)
+            self._wait(self._copied[item], item, Wait.COPY_OUT)
             self._drop(item)
             self._away.add(item)
 
     def _load(self, item: int) -> None:
         num_bytes = self._line.items[item].num_bytes
+        self._host_ms += self._host_costs[self.placed[item]].load_ms
         self._away.discard(item)
         self._alive(item)
         ready = max(self._now, self._copied[item])
@@ -337,7 +408,16 @@ class Run:
             if item in self._away:
                 self._load(item)
             arrival = self._arrival.setdefault(item, 0.0)
-            self._wait(arrival, item)
+            self._wait(arrival, item, Wait.COPY_IN)
+
+
+def _costs_by_placement(costs: HostCosts) -> dict[Placement, HostCost]:
+    return {
+        Placement.KEEP: costs.keep,
+        Placement.OFFLOAD: costs.host,
+        Placement.OFFLOAD_SSD: costs.ssd,
+        Placement.RECOMPUTE: costs.rebuild,
+    }
 
 
 def _ms(curve: Curve | None, num_bytes: int) -> float:
@@ -369,7 +449,11 @@ def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Predi
     """Predict a step under these orders."""
     outcome = Run(timeline, orders).run(detailed=True)
     keep = Run(timeline, keep_all(timeline)).run()
-    stalls = sorted(outcome.waits.items(), key=lambda wait: (-wait[1], wait[0]))
+    by_cause: dict[str, float] = {}
+    for (cause, _), ms in outcome.causes.items():
+        by_cause[cause.value] = by_cause.get(cause.value, 0.0) + ms
+    host = {key: ms for key, ms in outcome.causes.items() if key[0] is Wait.HOST}
+    moves = {key: ms for key, ms in outcome.causes.items() if key[0] is not Wait.HOST}
     return Prediction(
         step_ms=outcome.step_ms,
         peak_bytes=outcome.peak_bytes,
@@ -383,13 +467,25 @@ def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Predi
             )
             for name in outcome.busy_ms
         },
-        stalls=tuple(
-            PredictedStall(
-                lane=timeline.lane_of[item],
-                item=item - timeline.first_id[timeline.lane_of[item]],
-                ms=ms,
-            )
-            for item, ms in stalls[:MAX_STALLS]
-        ),
+        stalls=_longest(timeline, moves),
+        host_wait_ms=outcome.host_wait_ms,
+        host_stalls=_longest(timeline, host),
+        waits=by_cause,
         host_peak_bytes=outcome.host_peak_bytes,
+    )
+
+
+def _longest(
+    timeline: Timeline, waits: Mapping[tuple[Wait, int], float]
+) -> tuple[PredictedStall, ...]:
+    """The longest waits first."""
+    ranked = sorted(waits.items(), key=lambda wait: (-wait[1], wait[0][1]))
+    return tuple(
+        PredictedStall(
+            lane=timeline.lane_of[item],
+            item=item - timeline.first_id[timeline.lane_of[item]],
+            ms=ms,
+            cause=cause,
+        )
+        for (cause, item), ms in ranked[:MAX_STALLS]
     )

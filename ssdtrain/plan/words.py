@@ -1,15 +1,17 @@
 """A plan in plain words: what moves, what waits, and what to change next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan, Prediction
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
+from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.timeline import Timeline
 
 # A stall below this fraction of the step is not worth a change.
 SMALL_STALL = 0.002
+# A wait below this is not told of.
+LEAST_MS = 0.05
 # A link busy for more than this fraction of its half of the step is the limit.
 BUSY = 0.85
 NO_MODULE = "(no module)"
@@ -86,7 +88,9 @@ def explain(
         f"{_bytes(prediction.keep_peak_bytes)}.",
         f"Moved {_bytes(out.num_bytes)} out and {_bytes(back.num_bytes)} back, "
         f"hid {hidden_ms:.1f} ms of copies, stalled {prediction.stall_ms:.1f} ms"
-        f"{_where(profile, prediction)}; rebuilt for {prediction.recompute_ms:.1f} ms.",
+        f"{_where(profile, prediction.stalls)}; rebuilt for "
+        f"{prediction.recompute_ms:.1f} ms.",
+        *_waits(profile, plan, prediction),
     ]
     if out.num_bytes or back.num_bytes:
         lines.append(_slowdowns(profile))
@@ -110,16 +114,56 @@ def _slowdowns(profile: Profile) -> str:
     )
 
 
-def _where(profile: Profile, prediction: Prediction) -> str:
-    if not prediction.stalls:
+def _waits(profile: Profile, plan: Plan, prediction: Prediction) -> list[str]:
+    """What compute waits for, by cause."""
+    if plan.keeps_all:
+        return ["Everything is kept, and no hooks are installed."]
+    lines = []
+    causes = {cause: ms for cause, ms in prediction.waits.items() if ms >= LEAST_MS}
+    if causes:
+        told = ", ".join(f"{ms:.1f} ms for {cause}" for cause, ms in causes.items())
+        lines.append(f"Compute waits {told}.")
+    if prediction.host_wait_ms >= LEAST_MS:
+        lines.append(
+            f"It waited for the host {prediction.host_wait_ms:.1f} ms"
+            f"{_where(profile, prediction.host_stalls)}: {_costs(profile.host_costs)}."
+        )
+    return lines
+
+
+def _costs(costs: HostCosts) -> str:
+    """Host time of each action, there and back."""
+    named = (
+        ("keeping", costs.keep),
+        ("moving to the host", costs.host),
+        ("moving to the SSD", costs.ssd),
+        ("rebuilding", costs.rebuild),
+    )
+    told = [
+        f"{name} {1e3 * (cost.pack_ms + cost.use_ms + cost.load_ms):.0f} us"
+        for name, cost in named
+        if cost.pack_ms > 0.0
+    ]
+    return "a tensor costs it, " + ", ".join(told)
+
+
+def _where(profile: Profile, stalls: Sequence[PredictedStall]) -> str:
+    if not stalls:
         return ""
-    worst = prediction.stalls[0]
+    worst = stalls[0]
     item = profile.items_of(worst.lane)[worst.item]
     module = f" of module {item.module}" if item.module else ""
     return f" (most, {worst.ms:.1f} ms, at tensor {item.name}{module})"
 
 
 def _advice(profile: Profile, prediction: Prediction) -> str:
+    if prediction.host_wait_ms > max(
+        prediction.stall_ms, SMALL_STALL * prediction.step_ms
+    ):
+        return (
+            "the host is the limit: the device waits for kernel launches; larger "
+            "micro-batches, torch.compile or fewer, larger tensors (min_bytes) help."
+        )
     if prediction.stall_ms > SMALL_STALL * prediction.step_ms:
         link, what = _busiest(profile, prediction)
         return (

@@ -1,0 +1,220 @@
+"""What the hooks cost the host: measured, by what they do to a tensor.
+
+[Note: host time]
+The host launches kernels while the device runs earlier ones; a hook that takes longer
+than the device is busy leaves it idle. So the planner must know what each action costs
+the host here, in this Python on this machine. A `HostMeter` times the hooks of a step
+from outside and files each call by the handle that it made or used. What lies between
+two calls is the program's own. Before the first plan `host_costs` (hostprobe.py)
+times a compiled plan on a small chain of its own; later, steps that follow the plan are sampled.
+(tests/ssdtrain/cache/test_hosttime.py)
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.record import RebuiltView, RecordView
+from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile
+
+OUTLIER = 8.0
+"""A call so many times the middle one pinned memory, compiled or was interrupted."""
+WEIGHT = 0.3
+"""Of a new sample in the running mean."""
+FAR = 0.25
+"""Change of a cost after which a plan is searched for again."""
+
+Hook = Callable[[Any], Any]
+
+
+class HostMeter:
+    """Times the hooks of one step.
+
+    Args:
+        away: what a record without an order does when it leaves.
+        now: a clock of the host in ns.
+    """
+
+    def __init__(
+        self,
+        away: Placement = Placement.OFFLOAD,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.now = now
+        self.num_calls = 0
+        """Of the hooks, so far."""
+        self._away = away
+        self._spent_ns = 0
+        self._entered: int | None = None
+        self._excluded_ns = 0
+        self._samples: dict[tuple[Placement, str], list[int]] = defaultdict(list)
+        self._rebuilds: dict[tuple[int, int], int] = {}
+
+    def around(self, pack: Hook, unpack: Hook) -> tuple[Hook, Hook]:
+        """The hooks of a forward, timed."""
+
+        def timed_pack(tensor: Tensor) -> Any:
+            if self._entered is not None:  # a recipe stores an input of its own
+                return pack(tensor)
+            self._enter()
+            handle = None
+            try:
+                handle = pack(tensor)
+                return handle
+            finally:
+                self._leave(handle, "pack")
+
+        def timed_unpack(handle: Any) -> Any:
+            if self._entered is not None:
+                return unpack(handle)
+            self._enter()
+            try:
+                return unpack(handle)
+            finally:
+                self._leave(handle, "use")
+
+        return timed_pack, timed_unpack
+
+    def _enter(self) -> None:
+        self.num_calls += 1
+        self._excluded_ns = 0
+        self._entered = self.now()
+
+    def _leave(self, handle: Any, what: str) -> None:
+        start, self._entered = self._entered, None
+        if start is None:
+            return
+        took_ns = self.now() - start
+        self._spent_ns += took_ns
+        own_ns = max(0, took_ns - self._excluded_ns)
+        placement = self._placement_of(handle)
+        self._samples[placement, what].append(own_ns)
+        if placement is Placement.RECOMPUTE and what == "use":
+            rebuilt = handle.source.rebuilt
+            course = rebuilt.lane.course
+            if course is not None:
+                self._rebuilds.setdefault((course.number, rebuilt.item), own_ns)
+
+    def exclude(self, start_ns: int) -> None:
+        """What began at `start_ns`, inside a hook, was an observer's work."""
+        if self._entered is not None:
+            self._excluded_ns += self.now() - start_ns
+
+    def load(self, start: Callable[[Any], None], record: Any) -> None:
+        """Start a load for the plan: the load's own cost, and not that of the tensor
+        at whose use it starts."""
+        begun = self.now()
+        start(record)
+        took_ns = self.now() - begun
+        if self._entered is not None:
+            self._excluded_ns += took_ns
+        self._samples[self._way_of(record), "load"].append(took_ns)
+
+    def outside_ns(self) -> int:
+        """Host time so far that was not spent in hooks."""
+        at = self.now() if self._entered is None else self._entered
+        return at - self._spent_ns
+
+    def _placement_of(self, handle: Any) -> Placement:
+        if type(handle) is MovedHandle:
+            return Placement.OFFLOAD
+        source = getattr(handle, "source", None)
+        if isinstance(source, RebuiltView):
+            return Placement.RECOMPUTE
+        if not isinstance(source, RecordView):
+            return Placement.KEEP
+        record = source.record
+        return Placement.KEEP if record.parcel is None else self._way_of(record)
+
+    def _way_of(self, record: Any) -> Placement:
+        """Where an offloaded tensor went."""
+        if type(record) is Moved:
+            return Placement.OFFLOAD
+        course = record.lane.course
+        if course is None or course.orders is None:
+            return self._away
+        ordered: Placement = course.orders[record.item].placement
+        return ordered if ordered in AWAY_PLACEMENTS else self._away
+
+    def rebuild_ms(self, lane: int, item: int) -> float:
+        """Host time of the first use of a rebuilt item; 0.0 if there was none."""
+        return self._rebuilds.get((lane, item), 0) / 1e6
+
+    def costs(self, otherwise: HostCosts) -> HostCosts:
+        """What was measured; `otherwise` for what did not happen."""
+
+        def cost(placement: Placement, before: HostCost) -> HostCost:
+            return HostCost(
+                pack_ms=self._middle(placement, "pack", before.pack_ms),
+                use_ms=self._middle(placement, "use", before.use_ms),
+                load_ms=self._middle(placement, "load", before.load_ms),
+            )
+
+        return HostCosts(
+            keep=cost(Placement.KEEP, otherwise.keep),
+            host=cost(Placement.OFFLOAD, otherwise.host),
+            ssd=cost(Placement.OFFLOAD_SSD, otherwise.ssd),
+            rebuild=cost(Placement.RECOMPUTE, otherwise.rebuild),
+        )
+
+    def _middle(self, placement: Placement, what: str, otherwise_ms: float) -> float:
+        found = self._samples.get((placement, what))
+        return mean_ms(found) if found else otherwise_ms
+
+
+def mean_ms(samples_ns: Iterable[int]) -> float:
+    """The mean of what is not far from the middle."""
+    found = list(samples_ns)
+    limit = OUTLIER * statistics.median(found)
+    usual = [each for each in found if each <= limit]
+    return sum(usual) / len(usual) / 1e6
+
+
+def mixed(before: HostCosts, sample: HostCosts, weight: float = WEIGHT) -> HostCosts:
+    """A running mean of costs."""
+
+    def mix(old: HostCost, new: HostCost) -> HostCost:
+        return HostCost(
+            pack_ms=old.pack_ms + weight * (new.pack_ms - old.pack_ms),
+            use_ms=old.use_ms + weight * (new.use_ms - old.use_ms),
+            load_ms=old.load_ms + weight * (new.load_ms - old.load_ms),
+        )
+
+    return HostCosts(
+        keep=mix(before.keep, sample.keep),
+        host=mix(before.host, sample.host),
+        ssd=mix(before.ssd, sample.ssd),
+        rebuild=mix(before.rebuild, sample.rebuild),
+    )
+
+
+def _by_action(costs: HostCosts) -> list[float]:
+    """ms of one tensor of each kind, there and back."""
+    every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
+    return [cost.pack_ms + cost.use_ms + cost.load_ms for cost in every]
+
+
+def is_far(before: HostCosts, now: HostCosts) -> bool:
+    """Whether a plan made with one of them may be wrong by the other."""
+    pairs = zip(_by_action(before), _by_action(now), strict=True)
+    return any(abs(new - old) > FAR * max(old, new) for old, new in pairs)
+
+
+def repriced(profile: Profile, costs: HostCosts) -> Profile:
+    """The profile with other costs of the host."""
+    before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
+    factor = now / before if before else 1.0
+    kinds = {
+        kind: tuple(
+            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
+        )
+        for kind, items in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds, host_costs=costs)

@@ -1,0 +1,134 @@
+"""Host time of the hooks, with a clock that the test turns."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.cache.hostprobe import host_costs
+from ssdtrain.cache.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.profile import HostCost, HostCosts
+from tests.ssdtrain.plan.profiles import drawn
+
+
+class Turned:
+    """A clock in ns."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def pass_us(self, us: int) -> None:
+        self.ns += 1000 * us
+
+
+def test_time_outside_the_hooks_is_the_programs() -> None:
+    now = Turned()
+    meter = HostMeter(now=now)
+    seen: list[int] = []
+
+    def pack(tensor: Any) -> Any:
+        now.pass_us(20)
+        seen.append(meter.outside_ns())
+        start = meter.now()
+        now.pass_us(5)  # an observer's
+        meter.exclude(start)
+        return tensor
+
+    timed, used = meter.around(pack, lambda handle: now.pass_us(2))
+    for _ in range(3):
+        now.pass_us(100)
+        timed("tensor")
+    now.pass_us(50)
+    used("handle")
+    assert seen == [100_000, 200_000, 300_000]
+    assert meter.outside_ns() == 350_000
+    assert meter.num_calls == 4
+    costs = meter.costs(HostCosts())
+    assert costs.keep == HostCost(pack_ms=0.02, use_ms=0.002)
+
+
+def test_what_a_recipe_stores_inside_is_one_call() -> None:
+    now = Turned()
+    meter = HostMeter(now=now)
+    inner: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        now.pass_us(10)
+        if tensor == "outer":
+            inner.append(timed("inner"))
+        return tensor
+
+    timed, _ = meter.around(pack, pack)
+    timed("outer")
+    assert inner == ["inner"] and meter.num_calls == 1
+    assert meter.costs(HostCosts()).keep.pack_ms == pytest.approx(0.02)
+
+
+def test_a_failing_hook_ends_its_call() -> None:
+    meter = HostMeter(now=Turned())
+
+    def fail(_: Any) -> Any:
+        raise RuntimeError("no")
+
+    timed, _ = meter.around(fail, fail)
+    for count in (1, 2):
+        with pytest.raises(RuntimeError, match="no"):
+            timed("tensor")
+        assert meter.num_calls == count
+
+
+def test_a_call_that_pinned_memory_is_no_price() -> None:
+    assert mean_ms([1000, 3000, 2000, 5_000_000]) == pytest.approx(0.002)
+
+
+def test_costs_follow_their_samples() -> None:
+    old = HostCosts(host=HostCost(pack_ms=0.1, use_ms=0.1))
+    new = HostCosts(host=HostCost(pack_ms=0.2, use_ms=0.1))
+    assert mixed(old, new, 0.5).host.pack_ms == pytest.approx(0.15)
+    assert is_far(old, new) and not is_far(old, mixed(old, new, 0.1))
+
+
+def test_rebuilds_are_repriced_alike() -> None:
+    profile = drawn(0, 8)
+    kinds = {
+        kind: tuple(replace(i, recipe_host_ms=0.4 * bool(i.recipe)) for i in items)
+        for kind, items in profile.kinds.items()
+    }
+    costs = HostCosts(rebuild=HostCost(use_ms=0.2))
+    profile = replace(profile, kinds=kinds, host_costs=costs)
+    found = repriced(profile, HostCosts(rebuild=HostCost(use_ms=0.05)))
+    told = {item.recipe_host_ms for item in found.kinds["model/0"]}
+    assert sorted(told) == pytest.approx([0.0, 0.1])
+
+
+def test_the_probe_runs_a_compiled_plan() -> None:
+    """Real tables on a real device: a move costs more than keeping, each way."""
+    costs = host_costs(torch.device("cpu"))
+    for cost in (costs.host, costs.ssd):
+        assert cost.pack_ms > costs.keep.pack_ms > 0.0
+        assert cost.use_ms > costs.keep.use_ms > 0.0
+        assert cost.load_ms > 0.0
+    assert costs.rebuild == HostCost()
+
+
+def test_where_a_moved_tensor_went_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's chain moves a third to the host and a third to the SSD's side."""
+    counted: list[Placement] = []
+    before = HostMeter._leave
+
+    def leave(meter: HostMeter, handle: Any, what: str) -> None:
+        if what == "pack":
+            counted.append(meter._placement_of(handle))
+        before(meter, handle, what)
+
+    monkeypatch.setattr(HostMeter, "_leave", leave)
+    host_costs(torch.device("cpu"))
+    num = len(counted) // (2 * 36)
+    by = {one: counted.count(one) // num for one in set(counted)}
+    assert by[Placement.OFFLOAD] == by[Placement.OFFLOAD_SSD] == 10
+    assert set(by) == {Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD}

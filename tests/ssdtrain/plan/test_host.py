@@ -1,0 +1,136 @@
+"""The host as a queue of the simulator."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.ssdtrain.plan.profiles import MB, chain
+from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Wait
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.words import explain
+
+COSTS = HostCosts(
+    keep=HostCost(pack_ms=0.002, use_ms=0.001),
+    host=HostCost(pack_ms=0.3, use_ms=0.1, load_ms=0.1),
+)
+
+
+def hosted(share: float, *, num: int = 12, num_handles: int = 0) -> Profile:
+    """The chain, launched by a host that needs this share of the device's time."""
+    plain = chain(num, gb_per_s=10.0)
+    marks = tuple(
+        replace(mark, host_ms=share * mark.ms, num_handles=num_handles)
+        for mark in plain.marks
+    )
+    tail_ms = share * plain.tail_ms
+    return replace(plain, marks=marks, host_costs=COSTS, tail_host_ms=tail_ms)
+
+
+def moved(profile: Profile, numbers: set[int]) -> object:
+    """A prediction for the plan that moves these items."""
+    timeline = Timeline(profile)
+    count = len(profile.kinds["model/0"])
+    placements = {
+        "model/0": [
+            Placement.OFFLOAD if n in numbers else Placement.KEEP for n in range(count)
+        ]
+    }
+    return simulate(timeline, schedule(timeline, placements))
+
+
+def test_what_a_bound_host_does_is_added_to_the_step() -> None:
+    profile = hosted(1.0)
+    found = moved(profile, {0, 1, 2})
+    own_ms = 3 * (0.3 + 0.1 + 0.1) + 9 * 0.003
+    assert found.step_ms == pytest.approx(found.keep_ms + own_ms)
+    assert found.host_wait_ms == pytest.approx(own_ms)
+    assert found.waits == {Wait.HOST.value: pytest.approx(own_ms)}
+    assert sum(wait.ms for wait in found.host_stalls) <= own_ms + 1e-9
+    assert found.host_stalls[0].cause is Wait.HOST
+    assert found.is_bound_by_host
+
+
+def test_a_host_that_is_ahead_has_time() -> None:
+    found = moved(hosted(0.3), {0, 1, 2})
+    assert found.step_ms == pytest.approx(found.keep_ms)
+    assert found.host_wait_ms == 0.0
+
+
+def test_keeping_everything_takes_no_hooks() -> None:
+    profile = hosted(1.0, num_handles=10)
+    timeline = Timeline(profile)
+    assert Run(timeline, keep_all(timeline)).run().step_ms == pytest.approx(
+        profile.compute_ms
+    )
+    found = moved(profile, {0})
+    handles_ms = 10 * len(profile.marks) * 0.0015
+    assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 11 * 0.003 + handles_ms)
+
+
+def test_the_default_plan_keeps_its_promise_on_a_bound_host() -> None:
+    plan = choose(hosted(1.0), Goal(max_overhead=0.01))
+    assert plan.keeps_all
+    free = choose(hosted(0.3), Goal(max_overhead=0.01))
+    assert free.prediction.peak_bytes <= 0.7 * plan.prediction.peak_bytes
+    some = choose(hosted(1.0), Goal(max_overhead=0.05))
+    assert some.prediction.overhead <= 0.05
+    assert some.prediction.peak_bytes < plan.prediction.peak_bytes
+
+
+def test_few_large_tensors_leave_a_bound_host_before_many_small_ones() -> None:
+    profile = hosted(1.0, num=24)
+    items = tuple(
+        replace(item, num_bytes=8 * MB if n % 6 == 0 else MB // 8)
+        for n, item in enumerate(profile.kinds["model/0"])
+    )
+    plan = choose(replace(profile, kinds={"model/0": items}), Goal(max_overhead=0.03))
+    away = {n for n, o in enumerate(plan.orders["model/0"]) if o.release_after}
+    assert {0, 6, 12} <= away
+    assert plan.prediction.overhead <= 0.03
+
+
+def test_a_lead_is_used_up_once() -> None:
+    """Ahead by a millisecond at the start, but no step is shorter than the host's."""
+    profile = with_host_in_step(replace(hosted(1.0), host_lead_ms=1.0))
+    found = moved(profile, {0, 1})
+    own_ms = 2 * 0.5 + 10 * 0.003
+    assert found.step_ms == pytest.approx(found.keep_ms + own_ms)
+
+
+def test_the_host_is_no_later_than_the_device() -> None:
+    late = hosted(3.0)
+    found = with_host_in_step(late)
+    timeline = Timeline(found)
+    run = Run(timeline, keep_all(timeline)).run()
+    assert run.step_ms == pytest.approx(late.compute_ms)
+    assert run.host_wait_ms == pytest.approx(0.0, abs=1e-9)
+    assert found.host_ms == pytest.approx(late.compute_ms - late.tail_ms)
+    early = hosted(0.5)
+    assert with_host_in_step(early) == early
+
+
+def test_a_plain_host_that_is_faster_counts() -> None:
+    plain = PlainTimes(
+        step_ms=39.0, forward_ms=12.0, host_forward_ms=6.0, host_lead_ms=2.0
+    )
+    found = calibrated(hosted(1.0), plain)
+    assert found.host_ms == pytest.approx(18.0)
+    assert found.host_lead_ms == 2.0
+    slower = plain._replace(host_forward_ms=20.0)  # it waited for the device
+    assert calibrated(hosted(1.0), slower).host_ms == pytest.approx(36.0)
+
+
+def test_the_report_names_the_host() -> None:
+    profile = hosted(1.0)
+    plan = choose(profile, Goal(max_overhead=0.05))
+    text = explain(profile, plan)
+    assert "waited for the host" in text and "blocks." in text
+    text = explain(profile, choose(profile, Goal(max_overhead=0.01)))
+    assert "no hooks" in text
