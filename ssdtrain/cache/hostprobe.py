@@ -53,6 +53,11 @@ class _Chain(nn.Module):
 
 def host_costs(torch_device: torch.device) -> HostCosts:
     """Costs of keeping and of both ways of moving; some hundredths of a second."""
+    return measured_chain(torch_device).costs(HostCosts())
+
+
+def measured_chain(torch_device: torch.device) -> HostMeter:
+    """The meter of the chain's measured lanes."""
     device, counters = open_device(torch_device), Counters()
     pool = PinnedPool(device, 4 * NUM_ITEMS * ITEM_BYTES)
     meters = Meters(counters=counters, trace=Trace(False))
@@ -66,7 +71,7 @@ def host_costs(torch_device: torch.device) -> HostCosts:
         cache.close()
 
 
-def _measured(cache: TensorCache, chain: _Chain) -> HostCosts:
+def _measured(cache: TensorCache, chain: _Chain) -> HostMeter:
     _, saved = chain()
     cache.course.plan = Plan(orders={"probe/0": _orders(saved)}, policy="probe")
     saved.clear()
@@ -84,7 +89,7 @@ def _measured(cache: TensorCache, chain: _Chain) -> HostCosts:
         result.sum().backward()
         del result
         cache.collect_now()
-    return meter.costs(HostCosts())
+    return meter
 
 
 def _orders(saved: list[Tensor]) -> tuple[Order, ...]:

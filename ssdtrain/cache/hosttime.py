@@ -6,7 +6,8 @@ than the device is busy leaves it idle. So the planner must know what each actio
 the host here, in this Python on this machine. A `HostMeter` times the hooks of a step
 from outside and files each call by the handle that it made or used. What lies between
 two calls is the program's own. Before the first plan `host_costs` (hostprobe.py)
-times a compiled plan on a small chain of its own; later, steps that follow the plan are sampled.
+times a compiled plan on a small chain of its own; later, steps that follow the plan are
+sampled.
 (tests/ssdtrain/cache/test_hosttime.py)
 """
 
@@ -142,6 +143,10 @@ class HostMeter:
             return self._away
         ordered: Placement = course.orders[record.item].placement
         return ordered if ordered in AWAY_PLACEMENTS else self._away
+
+    def num_packed(self, placement: Placement) -> int:
+        """Tensors to which this happened."""
+        return len(self._samples.get((placement, "pack"), ()))
 
     def rebuild_ms(self, lane: int, item: int) -> float:
         """Host time of the first use of a rebuilt item; 0.0 if there was none."""

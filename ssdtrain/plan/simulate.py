@@ -189,19 +189,14 @@ class Run:
                 self._free(item)
             self._release_due(mark)
             item = line.item_of_mark[mark]
-            if self._is_hosted:
-                self._host_acts(item, mark)
+            self._host_acts(item, mark)
             if line.is_pack[mark]:
                 self._pack(item, mark)
             else:
                 self._backward_ms.setdefault(line.lane_of[item], self._now)
             for used in sorted(self._used_at[mark], key=self._by_depth):
                 self._use(used)
-            for item in self._ended_at[mark]:
-                self._free(item)
-            for loaded in self._loads_at[mark]:
-                if loaded in self._away:
-                    self._load(loaded)
+            self._load_due(mark)
             memory = self._live_bytes + line.other_bytes[mark]
             if mark < last_mark or last_mark == 0:
                 self._measure(mark, memory, detailed)
@@ -209,13 +204,14 @@ class Run:
             beside_ms = self._out.beside(self._now, length_ms)
             beside_ms += self._in.beside(self._now, length_ms)
             self._now += length_ms + slowdown * beside_ms
-            if self._is_hosted:
-                self._wait_for_host(item, line.host_ms[mark])
+            self._wait_for_host(item, line.host_ms[mark])
         self._finish()
         return outcome
 
     def _host_acts(self, item: int, mark: int) -> None:
         """What the hooks do at this mark is work of the host."""
+        if not self._is_hosted:
+            return
         line, placement = self._line, self.placed[item]
         cost = self._host_costs[placement]
         if line.is_pack[mark]:
@@ -238,6 +234,8 @@ class Run:
 
     def _wait_for_host(self, item: int, host_ms: float) -> None:
         """No operator ends before the host has launched it."""
+        if not self._is_hosted:
+            return
         self._host_ms += host_ms
         wait_ms = self._host_ms - self._now
         if wait_ms > 0.0:
@@ -270,10 +268,9 @@ class Run:
             reading_ms = self._links.ssd_duplex_slowdown * self._read.alone_ms
             busy_ms = self._write.alone_ms + reading_ms - tail_ms
             self._wait(busy_ms, last, Wait.SSD)
-        if self._is_hosted:
-            period_ms = self._host_ms + self._lead_ms
+        if self._line.num_marks:
+            self._host_ms += self._lead_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
-            self._host_ms = period_ms - tail_ms
             self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
         self.outcome.step_ms = self._now + tail_ms
 
@@ -375,6 +372,13 @@ class Run:
             self._wait(self._copied[item], item, Wait.COPY_OUT)
             self._drop(item)
             self._away.add(item)
+
+    def _load_due(self, mark: int) -> None:
+        for item in self._ended_at[mark]:
+            self._free(item)
+        for loaded in self._loads_at[mark]:
+            if loaded in self._away:
+                self._load(loaded)
 
     def _load(self, item: int) -> None:
         num_bytes = self._line.items[item].num_bytes

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.cache.hostprobe import host_costs
+from ssdtrain.cache.hostprobe import (
+    NUM_ITEMS,
+    NUM_MEASURED,
+    host_costs,
+    measured_chain,
+)
 from ssdtrain.cache.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
@@ -116,19 +121,11 @@ def test_the_probe_runs_a_compiled_plan() -> None:
     assert costs.rebuild == HostCost()
 
 
-def test_where_a_moved_tensor_went_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_moved_tensor_went_is_seen() -> None:
     """The probe's chain moves a third to the host and a third to the SSD's side."""
-    counted: list[Placement] = []
-    before = HostMeter._leave
-
-    def leave(meter: HostMeter, handle: Any, what: str) -> None:
-        if what == "pack":
-            counted.append(meter._placement_of(handle))
-        before(meter, handle, what)
-
-    monkeypatch.setattr(HostMeter, "_leave", leave)
-    host_costs(torch.device("cpu"))
-    num = len(counted) // (2 * 36)
-    by = {one: counted.count(one) // num for one in set(counted)}
-    assert by[Placement.OFFLOAD] == by[Placement.OFFLOAD_SSD] == 10
-    assert set(by) == {Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD}
+    meter = measured_chain(torch.device("cpu"))
+    moved = [meter.num_packed(p) for p in (Placement.OFFLOAD, Placement.OFFLOAD_SSD)]
+    assert moved == [10 * NUM_MEASURED, 10 * NUM_MEASURED]
+    # The other tensors, and a parameter each.
+    kept = meter.num_packed(Placement.KEEP)
+    assert kept == (2 * NUM_ITEMS - 20) * NUM_MEASURED + 2 * NUM_MEASURED

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ssdtrain.plan.profiles import MB, chain
 from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
@@ -15,6 +14,7 @@ from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain
+from tests.ssdtrain.plan.profiles import MB, chain
 
 COSTS = HostCosts(
     keep=HostCost(pack_ms=0.002, use_ms=0.001),
