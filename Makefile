@@ -19,6 +19,7 @@ HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_ava
 
 train: $(VENV)/.installed-train
 	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
+	@echo "make: next: . $(VENV)/bin/activate && ssdtrain report latest"
 
 # Two halves side by side, a core each; the output of each comes in one piece.
 test: $(VENV)/.installed-test

@@ -109,7 +109,8 @@ def _table(found: Sequence[dict[str, Any]]) -> Table:
     names = list(dict.fromkeys(name for run in found for name in run))
     table = Table(title=f"{len(found)} runs")
     for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+        # What tells the runs apart is never cut short.
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for run in found:
         table.add_row(*(_text(name, run.get(name)) for name in names))
     return table

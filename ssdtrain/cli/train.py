@@ -15,6 +15,8 @@ from rich.console import Console
 
 from ssdtrain.counters import Span
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.plan import PLAN_FILE
+from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.report.memory import draw
 from ssdtrain.report.table import render
 from ssdtrain.report.trace import write_trace
@@ -360,6 +362,11 @@ def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
     title = f"memory over step {recorded['step']} (the last), rank {recorded['rank']}"
     path, peaks = directory / "memory.png", recorded["peak_bytes"]
     draw(recorded["memory"], what, path, title=title, peaks=peaks)
+    for profile, plan in recorded["planned"][:1]:
+        if profile is not None:
+            PROFILE_FILE.write(directory / "profile.json", profile)
+        if plan is not None:
+            PLAN_FILE.write(directory / "plan.json", plan)
     ranks = [[Span(*span) for span in spans] for spans in recorded["spans"]]
     if any(ranks):
         write_trace(ranks, directory / "trace.json")

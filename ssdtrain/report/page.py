@@ -1,28 +1,32 @@
 """One self-contained HTML page of a run: its figures, its pictures, how it went.
 
 Everything is inline: no script, no font and no picture is fetched, so that the page can
-be mailed. Pictures are SVG drawn here, by hand and to scale.
+be mailed.
 """
 
-import html
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ssdtrain.errors import ConfigError
+from ssdtrain.errors import ConfigError, DamagedFileError
+from ssdtrain.plan.plan import PLAN_FILE, Plan
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.words import rows as module_rows
+from ssdtrain.report.frontier import frontier, point_of
+from ssdtrain.report.pictures import (
+    Bar,
+    Dot,
+    Line,
+    escaped,
+    figure,
+    time_line,
+)
 from ssdtrain.report.table import ABSENT, WITH, WITHOUT, bytes_text, rows
 
-COLOURS = ("#777777", "#1f77b4", "#d62728", "#2ca02c")
-WIDTH, HEIGHT = 760, 260
-LEFT, RIGHT, BOTTOM = 70, 20, 45
-LEGEND = 18
-"""Height of a line of the legend, which stands above the axes."""
-NUM_TICKS = 5
-"""About so many marks on an axis, at round numbers."""
-MAX_POINTS = 1500
-"""Of a line; a course is thinned to its highest points between two marks."""
+T = TypeVar("T")
+TRACE_ROWS = ("compute", "store", "write", "read", "load")
+NUM_STALLS = 10
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 60em;
        padding: 0 1em; color: #222; }
@@ -35,15 +39,6 @@ svg { max-width: 100%; height: auto; }
 """
 
 
-class Line(NamedTuple):
-    """One line of a picture."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    level: float | None = None
-    """A dotted line across: the exact peak."""
-
-
 class Run(NamedTuple):
     """What a run directory holds, as plain values."""
 
@@ -54,6 +49,11 @@ class Run(NamedTuple):
     memory: Mapping[str, Sequence[tuple[float, float]]]
     recorded: Mapping[str, Any]
     config: str
+    trace: Sequence[Mapping[str, Any]] = ()
+    """Events of the time line."""
+    profile: Profile | None = None
+    plan: Plan | None = None
+    """What the first rank observed, and the plan it ended with."""
 
 
 def read_run(path: Path) -> Run:
@@ -75,6 +75,12 @@ def read_run(path: Path) -> Run:
         metrics = [json.loads(line) for line in lines]
     except ValueError as error:
         raise ConfigError(f"{metrics_path} is damaged ({error})") from error
+    trace = _json(path / "trace.json") if (path / "trace.json").exists() else {}
+    try:
+        profile = _optional(PROFILE_FILE.read, path / "profile.json")
+        plan = _optional(PLAN_FILE.read, path / "plan.json")
+    except DamagedFileError as error:
+        raise ConfigError(str(error)) from error
     return Run(
         path=path,
         result=result,
@@ -83,7 +89,14 @@ def read_run(path: Path) -> Run:
         memory=_json(path / "memory.json") if (path / "memory.json").exists() else {},
         recorded=result.get("picture") or {},
         config=config_path.read_text("utf-8") if config_path.exists() else "",
+        trace=trace.get("traceEvents", ()),
+        profile=profile,
+        plan=plan,
     )
+
+
+def _optional(read: Callable[[Path], T], path: Path) -> T | None:
+    return read(path) if path.is_file() else None
 
 
 def _json(path: Path) -> Any:
@@ -96,16 +109,16 @@ def _json(path: Path) -> Any:
 def page(runs: Sequence[Run]) -> str:
     """The page of one run, or of several beside one another."""
     title = " and ".join(run.path.name for run in runs)
-    parts = [f"<h1>{_text(title)}</h1>"]
+    parts = [f"<h1>{escaped(title)}</h1>"]
     if len(runs) > 1:
         parts += ["<h2>Compared</h2>", _comparison(runs), _losses(runs)]
     for run in runs:
         if len(runs) > 1:
-            parts.append(f"<h2>{_text(run.path.name)}</h2>")
+            parts.append(f"<h2>{escaped(run.path.name)}</h2>")
         parts += _sections(run)
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{_text(title)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style></head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
@@ -120,9 +133,13 @@ def _sections(run: Run) -> list[str]:
         parts.append(_memory(run))
     if run.metrics:
         parts += [_losses([run]), _steps(run), _waiting(run)]
+    if run.trace:
+        parts.append(_trace(run))
+    if run.profile is not None:
+        parts += [_frontier(run.profile, run.plan), _stalls(run.profile, run.plan)]
     explained = (run.result["legs"].get(WITH) or {}).get("explained")
     if explained:
-        parts += ["<h3>In words</h3>", f"<pre>{_text(explained)}</pre>"]
+        parts += ["<h3>In words</h3>", f"<pre>{escaped(explained)}</pre>"]
     return [*parts, _details(run)]
 
 
@@ -139,7 +156,7 @@ def _head(run: Run) -> str:
         "git": _git(record.get("git")),
     }
     cells = "".join(
-        f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>"
+        f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>"
         for name, value in facts.items()
     )
     return f"<table>{cells}</table>"
@@ -158,18 +175,19 @@ def _table(result: Mapping[str, Any]) -> str:
     said = "FAILED: " if bad else "verified: "
     kind = "bad" if bad else "good"
     body = "".join(
-        f"<tr><td>{_text(row.name)}</td><td class='number'>{_text(row.without)}</td>"
-        f"<td class='number'>{_text(row.with_)}</td><td>{_text(row.note)}</td></tr>"
+        f"<tr><td>{escaped(row.name)}</td>"
+        f"<td class='number'>{escaped(row.without)}</td>"
+        f"<td class='number'>{escaped(row.with_)}</td><td>{escaped(row.note)}</td></tr>"
         for row in rows(result)
     )
     head = f"<tr><th></th><th>{WITHOUT}</th><th>{WITH}</th><th></th></tr>"
-    summary = f"<p class='{kind}'>{_text(said + names)}</p>" if names else ""
+    summary = f"<p class='{kind}'>{escaped(said + names)}</p>" if names else ""
     return f"<table id='figures'>{head}{body}</table>{summary}"
 
 
 def _plain_table(result: Mapping[str, Any]) -> str:
     body = "".join(
-        f"<tr><td>{_text(name)}</td><td>{_text(value)}</td></tr>"
+        f"<tr><td>{escaped(name)}</td><td>{escaped(value)}</td></tr>"
         for name, value in result.items()
     )
     return f"<table id='figures'>{body}</table>"
@@ -179,14 +197,14 @@ def _comparison(runs: Sequence[Run]) -> str:
     """The rows of every run's `with` column side by side."""
     columns = [{row.name: row.with_ for row in rows(run.result)} for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    head = "".join(f"<th>{_text(run.path.name)}</th>" for run in runs)
+    head = "".join(f"<th>{escaped(run.path.name)}</th>" for run in runs)
     body = ""
     for name in names:
         cells = [column.get(name, ABSENT) for column in columns]
-        marked = "".join(f"<td class='number'>{_text(cell)}</td>" for cell in cells)
-        body += f"<tr><td>{_text(name)}</td>{marked}</tr>"
+        marked = "".join(f"<td class='number'>{escaped(cell)}</td>" for cell in cells)
+        body += f"<tr><td>{escaped(name)}</td>{marked}</tr>"
     changed = _changed(runs)
-    settings = f"<h3>Settings that differ</h3><pre>{_text(changed)}</pre>"
+    settings = f"<h3>Settings that differ</h3><pre>{escaped(changed)}</pre>"
     return f"<table id='compared'><tr><th></th>{head}</tr>{body}</table>{settings}"
 
 
@@ -213,7 +231,7 @@ def _memory(run: Run) -> str:
     ]
     where = f"step {picture.get('step', '?')} (the last), rank {picture.get('rank', 0)}"
     title = f"Memory over {where}: {run.result.get('peak_of', '')}"
-    return _figure(title, lines, "time since the step began (ms)", "MB")
+    return figure(title, lines, "time since the step began (ms)", "MB")
 
 
 def _highest(course: Sequence[tuple[float, float]]) -> float:
@@ -228,12 +246,12 @@ def _losses(runs: Sequence[Run]) -> str:
         for leg, points in _by_leg(run, "loss", 1.0).items()
         if not several or leg == WITH
     ]
-    return _figure("Loss by step", lines, "step", "loss", from_zero=False)
+    return figure("Loss by step", lines, "step", "loss", from_zero=False)
 
 
 def _steps(run: Run) -> str:
     lines = [Line(leg, points) for leg, points in _by_leg(run, "step_ms", 1.0).items()]
-    return _figure("Time of each step, first rank", lines, "step", "ms")
+    return figure("Time of each step, first rank", lines, "step", "ms")
 
 
 def _waiting(run: Run) -> str:
@@ -247,7 +265,79 @@ def _waiting(run: Run) -> str:
         if (points := _by_leg(run, key, 1.0).get(WITH))
     ]
     title = "Waiting and rebuilding in each step with ssdtrain, first rank"
-    return _figure(title, lines, "step", "ms") if lines else ""
+    return figure(title, lines, "step", "ms") if lines else ""
+
+
+def _trace(run: Run) -> str:
+    """The last recorded step of the first rank: compute, copies and I/O in rows.
+
+    Under `plan="auto"` that is the observed step; `offload.trace` records all.
+    """
+    events = [e for e in run.trace if e.get("ph") == "X" and e["pid"] == 0]
+    steps = [e for e in events if e["cat"] == "compute"]
+    if not steps:
+        return ""
+    last = max(steps, key=lambda e: float(e["ts"]))
+    start, end = last["ts"], last["ts"] + last["dur"]
+    bars = [
+        Bar(e["cat"], e["name"], (e["ts"] - start) / 1e3, e["dur"] / 1e3)
+        for e in events
+        if start <= e["ts"] <= end and e is not last
+    ]
+    bars.insert(0, Bar("compute", last["name"], 0.0, last["dur"] / 1e3))
+    title = f"What ran when in {last['name']}, rank 0, with ssdtrain"
+    present = [row for row in TRACE_ROWS if any(bar.row == row for bar in bars)]
+    return time_line(title, present, bars)
+
+
+def _frontier(profile: Profile, plan: Plan | None) -> str:
+    """What each price would buy, by the planner's own simulator; and the plan taken."""
+    line = [(100 * p.overhead, p.peak_bytes / 1e6) for p in frontier(profile)]
+    dots = []
+    if plan is not None and plan.prediction is not None:
+        taken, keep = point_of(plan.prediction), plan.prediction.keep_peak_bytes
+        name, cost = f"this run's plan ({plan.policy})", 100 * taken.overhead
+        dots = [
+            Dot(name, cost, taken.peak_bytes / 1e6),
+            Dot("everything kept", 0.0, keep / 1e6),
+        ]
+    return figure(
+        "The frontier: least predicted peak for each price, rank 0",
+        [Line("plans found by quick searches on this run's profile", line)],
+        "predicted overhead over keeping everything (%)",
+        "peak of saved tensors (MB)",
+        dots=dots,
+    )
+
+
+def _stalls(profile: Profile, plan: Plan | None) -> str:
+    """Where the device waits under the plan, and where each module's tensors rest."""
+    if plan is None or plan.prediction is None:
+        return ""
+    waits = []
+    for stall in plan.prediction.stalls[:NUM_STALLS]:
+        item = profile.items_of(stall.lane)[stall.item]
+        waits.append((item.name, item.module or ABSENT, f"{stall.ms:.2f} ms"))
+    moved = []
+    for row in module_rows(profile, plan):
+        places = row.kept_bytes, row.host_bytes, row.ssd_bytes, row.recomputed_bytes
+        moved.append((row.module, *(bytes_text(n) if n else ABSENT for n in places)))
+    told = _grid(("tensor", "module", "waits"), waits)
+    where = _grid(("module", "kept", "host memory", "SSD", "rebuilt"), moved)
+    return (
+        "<h3>Where the device waits, as predicted</h3>"
+        f"{told if waits else '<p>Nowhere, by the plan.</p>'}"
+        f"<details><summary>Where each module's tensors rest</summary>{where}</details>"
+    )
+
+
+def _grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    names = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in line) + "</tr>"
+        for line in lines
+    )
+    return f"<table><tr>{names}</tr>{body}</table>"
 
 
 def _by_leg(run: Run, key: str, scale: float) -> dict[str, list[tuple[float, float]]]:
@@ -260,126 +350,7 @@ def _by_leg(run: Run, key: str, scale: float) -> dict[str, list[tuple[float, flo
 
 
 def _details(run: Run) -> str:
-    config = f"<details><summary>config.yaml</summary><pre>{_text(run.config)}</pre>"
+    config = f"<details><summary>config.yaml</summary><pre>{escaped(run.config)}</pre>"
     values = json.dumps(run.result, indent=1)
-    result = f"<details><summary>result.json</summary><pre>{_text(values)}</pre>"
+    result = f"<details><summary>result.json</summary><pre>{escaped(values)}</pre>"
     return f"{config}</details>{result}</details>"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-# -- pictures -------------------------------------------------------------------------
-
-
-def _figure(
-    title: str, lines: Sequence[Line], x_name: str, y_name: str, from_zero: bool = True
-) -> str:
-    """A line picture to scale; the vertical axis starts at 0 unless told otherwise."""
-    points = [point for line in lines for point in line.points]
-    if not points:
-        return ""
-    levels = [line.level for line in lines if line.level is not None]
-    values = [*(y for _, y in points), *levels]
-    top = 24 + LEGEND * len(lines)
-    frame = _Frame(
-        _marks([x for x, _ in points]),
-        _marks([0.0, *values] if from_zero else values),
-        top,
-    )
-    drawn = [_axes(frame, x_name, y_name)]
-    for number, line in enumerate(lines):
-        colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(frame.at(x, y) for x, y in _thinned(line.points))
-        style = f"fill='none' stroke='{colour}' stroke-width='1.8'"
-        drawn.append(f"<polyline points='{path}' {style}/>")
-        if line.level is not None:
-            ends = " ".join(frame.at(x, line.level) for x in frame.x_range)
-            drawn.append(
-                f"<polyline points='{ends}' fill='none' stroke='{colour}' "
-                "stroke-dasharray='2 3'/>"
-            )
-        drawn.append(
-            f"<text x='{LEFT}' y='{12 + LEGEND * number}' fill='{colour}' "
-            f"font-size='12'>\u2014 {_text(line.name)}</text>"
-        )
-    height = top + HEIGHT
-    box = f"viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}'"
-    svg = f"<svg {box} role='img' aria-label='{_text(title)}'>{''.join(drawn)}</svg>"
-    return f"<h3>{_text(title)}</h3>{svg}"
-
-
-def _marks(values: Sequence[float]) -> list[float]:
-    """Round numbers from at most the least value to at least the largest."""
-    low, high = min(values), max(values)
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
-    rough = (high - low) / NUM_TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [index * step for index in range(first, last + 1)]
-
-
-class _Frame(NamedTuple):
-    """The axes' marks, and where they are on the picture."""
-
-    x_marks: Sequence[float]
-    y_marks: Sequence[float]
-    top: int
-
-    @property
-    def x_range(self) -> tuple[float, float]:
-        return self.x_marks[0], self.x_marks[-1]
-
-    @property
-    def bottom(self) -> int:
-        return self.top + HEIGHT - BOTTOM
-
-    def across(self, x: float) -> float:
-        low, high = self.x_range
-        return LEFT + (x - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-    def down(self, y: float) -> float:
-        low, high = self.y_marks[0], self.y_marks[-1]
-        return self.bottom - (y - low) / (high - low) * (self.bottom - self.top)
-
-    def at(self, x: float, y: float) -> str:
-        return f"{self.across(x):.1f},{self.down(y):.1f}"
-
-
-def _axes(frame: _Frame, x_name: str, y_name: str) -> str:
-    grey, small = "stroke='#ddd' stroke-width='1'", "font-size='11'"
-    right = WIDTH - RIGHT
-    parts = []
-    for mark in frame.y_marks:
-        y = frame.down(mark)
-        parts += [
-            f"<line x1='{LEFT}' x2='{right}' y1='{y:.1f}' y2='{y:.1f}' {grey}/>",
-            f"<text x='{LEFT - 6}' y='{y + 4:.1f}' text-anchor='end' {small}>"
-            f"{mark:.6g}</text>",
-        ]
-    for mark in frame.x_marks:
-        x = frame.across(mark)
-        parts.append(
-            f"<text x='{x:.1f}' y='{frame.bottom + 16}' text-anchor='middle' {small}>"
-            f"{mark:.6g}</text>"
-        )
-    middle, centre = (LEFT + right) / 2, (frame.top + frame.bottom) / 2
-    parts.append(
-        f"<text x='{middle}' y='{frame.bottom + 36}' text-anchor='middle' "
-        f"font-size='12'>{_text(x_name)}</text>"
-        f"<text x='14' y='{centre}' font-size='12' text-anchor='middle' "
-        f"transform='rotate(-90 14 {centre})'>{_text(y_name)}</text>"
-    )
-    return "".join(parts)
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS` points: of each stretch the highest, so no peak is lost."""
-    if len(points) <= MAX_POINTS:
-        return list(points)
-    stretch = -(-len(points) // MAX_POINTS)
-    starts = range(0, len(points), stretch)
-    return [max(points[at : at + stretch], key=lambda p: p[1]) for at in starts]

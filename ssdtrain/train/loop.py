@@ -17,6 +17,8 @@ from ssdtrain.api import Session, offload
 from ssdtrain.config import OffloadConfig
 from ssdtrain.counters import StepReport
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
 from ssdtrain.train.disk import Written, written
@@ -60,6 +62,10 @@ class LegResult:
     """Memory over the last step, sampled where nobody counts every change."""
     explained: str
     """`Session.explain()` behind the last step; empty without ssdtrain."""
+    profile: Profile | None
+    """What the planner observed; None without one."""
+    plan: Plan | None
+    """In force at the end."""
     reports: tuple[dict[str, Any], ...]
     """The session's StepReports, empty without ssdtrain."""
     spans: tuple[tuple[Any, ...], ...]
@@ -176,6 +182,8 @@ class Loop:
             reports = () if session is None else tuple(session.steps)
             spans = () if session is None else tuple(session.trace.spans())
             explained = "" if session is None else session.explain()
+            profile = None if session is None else session.profile
+            plan = None if session is None else session.plan
         return LegResult(
             leg=leg.value,
             losses=tuple(self._losses),
@@ -185,6 +193,8 @@ class Loop:
             last_peak_bytes=self._peak(reports[-1:]) if reports else self._last_peak,
             course=tuple(self._course),
             explained=explained,
+            profile=profile,
+            plan=plan,
             reports=tuple(report.as_dict() for report in reports),
             spans=tuple(tuple(span) for span in spans),
             written=done,
@@ -198,7 +208,7 @@ class Loop:
                 torch.cuda.synchronize()
         step_ms = (time.monotonic_ns() - start_ns) / 1e6
         if session is not None:
-            session.trace.add("compute", f"step {step}", start_ns, 0)
+            session.trace.add("compute", f"step {step + 1}", start_ns, 0)
         peak, self._course = watch.take()
         self._last_peak = peak
         self._peak_bytes = max(self._peak_bytes, peak)

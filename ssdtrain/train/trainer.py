@@ -281,6 +281,9 @@ def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
         "memory": {
             name: _milliseconds(results[rank]) for name, results in legs.items()
         },
+        "planned": [
+            (result.profile, result.plan) for result in legs.get(Leg.WITH.value, [])
+        ],
         "spans": [result.spans for result in legs.get(Leg.WITH.value, [])],
     }
 

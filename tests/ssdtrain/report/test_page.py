@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from ssdtrain.cli import main
+from ssdtrain.counters import Span
 from ssdtrain.errors import ConfigError
-from ssdtrain.report.page import MAX_POINTS, page, read_run
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import PLAN_FILE
+from ssdtrain.plan.profile import PROFILE_FILE
+from ssdtrain.report.frontier import frontier
+from ssdtrain.report.page import page, read_run
+from ssdtrain.report.pictures import MAX_POINTS
 from ssdtrain.report.table import rows
+from ssdtrain.report.trace import write_trace
 from tests.ssdtrain.report.test_table import a_result
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -134,11 +142,50 @@ def test_the_command(
         read_run(run)
 
 
+RECORDED = Path(__file__).parents[1] / "plan/recorded/h200_16384x2.json"
+
+
+def test_a_planned_run_shows_its_frontier_and_its_time_line(run: Path) -> None:
+    profile = PROFILE_FILE.read(RECORDED)
+    plan = choose(profile, Goal(max_overhead=0.05), search_marks=1)
+    PROFILE_FILE.write(run / "profile.json", profile)
+    PLAN_FILE.write(run / "plan.json", plan)
+    spans = [
+        Span("compute", "step 2", 0, 9_000_000, 0),
+        Span("write", "block", 1_000_000, 2_000_000, 512),
+        Span("write", "of another step", 20_000_000, 21_000_000, 512),
+    ]
+    write_trace([spans], run / "trace.json")
+    text = page([read_run(run)])
+    assert "What ran when in step 2, rank 0" in text
+    assert "<title>block, 1.00 ms</title>" in text
+    assert "of another step" not in text
+    assert f"this run&#x27;s plan ({plan.policy})" in text
+    assert plan.prediction is not None
+    worst = plan.prediction.stalls[0] if plan.prediction.stalls else None
+    assert (f"{worst.ms:.2f} ms" if worst else "Nowhere, by the plan.") in text
+
+
+def test_a_frontier_falls_and_keeps_its_prices() -> None:
+    prices = (0.0, 0.01, 0.05, 0.2)
+    found = frontier(PROFILE_FILE.read(RECORDED), prices)
+    peaks = [point.peak_bytes for point in found]
+    assert len(found) > 1 and peaks == sorted(peaks, reverse=True)
+    assert all(point.overhead <= prices[-1] + 1e-9 for point in found)
+
+
+def test_a_damaged_plan_is_named(run: Path) -> None:
+    (run / "plan.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+        read_run(run)
+
+
 def test_a_browser_shows_it(run: Path, tmp_path: Path) -> None:
     """Headless and offline: the figures are on the screen."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on PATH")
+        names = ", ".join(BROWSERS)
+        pytest.skip(f"no browser: none of {names} is on PATH (apt install chromium)")
     path, picture = tmp_path / "report.html", tmp_path / "report.png"
     path.write_text(page([read_run(run)]))
     common = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,2400")
