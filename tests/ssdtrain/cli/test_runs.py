@@ -90,22 +90,19 @@ def stopped(directory: Path, signum: int, *words: str) -> tuple[int, str, Path]:
     return process.returncode, error, path
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_step_and_the_run_goes_on(
-    tmp_path: Path, signum: signal.Signals, train: Train
+    tmp_path: Path, train: Train
 ) -> None:
-    code, error, path = stopped(tmp_path, signum, *TINY, *LONG)
-    assert code == 128 + signum
+    code, error, path = stopped(tmp_path, signal.SIGINT, *TINY, *LONG)
+    assert code == 128 + signal.SIGINT
     [line] = [one for one in error.splitlines() if one.startswith("ssdtrain")]
     run = path.resolve()
-    assert f"stopped by {signum.name} after step" in line
+    assert "stopped by SIGINT after step" in line
     assert f"go on with: ssdtrain train resume=runs/{run.name}" in line
     assert "Traceback" not in error
     assert record(path)["status"] == "stopped"
     assert not (path / "result.json").exists()
     before = losses(path)
-    if signum is signal.SIGTERM:
-        return
     # Other settings are refused with their names, and nothing is written.
     state = sorted((p.name, p.stat().st_mtime_ns) for p in run.iterdir())
     refused = train("resume=latest", "size.num_layers=3", "train.seed=7")
@@ -197,10 +194,11 @@ def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> N
 @pytest.mark.slow
 def test_two_ranks_stop_behind_the_same_step(tmp_path: Path, train: Train) -> None:
     pytest.importorskip("deepspeed")
-    code, error, path = stopped(tmp_path, signal.SIGINT, *TINY[1:], *LONG)
-    assert code == 128 + signal.SIGINT
+    code, error, path = stopped(tmp_path, signal.SIGTERM, *TINY[1:], *LONG)
+    assert code == 128 + signal.SIGTERM
     told = [one for one in error.splitlines() if one.startswith("ssdtrain")]
-    assert len(told) == 1 and "go on with" in told[0]
+    assert len(told) == 1 and "stopped by SIGTERM" in told[0]
+    assert "go on with" in told[0]
     count = len(losses(path))
     again = train("resume=latest", f"train.steps={count + 1}")
     assert again.returncode == 0, again.stderr
