@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.hosttime import HostMeter
@@ -58,6 +59,7 @@ from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.places import Place, copies_of, discard, place_for
+from ssdtrain.transfer.workers import Owner
 
 
 class TensorCache:
@@ -97,6 +99,8 @@ class TensorCache:
         self._closed = False
         self.lock = self._lock = threading.RLock()
         """Held by whatever changes a record, a lane or the course."""
+        self.owner = Owner()
+        """Asked before any lock: see [Note: after a fork]."""
 
     # -- the door -----------------------------------------------------------------
 
@@ -128,6 +132,8 @@ class TensorCache:
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
+        if self.owner.is_elsewhere:
+            return forked.keep(tensor)
         with self._lock:
             self.collect()
             parameter = parameter_of(tensor)
@@ -148,7 +154,10 @@ class TensorCache:
             InPlaceError: it was changed after it was saved.
             ActivationLostError: its bytes could not be read back.
             SessionClosedError: the session was closed before this backward.
+            ForkedError: its bytes were moved by a process that this is a fork of.
         """
+        if self.owner.is_elsewhere:
+            return forked.bring_back(handle)
         if type(handle) is not Handle:
             return handle.get()  # type: ignore[attr-defined, no-any-return]
         source = handle.source
@@ -416,6 +425,8 @@ class TensorCache:
 
         Of a planned lane what its first use would load: more was not reckoned with.
         """
+        if self.owner.is_elsewhere:
+            return
         with self._lock:
             self.collect()
             self.enter_backward(lane)
@@ -474,18 +485,24 @@ class TensorCache:
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""
+        if self.owner.is_elsewhere:
+            return
         with self._lock:
             self.collect()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no saved tensor is alive."""
+        """Whether no saved tensor is alive; False in a forked child."""
+        if self.owner.is_elsewhere:
+            return False
         with self._lock:
             self.collect()
             return self.lanes.is_idle
 
     def close(self) -> None:
         """Bring nothing more away or back. Idempotent."""
+        if self.owner.is_elsewhere:
+            return  # all that could be closed is its parent's
         with self._lock:
             if self._closed:
                 return

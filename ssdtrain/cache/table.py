@@ -643,9 +643,9 @@ class Run:
 
     # -- forward ------------------------------------------------------------------
 
-    def hooks(self) -> tuple[Pack, Unpack]:
+    def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
-        general = self._back_generally
+        general, owner = self._back_generally, self._cache.owner
 
         def pack(tensor: Tensor) -> Any:
             row = self.following()
@@ -656,6 +656,8 @@ class Run:
                         return KeptHandle((tensor.detach(), tensor._version))
             elif type(row) is ParameterRow and tensor is row.parameter():
                 return ParameterHandle((tensor, tensor._version))
+            if owner.is_elsewhere:
+                return self._generally(tensor)
             return row.pack(tensor, self)
 
         def unpack(handle: Any) -> Tensor:
@@ -664,6 +666,8 @@ class Run:
                 tensor: Tensor = handle[0]
                 if tensor._version == handle[1]:
                     return tensor
+            if owner.is_elsewhere:
+                return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
                 self.count_quiet_uses(handle)
                 return general(handle)

@@ -27,7 +27,6 @@ below `min_bytes`, parameters and what has no plain storage.
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -41,6 +40,7 @@ from ssdtrain.cache.record import Handle, RebuiltView, RecordView
 from ssdtrain.config import Verify
 from ssdtrain.counters import Counters
 from ssdtrain.errors import ActivationChangedError
+from ssdtrain.transfer.workers import ForkedLock, Owner
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
@@ -152,7 +152,7 @@ class Checksum:
         self._doubts: list[Doubt] = []
         self._streams: set[torch.cuda.Stream] = set()
         self._armed: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def evidence(self, tensor: Tensor, word: int) -> Tensor:
         """The digest; nothing waits."""
@@ -168,7 +168,7 @@ class Checksum:
         differs = found.ne(seal.evidence)
         text += "; verify='shadow' names the first byte that differs"
         task = torch._C._current_graph_task_id()
-        with self._lock:
+        with self._lock.here():
             self._doubts.append(Doubt(text, differs))
             if tensor.is_cuda:
                 self._streams.add(torch.cuda.current_stream(tensor.device))
@@ -189,7 +189,7 @@ class Checksum:
         Raises:
             ActivationChangedError: at least one tensor is not what was saved.
         """
-        with self._lock:
+        with self._lock.here():
             doubts, self._doubts = self._doubts, []
             streams, self._streams = self._streams, set()
         if not doubts:
@@ -217,7 +217,7 @@ class LateChecksum:
         self._doubts: list[Doubt] = []
         self._copied: list[Copied] = []
         self._armed: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def evidence(self, tensor: Tensor, word: int) -> Tensor:
         """The digest."""
@@ -234,7 +234,7 @@ class LateChecksum:
             raise_if([text], differs.reshape(1))
             return
         task = torch._C._current_graph_task_id()
-        with self._lock:
+        with self._lock.here():
             self._doubts.append(Doubt(text, differs))
             wait = task != -1 and task not in self._armed
             if wait:
@@ -242,7 +242,7 @@ class LateChecksum:
                 Variable._execution_engine.queue_callback(lambda: self._end_of(task))
 
     def _end_of(self, task: int) -> None:
-        with self._lock:
+        with self._lock.here():
             self._armed.discard(task)
             doubts, self._doubts = self._doubts, []
             copied, self._copied = self._copied, []
@@ -321,6 +321,7 @@ class Verified:
         self.checks_all = lots is None
         self._left = 0
         """Rebuilt tensors before the next one that is checked."""
+        self._owner = Owner()
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks with a check around both."""
@@ -358,8 +359,9 @@ class Verified:
         return Seal(Look.of(tensor), self._modules.running(), word, evidence)
 
     def _check(self, tensor: Tensor, handle: Handle, seal: Seal) -> None:
-        self._counters.add("num_verified")
-        self._counters.add("bytes_verified", tensor.nbytes)
+        if not self._owner.is_elsewhere:  # see [Note: after a fork]
+            self._counters.add("num_verified")
+            self._counters.add("bytes_verified", tensor.nbytes)
         text = describe(handle, seal)
         if Look.of(tensor) != seal.look:
             raise ActivationChangedError(

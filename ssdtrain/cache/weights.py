@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ssdtrain.cache.record import Handle, Kept, ParameterView
+from ssdtrain.transfer.workers import ForkedLock
 
 # A parameter whose data may be gone in backward is copied if it is this small.
 COPIED_BYTES = 256 * 1024
@@ -42,7 +43,7 @@ class Weights:
         self._num_steps = 0
         self._steps_at_start = 0
         self._read: weakref.WeakSet[Handle] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def trust(self, parameters: Iterable[nn.Parameter]) -> None:
         """The data of these stays in place from forward to backward.
@@ -96,7 +97,7 @@ class Weights:
         if self.is_trusted(parameter):
             view = ParameterView(parameter, parameter._version, None, (), 0)
             handle = Handle(view)
-            with self._lock:
+            with self._lock.here():
                 self._read.add(handle)
             return handle
         if parameter.nbytes <= COPIED_BYTES:
@@ -113,7 +114,7 @@ class Weights:
         self._num_steps += 1
         if not self._read or stepped.isdisjoint(self._trusted):
             return
-        with self._lock:
+        with self._lock.here():
             copies: dict[int, Kept] = {}
             for handle in list(self._read):
                 source = handle.source

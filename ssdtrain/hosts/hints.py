@@ -64,6 +64,8 @@ class Steps:
 
     def end(self) -> None:
         """Close the open step, if backward has run in it."""
+        if self._cache.owner.is_elsewhere:
+            return
         self._seen = self._progress()
         if self._cache.ledger.step_is_open:
             self._pending.append(self._cache.ledger.close_step())
@@ -98,11 +100,12 @@ class Hints:
     ) -> Iterator[None]:
         """Around one forward of one micro-batch: saved tensors join its lane.
 
-        Inert when gradients are off, inside backward (recomputation) and inside
-        another such block.
+        Inert when gradients are off, inside backward (recomputation), inside another
+        such block, and in a forked child.
         """
         if (
-            self._depth
+            self._cache.owner.is_elsewhere  # a forked child trains as if without us
+            or self._depth
             or not torch.is_grad_enabled()
             or torch._C._current_graph_task_id() != -1
         ):
@@ -118,7 +121,8 @@ class Hints:
                     yield
             finally:
                 self._depth -= 1
-                self._cache.ledger.backward_starts()  # so that the step is one
+                if not self._cache.owner.is_elsewhere:
+                    self._cache.ledger.backward_starts()  # so that the step is one
             return
         # What `set_stage` announced names the lane, unless the caller does.
         chunk = chunk or self._chunk
@@ -133,7 +137,8 @@ class Hints:
                 yield
         finally:
             self._depth -= 1
-            self._cache.lanes.end(lane)
+            if not self._cache.owner.is_elsewhere:  # forked inside this forward
+                self._cache.lanes.end(lane)
 
     def _refuse_capture(self) -> None:
         on_gpu = self._cache.device.torch_device.type == "cuda"

@@ -62,6 +62,7 @@ class Search:
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         )
+        self._pid = os.getpid()
         self.error = ""
         """Why there is no plan, once the search has ended without one."""
 
@@ -88,6 +89,8 @@ class Search:
     def stop(self) -> None:
         """Give it up. Idempotent."""
         if self._process.stderr is None or self._process.stderr.closed:
+            return
+        if os.getpid() != self._pid:  # a fork of the process that searches
             return
         self._process.kill()
         self._process.communicate()

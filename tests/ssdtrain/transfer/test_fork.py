@@ -2,11 +2,13 @@
 its threads; see [Note: after a fork] in ssdtrain/transfer/workers.py."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.counters import Counters, Trace
 from ssdtrain.errors import ForkedError, StorageFullError
 from ssdtrain.storage import PosixStorage
 from ssdtrain.transfer.device import CpuDevice
-from ssdtrain.transfer.pinned import page_aligned
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 from ssdtrain.transfer.workers import Workers
 
 PAGE = 4096
@@ -28,16 +32,33 @@ OK, WRONG, RAISED = 0, 3, 4
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-def in_child(run: Callable[[], int]) -> int:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """OpenMP's threads do not survive a fork either, with us or without."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def end_soon() -> None:
+    """End this child by a signal if it hangs."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LIMIT_S)
+
+
+def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
     """The exit code of a fork that calls `run`; killed if it takes too long."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        child = os.fork()
+        child = fork()
     if child == 0:
         code = 70
-        signal.alarm(LIMIT_S)
-        with contextlib.suppress(BaseException):
+        end_soon()
+        try:
             code = run()
+        except BaseException:
+            traceback.print_exc()
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -121,6 +142,33 @@ def test_slots_stay_the_parents(tmp_path: Path) -> None:
     storage.close()
 
 
+def test_a_child_stores_and_loads_nothing() -> None:
+    device, meters = CpuDevice(), Meters(counters=Counters(), trace=Trace(False))
+    pool = PinnedPool(device, 1 << 20)
+    offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
+    source, patient = torch.ones(PAGE, dtype=torch.uint8), lambda: True
+    parcel = offloader.store(source, "before", patient)
+    assert parcel is not None
+
+    def child() -> int:
+        if offloader.store(source, "after", patient) is not None:
+            return WRONG
+        try:
+            offloader.load(parcel, torch.empty_like(source))
+        except ForkedError:
+            offloader.discard(parcel)
+            offloader.wait_io()
+            offloader.close()
+            return OK
+        return WRONG
+
+    with held_by_a_thread(offloader._lock), held_by_a_thread(pool._changed):
+        assert in_child(child) == OK
+    assert pool.used_bytes == PAGE
+    offloader.discard(parcel)
+    offloader.close()
+
+
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     pairs = [(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
@@ -153,6 +201,7 @@ def test_a_child_trains_without_us_and_the_parent_with_us(
     with ssdtrain.offload(net, **settings) as session:
         for _ in range(num_steps):
             assert equal()
+            session.hints.step_end()
 
         def child() -> int:
             return OK if all(equal() for _ in range(4)) else WRONG
@@ -185,3 +234,140 @@ def test_what_was_moved_before_the_fork_is_an_error_in_the_child(
         loss.backward()
         found = [p.grad for p in net.parameters()]
         assert all(map(torch.equal, found, expected))
+
+
+def fork_by_c() -> int:
+    """As a library written in C forks: no hook of `os.fork` runs."""
+    return int(ctypes.PyDLL(None).fork())
+
+
+LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
+    "cache": lambda s: s._cache.lock,
+    "counters": lambda s: s._cache.ledger.counters._lock,
+    "pool": lambda s: s._cache.offloader.pool._changed,
+    "offloader": lambda s: s._cache.offloader._lock,
+    "storage": lambda s: s._cache.offloader.storage._inner._lock,  # type: ignore
+    "verify": lambda s: s._cache.verifier._mode._lock.here(),  # type: ignore
+    "weights": lambda s: s._cache.recipes._weights._lock.here(),  # type: ignore
+}
+
+
+@contextlib.contextmanager
+def held_by_a_thread(lock: Any) -> Iterator[None]:
+    taken, go, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        if os.getpid() == parent:  # the child has no such thread
+            go.set()
+            thread.join()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[tuple[nn.Sequential, ssdtrain.Session]]:
+    """A session on the SSD with recipes and self-checks, some steps old."""
+    tmp_path.chmod(0o700)
+    net = model()
+    settings: Any = {"target": "ssd", "directory": str(tmp_path), "min_bytes": 0}
+    settings |= {"plan": "auto", "max_overhead": 1.0, "verify": "checksum"}
+    with ssdtrain.offload(net, **settings) as session:
+        for _ in range(4):
+            step(net)
+            session.hints.step_end()
+        assert session.plan is not None
+        yield net, session
+
+
+@pytest.mark.parametrize("fork", [os.fork, fork_by_c])
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_child_waits_for_no_lock_of_a_thread(
+    lock: str,
+    fork: Callable[[], int],
+    training: tuple[nn.Sequential, ssdtrain.Session],
+) -> None:
+    net, session = training
+    expected = step(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
+    loss = net(x).square().sum()  # its graph is the parent's, and the child has it too
+
+    def child() -> int:
+        with contextlib.suppress(ForkedError):
+            loss.backward()
+        for _ in range(2):
+            if not all(map(torch.equal, step(net), expected)):
+                return WRONG
+            optimizer.step()
+        session.hints.wait_io()
+        session.hints.step_end()
+        if len(session.steps) < 3:
+            return WRONG
+        session.close()
+        return OK if all(map(torch.equal, step(net), expected)) else WRONG
+
+    with held_by_a_thread(LOCKS[lock](session)):
+        assert in_child(child, fork) == OK
+    net.zero_grad()
+    loss.backward()
+    found = [p.grad for p in net.parameters()]
+    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, step(net), expected))
+
+
+class Forks(nn.Module):
+    """Forks in its forward, once, while a thread holds a lock."""
+
+    def __init__(self, lock: Any, fork: Callable[[], int]) -> None:
+        super().__init__()
+        self.lock, self.fork = lock, fork
+        self.child = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.child < 0:
+            with held_by_a_thread(self.lock):
+                self.child = self.fork()
+                if self.child == 0:
+                    end_soon()
+        return x * 1
+
+
+@pytest.mark.parametrize(
+    ("lock", "fork"), [("cache", os.fork), ("cache", fork_by_c), ("counters", os.fork)]
+)
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all", "auto"])
+def test_a_fork_inside_a_forward(
+    lock: str, plan: str, fork: Callable[[], int], everything: Any
+) -> None:
+    net = model()
+    expected = step(net)
+    settings = {**everything, "plan": plan, "recompute": "auto", "max_overhead": 1.0}
+    with ssdtrain.offload(net, **settings) as session:
+        for _ in range(4):
+            step(net)
+            session.hints.step_end()
+        forks = Forks(LOCKS[lock](session), fork)
+        net.insert(6, forks)
+        code = OK
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                equal = all(map(torch.equal, step(net), expected))
+            code = OK if equal else WRONG
+        except ForkedError:
+            code = RAISED  # of what was moved before the fork
+        finally:
+            if forks.child == 0:
+                os._exit(code)
+        child = os.waitstatus_to_exitcode(os.waitpid(forks.child, 0)[1])
+        assert child == OK if plan == "keep-all" else child in (OK, RAISED)
+        assert code == OK
+        assert all(map(torch.equal, step(net), expected))

@@ -1,0 +1,79 @@
+"""Saved tensors in a forked child. See [Note: after a fork] in transfer/workers.py.
+
+Any lock may be held by a thread that the child does not have, and any book may be half
+written. So the child takes no lock and writes no book: what autograd saves there stays,
+and of what was saved before the fork it gets what is still on the device, and what
+recipes make of that.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from ssdtrain.cache.identity import check_version, parameter_of
+from ssdtrain.cache.moved import MovedHandle
+from ssdtrain.cache.record import (
+    Handle,
+    Kept,
+    ParameterView,
+    RebuiltView,
+    RecordState,
+    RecordView,
+)
+from ssdtrain.cache.table import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.errors import ForkedError
+from ssdtrain.remat.admission import raw
+from ssdtrain.remat.expression import evaluate
+
+STAYED = (RecordState.KEPT, RecordState.LEAVING)
+"""What is loaded, or on its way back, may not have arrived when the process forked."""
+
+
+def keep(tensor: Tensor) -> Handle:
+    """A handle of a tensor that the child saves."""
+    parameter = parameter_of(tensor)
+    view = None if parameter is None else ParameterView.of(tensor, parameter)
+    return Handle(Kept(tensor.detach(), tensor._version) if view is None else view)
+
+
+def bring_back(handle: Any) -> Tensor:
+    """A saved tensor, from its handle.
+
+    Raises:
+        InPlaceError: it was changed after it was saved.
+        ForkedError: its bytes were moved by the parent.
+    """
+    if isinstance(handle, KeptHandle | ParameterHandle):
+        return handle.get()
+    if isinstance(handle, MovedHandle):
+        check_version(handle.counter, handle.version, handle.moved.name)
+        data = _stayed(handle.moved)
+        if handle.shape is None:
+            return data
+        return data.as_strided(handle.shape, handle.stride, handle.offset)
+    if isinstance(handle, KeptItemHandle):
+        return handle.source.rebuild()
+    source = handle.source
+    if isinstance(source, Kept | ParameterView):
+        return source.rebuild()
+    if isinstance(source, RecordView):
+        source.check()
+        return source.view.rebuild(_stayed(source.record))
+    return _rebuilt(source)
+
+
+def _rebuilt(source: RebuiltView) -> Tensor:
+    source.probe.check(source.rebuilt)
+    expression = source.rebuilt.expression
+    inputs = [bring_back(held.holder) for held in expression.held]
+    return source.view.rebuild(raw(evaluate(expression, inputs)))
+
+
+def _stayed(record: Any) -> Tensor:
+    data: Tensor | None = record.data
+    if record.state not in STAYED or data is None:
+        raise ForkedError(
+            f"the saved tensor of {record.name} was moved by the process that forked "
+            "this one; run backward where forward ran, or fork before forward."
+        )
+    return data
