@@ -52,6 +52,7 @@ from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
+from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.plan import Order
@@ -140,12 +141,8 @@ class TensorCache:
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
-                return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-            if tensor.untyped_storage().nbytes() < self.limits.least_bytes:
-                return self._keep(tensor)
-            if torch._C._current_graph_task_id() != -1:
-                return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
-            return self._pack_record(tensor)
+                return self._pack_wrapper(tensor)
+            return self._pack_plain(tensor, tensor._version)
 
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a saved tensor back. Called by autograd.
@@ -188,12 +185,34 @@ class TensorCache:
     def _pack_parameter(self, tensor: Tensor, parameter: nn.Parameter) -> Handle:
         self._counters.add("bytes_parameters", tensor.nbytes)
         view = ParameterView.of(tensor, parameter)
-        if view is None:
+        if view is not None:
+            return Handle(view)
+        found = unwrapped(tensor)
+        if found is None:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        return Handle(view)
+        inner = self._keep(found.local)  # an alias of what the parameter holds
+        return WrappedHandle(tensor, found.build, inner, self.unpack)
 
-    def _pack_record(self, tensor: Tensor) -> Handle:
+    def _pack_wrapper(self, tensor: Tensor) -> Handle:
+        """See [Note: wrappers]."""
+        found = unwrapped(tensor)
+        if found is None or found.local.device != self.device.torch_device:
+            return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
+        inner = self._pack_plain(found.local, tensor._version)
+        return WrappedHandle(tensor, found.build, inner, self.unpack)
+
+    def _pack_plain(self, tensor: Tensor, version: int) -> Handle:
+        """version: of the tensor, or of what it is the part of."""
+        if tensor.untyped_storage().nbytes() < self.limits.least_bytes:
+            return self._keep(tensor)
+        if torch._C._current_graph_task_id() != -1:
+            return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
+        return self._pack_record(tensor, version)
+
+    def _pack_record(self, tensor: Tensor, version: int) -> Handle:
         key, view = identify(tensor)
+        if version != key.version:
+            key = key._replace(version=version)
         num_bytes = key.end_byte - key.start_byte
         if key.stamp in self._resident or num_bytes < self.limits.least_bytes:
             return self._keep(tensor)

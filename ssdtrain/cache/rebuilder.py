@@ -26,6 +26,7 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
     Retired,
+    Wrapped,
 )
 from ssdtrain.cache.table import KeptHandle, ParameterHandle
 from ssdtrain.cache.weights import Weights
@@ -261,7 +262,7 @@ class Rebuilder:
             if source.shape is not None or source.parameter._version != source.version:
                 return None
             return self.parameter(source.parameter, node)
-        if not isinstance(handle, Handle):
+        if not isinstance(handle, Handle) or isinstance(source, Wrapped):
             return None  # no such handle has a record
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         ours = owner.retired is self._cache.retired

@@ -538,7 +538,14 @@ class RebuiltView(NamedTuple):
     probe: Probe
 
 
-Source = Kept | ParameterView | RecordView | RebuiltView
+class Wrapped(NamedTuple):
+    """A tensor around a plain one. See [Note: wrappers] in wrapped.py."""
+
+    inner: Any
+    """The plain one's handle."""
+
+
+Source = Kept | ParameterView | RecordView | RebuiltView | Wrapped
 
 
 class Handle:

@@ -34,6 +34,7 @@ from ssdtrain.cache.identity import (
     check_version,
     extent_bytes,
     identify,
+    parameter_of,
     stamp_of,
 )
 from ssdtrain.cache.moved import Moved, MovedHandle
@@ -48,9 +49,11 @@ from ssdtrain.cache.record import (
     RebuiltView,
     RecordState,
     RecordView,
+    Wrapped,
     handle_of,
 )
 from ssdtrain.cache.traced import untraced
+from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.transfer.pinned import PinnedPool
@@ -358,6 +361,32 @@ class AgainRow:
         return run.leave(tensor)
 
 
+class WrappedRow:
+    """A tensor around a plain one, which has a row of its own: [Note: wrappers]."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Row) -> None:
+        self.inner = inner
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle around the part's."""
+        found = unwrapped(tensor)
+        if found is None:
+            return run.leave(tensor)
+        local, inner = found.local, self.inner
+        if type(inner) is KeptRow:
+            if local.nbytes != inner.num_bytes:
+                return run.leave(tensor)
+            handle: Any = KeptHandle((local, local._version))
+        elif tensor._version or parameter_of(tensor) is not None:
+            # The part's version says nothing, so only what was never changed moves.
+            return run.leave(tensor)
+        else:
+            handle = inner.pack(local, run)
+        return WrappedHandle(tensor, found.build, handle, run.bring_back)
+
+
 # -- tables ---------------------------------------------------------------------------
 
 
@@ -384,6 +413,8 @@ class Spec:
     """Whether it is the item's first handle."""
     is_plain: bool = True
     """False: only the general path can tell."""
+    is_wrapped: bool = False
+    """Whether all this is said of the part of a wrapper."""
     is_dense: bool = False
     """Whether it fills its record without gaps, in the record's first dtype."""
     marks: int = 0
@@ -413,7 +444,7 @@ class Table:
 
     def close(self, pool: PinnedPool) -> None:
         """Give the places of its rows back; what is on its way keeps its own."""
-        for row in self.rows:
+        for row in map(bare, self.rows):
             if type(row) is HostRow:
                 while row.free:
                     give_back(pool, row.free.pop())
@@ -473,6 +504,14 @@ class Binding:
 
     def _spec(self, tensor: Tensor, handle: Handle) -> Spec:
         source = handle.source
+        if isinstance(source, Wrapped):
+            found = unwrapped(tensor)
+            if found is None:
+                return Spec(num_bytes=0, is_plain=False)
+            spec = self._spec(found.local, source.inner)
+            spec.is_wrapped = True
+            spec.is_plain = spec.is_plain and (spec.item < 0 or not tensor._version)
+            return spec
         if isinstance(source, ParameterView):
             whole = source.shape is None
             return Spec(
@@ -537,6 +576,9 @@ class Binding:
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
         totals = tuple(map(self._totals, self._specs, rows))
+        for number, spec in enumerate(self._specs):
+            if spec.is_wrapped and type(rows[number]) is not GeneralRow:
+                rows[number] = WrappedRow(rows[number])
         return Table((*rows, EndRow()), totals, behind)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
@@ -613,6 +655,11 @@ def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
+def bare(row: Row) -> Row:
+    """The row of a wrapper's part; the row itself where there is no wrapper."""
+    return row.inner if type(row) is WrappedRow else row
+
+
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.nbytes if type(tensor) is Tensor else 0
 
@@ -640,6 +687,10 @@ class Run:
         """Rows that were followed; None while the table lasts."""
         self.holding = Holding(lane)
         lane.num_live += 1
+
+    def bring_back(self, handle: Handle) -> Tensor:
+        """A tensor of the general path, inside a wrapper."""
+        return self._back_generally(handle)
 
     # -- forward ------------------------------------------------------------------
 

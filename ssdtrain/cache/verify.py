@@ -36,7 +36,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
-from ssdtrain.cache.record import Handle, RebuiltView, RecordView
+from ssdtrain.cache.record import Handle, RebuiltView, RecordView, Wrapped
+from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.config import Verify
 from ssdtrain.counters import Counters
 from ssdtrain.errors import ActivationChangedError
@@ -329,20 +330,20 @@ class Verified:
         def packing(tensor: Tensor) -> Handle:
             handle = pack(tensor)
             if self._is_drawn(handle):
-                handle.seal = self._seal(tensor)
+                handle.seal = self._seal(bytes_of(tensor))
             return handle
 
         def unpacking(handle: Handle) -> Tensor:
             tensor = unpack(handle)
             if handle.seal is not None:
-                self._check(tensor, handle, handle.seal)
+                self._check(bytes_of(tensor), handle, handle.seal)
             return tensor
 
         return packing, unpacking
 
     def _is_drawn(self, handle: Handle) -> bool:
         if self._lots is None:
-            return isinstance(handle.source, RecordView | RebuiltView)
+            return isinstance(part_of(handle).source, RecordView | RebuiltView)
         if not isinstance(handle.source, RebuiltView):
             return False
         self._left -= 1
@@ -372,9 +373,23 @@ class Verified:
             self._mode.compare(tensor, seal, text)
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The tensor, or the part that it wraps."""
+    if type(tensor) is Tensor:
+        return tensor
+    found = unwrapped(tensor)
+    return tensor if found is None else found.local
+
+
+def part_of(handle: Handle) -> Handle:
+    """The handle, or that of the part that it wraps."""
+    source = handle.source
+    return source.inner if isinstance(source, Wrapped) else handle
+
+
 def describe(handle: Handle, seal: Seal) -> str:
     """Record, module and operator of a tensor that is being checked."""
-    source = handle.source
+    source = part_of(handle).source
     if isinstance(source, RebuiltView):
         name, how = source.rebuilt.name, "rebuilt by a recipe"
     elif isinstance(source, RecordView):

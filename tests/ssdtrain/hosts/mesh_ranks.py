@@ -1,0 +1,371 @@
+"""Models on device meshes, with and without ssdtrain; run by `test_meshes.py`.
+
+Every case is trained twice on the same data; each rank says what was equal, what moved
+and which plan it followed. All cases share one start of the processes.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import ssdtrain
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.table import Run
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+
+WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 6
+
+
+class Block(nn.Module):
+    """Norm, MLP, residual."""
+
+    def __init__(self, *, bias: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=bias)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, ROWS, WIDTH) to the same."""
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Blocks and a head."""
+
+    def __init__(self, *, spare: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.spare = nn.Linear(WIDTH, WIDTH) if spare else None
+        self.asks_for_spare = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, ROWS, WIDTH) to the same."""
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        if self.spare is not None and self.asks_for_spare:
+            x = self.spare(x)
+        return self.head(self.norm(x))
+
+
+# -- how a model is spread ------------------------------------------------------------
+
+
+def sharded(
+    dtype: torch.dtype | None, reshard: bool
+) -> Callable[[DeviceMesh], nn.Module]:
+    """FSDP2 by layer."""
+
+    def make(mesh: DeviceMesh) -> nn.Module:
+        model = Model()
+        policy = MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32)
+        for part in (*model.layers, model):
+            fully_shard(
+                part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard
+            )
+        return model
+
+    return make
+
+
+def split(model: Model, mesh: DeviceMesh) -> None:
+    """Tensor parallel with sequence parallel between, as torchtitan does it."""
+    block = {
+        "norm": SequenceParallel(),
+        "up": PrepareModuleInputAndColwise(),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    plan = {
+        "first": ColwiseParallel(output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
+        "layers.*.norm": block["norm"],
+        "layers.*.up": block["up"],
+        "layers.*.down": block["down"],
+    }
+    parallelize_module(model, mesh, plan)
+
+
+def PrepareModuleInputAndColwise() -> ColwiseParallel:
+    """The sequence is gathered before the product."""
+    return ColwiseParallel(input_layouts=Shard(1))
+
+
+def parallel(mesh: DeviceMesh) -> nn.Module:
+    model = Model()
+    split(model, mesh)
+    return model
+
+
+def parallel_and_sharded(mesh: DeviceMesh) -> nn.Module:
+    model = Model()
+    split(model, mesh["tp"])
+    for part in (*model.layers, model):
+        fully_shard(part, mesh=mesh["dp"])
+    return model
+
+
+def replicated(**settings: Any) -> Callable[[DeviceMesh], nn.Module]:
+    def make(mesh: DeviceMesh) -> nn.Module:
+        model = Model(spare=settings.get("find_unused_parameters", False))
+        return DistributedDataParallel(
+            model, process_group=mesh.get_group(), **settings
+        )
+
+    return make
+
+
+# -- how it is trained ----------------------------------------------------------------
+
+
+class Case:
+    """One model, one way to train it."""
+
+    def __init__(
+        self,
+        make: Callable[[DeviceMesh], nn.Module],
+        *,
+        parts: int = 1,
+        uneven: bool = False,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.make = make
+        self.parts = parts
+        """Micro-batches of a step; gradients are reduced in the last one."""
+        self.uneven = uneven
+        """Whether rank 1 has fewer steps."""
+        self.settings = settings or {}
+
+    def last_only(self, model: nn.Module, part: int) -> Any:
+        """Reduce gradients behind the last micro-batch alone."""
+        last = part == self.parts - 1
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        elif isinstance(model, DistributedDataParallel) and not last:
+            return model.no_sync()
+        return contextlib.nullcontext()
+
+
+class Spy:
+    """What one training did beside its losses."""
+
+    def __init__(self) -> None:
+        self.general: list[int] = []
+        self.rows: list[int] = []
+        self.plans: list[str] = []
+        self.report: dict[str, Any] = {}
+        self.gathered = 0
+        """Records that lie in the storage of a parameter."""
+
+
+@contextlib.contextmanager
+def watched(spy: Spy) -> Iterator[None]:
+    """Count calls of the general path and rows that were followed."""
+    pack, hooks, note = TensorCache.pack, Run.hooks, TensorCache._open_record
+
+    def packing(self: Any, tensor: Tensor) -> Any:
+        spy.general[-1] += 1
+        return pack(self, tensor)
+
+    def hooking(self: Any) -> Any:
+        spy.rows[-1] += len(self._table.rows) - 1
+        return hooks(self)
+
+    TensorCache.pack, Run.hooks = packing, hooking  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TensorCache.pack, Run.hooks = pack, hooks  # type: ignore[method-assign]
+        TensorCache._open_record = note  # type: ignore[method-assign]
+
+
+def batch(step: int, part: int, rank: int) -> Tensor:
+    draw = torch.Generator().manual_seed(100 * step + 10 * part + rank)
+    return torch.randn(2, ROWS, WIDTH, generator=draw)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.detach().clone()
+
+
+def train(
+    case: Case, mesh: DeviceMesh, settings: dict[str, Any] | None, data_rank: int
+) -> tuple[list[Tensor], Spy]:
+    """Losses, gradients of every step, and the weights behind the last one."""
+    torch.manual_seed(0)
+    model, spy, found = case.make(mesh), Spy(), []
+    session = None
+    with contextlib.ExitStack() as stack:
+        if settings is not None:
+            stack.enter_context(watched(spy))
+            session = stack.enter_context(
+                ssdtrain.offload(model, min_bytes=0, **settings)
+            )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        num_steps = NUM_STEPS
+        if case.uneven:
+            num_steps -= data_rank
+            stack.enter_context(model.join())
+        for step in range(num_steps):
+            if session is not None and step == NUM_STEPS - 2:
+                follow_another(session)
+            spy.general.append(0)
+            spy.rows.append(0)
+            for part in range(case.parts):
+                inner = getattr(model, "module", None)
+                if getattr(inner, "spare", None) is not None:
+                    inner.asks_for_spare = step % 3 == 1
+                with case.last_only(model, part):
+                    y = model(batch(step, part, data_rank))
+                    loss = y.float().square().mean()
+                    if isinstance(loss, DTensor):
+                        loss = loss.full_tensor()
+                    loss.backward()
+                found.append(loss.detach().clone())
+            found += [whole(p.grad) for p in model.parameters() if p.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+            if session is not None:
+                spy.plans.append("" if session.plan is None else repr(session.plan))
+        if session is not None and session.last_step is not None:
+            spy.report = session.last_step.as_dict()
+    return found + [whole(p) for p in model.parameters()], spy
+
+
+def follow_another(session: ssdtrain.Session) -> None:
+    """Change the plan under way: every other tensor that was moved stays."""
+    plan = session.plan
+    if plan is None:
+        return
+    orders = {
+        kind: tuple(
+            replace(order, placement=Placement.KEEP, release_after=0)
+            if order.placement is Placement.OFFLOAD and number % 2
+            else order
+            for number, order in enumerate(found)
+        )
+        for kind, found in plan.orders.items()
+    }
+    session.follow(Plan(orders=orders, policy="every other one stays"))
+
+
+HOST = {"target": "host", "plan": "auto", "max_overhead": 1.0}
+AT_ONCE = {"target": "host", "plan": "offload-all", "window_bytes": 1}
+
+
+def cases() -> dict[str, tuple[Case, list[str]]]:
+    """By name: a case, and the columns it is run under."""
+    every: dict[str, tuple[Case, list[str]]] = {}
+    for reshard in (True, False):
+        for dtype in (None, torch.bfloat16):
+            name = f"fsdp2 {'reshard' if reshard else 'keep'} {dtype or 'fp32'}"
+            every[name] = Case(sharded(dtype, reshard)), ["auto", "ssd", "at once"]
+    accumulated = Case(sharded(None, True), parts=2)
+    every["fsdp2 accumulated"] = accumulated, ["auto"]
+    every["tp"] = Case(parallel), ["auto", "at once", "shadow"]
+    every["fsdp2 x tp"] = Case(parallel_and_sharded), ["auto", "at once"]
+    every["ddp"] = Case(replicated()), ["auto"]
+    every["ddp static"] = Case(replicated(static_graph=True)), ["auto"]
+    unused = replicated(find_unused_parameters=True)
+    every["ddp unused"] = Case(unused), ["auto"]
+    every["ddp accumulated"] = Case(replicated(), parts=2), ["auto"]
+    every["ddp uneven"] = Case(replicated(), uneven=True), ["auto"]
+    return every
+
+
+def columns(directory: Path) -> dict[str, dict[str, Any]]:
+    return {
+        "auto": HOST,
+        "at once": AT_ONCE,
+        "shadow": {**AT_ONCE, "verify": "shadow"},
+        "ssd": {**AT_ONCE, "target": "ssd", "directory": str(directory)},
+    }
+
+
+def compared(
+    name: str, case: Case, mesh: DeviceMesh, column: dict[str, Any], data_rank: int
+) -> dict[str, Any]:
+    theirs, _ = train(case, mesh, None, data_rank)
+    ours, spy = train(case, mesh, column, data_rank)
+    equal = len(ours) == len(theirs) and all(
+        torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+    return {
+        "equal": equal,
+        "general": spy.general,
+        "rows": spy.rows,
+        "plans": spy.plans,
+        "report": spy.report,
+    }
+
+
+def main(rank: int, world: int, store: str, out: Path, names: list[str]) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(LOCAL_WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=120),
+    )
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, (case, wanted) in cases().items():
+            if names and name not in names:
+                continue
+            both = name == "fsdp2 x tp"
+            mesh = square if both else square["tp"]
+            # The two halves of the world do the same beside each other.
+            place = rank // 2 if both else rank % 2
+            if name == "tp":
+                place = 0  # one batch for all
+            for column in wanted:
+                settings = columns(Path(directory))[column]
+                found[f"{name}/{column}"] = compared(
+                    name, case, mesh, settings, place
+                )
+    (out / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+
+    folder = Path(sys.argv[1])
+    mp.spawn(main, (4, str(folder / "store"), folder, sys.argv[2:]), nprocs=4)
