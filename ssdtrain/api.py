@@ -26,7 +26,7 @@ from ssdtrain.config import (
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed, megatron, plain
+from ssdtrain.hosts import deepspeed, megatron, meshes, plain
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan import words
@@ -175,11 +175,11 @@ class Session:
                 modules,
                 _notes_of(settings),
             )
-            if megatron.is_megatron(modules):
-                fall_back = self.cache.offloader.fall_back
-                self._planner.peers = megatron.peers(
-                    lambda: fall_back(Fallback.PLANNED_ALONE)
-                )
+            fall_back = self.cache.offloader.fall_back
+            host: Any = megatron if megatron.is_megatron(modules) else meshes
+            self._planner.peers = host.peers(
+                modules, lambda: fall_back(Fallback.PLANNED_ALONE)
+            )
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
             self.cache.course.plan = read_plan(settings.plan)
@@ -257,6 +257,7 @@ def offload(
             for buffer in nn.Module.buffers(module):
                 if buffer.layout is torch.strided:
                     cache.keep_storage_of(buffer)
+        meshes.keep_parts(modules, cache.keep_storage_of)
         if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings)
         session._plan(settings, modules)

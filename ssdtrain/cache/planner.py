@@ -200,7 +200,9 @@ class Planner:
             self._rest(Stage.RESTING)
             return
         self._attempts = 0
-        if self._plain is None and self._may_run_plain(profile):
+        may = self._plain is None and self._may_run_plain(profile)
+        # All of them, or the others would wait for the slowest in a step of theirs.
+        if self.peers.all_agree(may, "plain", self._step):
             self.profile = profile
             self._rest(Stage.PLAIN)
             self._run_plain()
@@ -215,28 +217,29 @@ class Planner:
         memory = self._cache.device.memory()
         if capacity_bytes is None or memory is None:
             return False
-        if self._goal.memory_budget_bytes is not None or not self._is_alone:
-            return False  # it would break the budget, or the ranks' common step
+        if self._goal.memory_budget_bytes is not None:
+            return False  # it would break the budget
         keep = Run(Timeline(profile), keep_all(Timeline(profile))).run()
         most_bytes = memory.allocated_bytes + keep.peak_bytes
         return most_bytes < PLAIN_SHARE * capacity_bytes
 
-    @property
-    def _is_alone(self) -> bool:
-        return isinstance(self.peers, Alone)
-
     def _run_plain(self) -> None:
         """Let the next step run without hooks; plan when enough of them have."""
-        cache, clock = self._cache, self._cache.ledger.clock
+        cache = self._cache
         before, cache.bypass = cache.bypass, None
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
-            self._plain = before.times(self._plain_start, cache.ledger.closed)
+            own = before.times(self._plain_start, cache.ledger.closed)
+            # The slowest rank's, and the host that is the least ahead.
+            times = self.peers.longest(
+                (*own[:-1], -own.host_lead_ms), "plain times", self._step
+            )
+            self._plain = PlainTimes(*times[:-1], host_lead_ms=-times[-1])
             if self.profile is not None:
                 self._plan(self.profile)
             return
         self._num_plain += 1
         self._plain_start = cache.ledger.closed
-        cache.bypass = Bypass(clock)
+        cache.bypass = Bypass(cache.ledger.clock)
 
     def _plan(self, profile: Profile) -> None:
         """Take a plan for this profile; a better one is searched for meanwhile."""
@@ -244,12 +247,12 @@ class Planner:
             profile = calibrated(profile, self._plain)
         profile = with_host_in_step(profile)
         self._stop_search()
-        beside = self._cache.device.torch_device.type == "cuda" and self._is_alone
+        beside = self._cache.device.torch_device.type == "cuda"
         new = self._chosen(profile, quickly=beside)
         if self.plan is None or not self._keeps(profile, new):
             self.plan = new
             self.num_plans += 1
-        if beside:
+        if beside and self.peers.leads:
             self._search = Search(profile, self._goal)
         self._follow_from_now(profile)
 
@@ -262,7 +265,13 @@ class Planner:
         return choose(profile, self._goal)
 
     def _take_searched(self) -> None:
-        """Follow what was found beside training, if it is better."""
+        """Follow what was found beside training, if it is better. The leading rank of
+        several searches and judges for all."""
+        if not self.peers.leads:
+            offered = self.peers.offered(self._step)
+            if offered is not None:
+                self._take(offered)
+            return
         search = self._search
         if search is None or search.is_running:
             return
@@ -271,8 +280,13 @@ class Planner:
         if found is None:
             logger.warning("ssdtrain: the search for a plan failed: %s", search.error)
         elif self.profile is not None and not self._keeps(self.profile, found):
-            self.plan = found
-            self.num_plans += 1
+            self.peers.offer(found)
+            self._take(found)
+
+    def _take(self, found: Plan) -> None:
+        self.plan = found
+        self.num_plans += 1
+        if self.profile is not None:
             self._follow_from_now(self.profile)
 
     def _stop_search(self) -> None:
@@ -407,7 +421,8 @@ class Planner:
             (before, _), (after, _) = self._starts[-3], self._starts[-2]
             measured = clock.ms_between(before, after)
             del self._starts[0]
-        if self._drift.step(measured, self._cache.course.num_strayed):
+        drifts = self._drift.step(measured, self._cache.course.num_strayed)
+        if self.peers.observes(drifts, self._step):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
 
@@ -427,7 +442,7 @@ class Planner:
         """These are the host's costs; if they are others than those that the plan was
         made with, search again."""
         self._host_costs, profile = costs, self.profile
-        if profile is None or not self._is_alone or self._search is not None:
+        if profile is None or not self.peers.leads or self._search is not None:
             return
         if is_far(profile.host_costs, costs):
             self.profile = repriced(profile, costs)

@@ -545,7 +545,7 @@ class Wrapped(NamedTuple):
     """The plain one's handle."""
 
 
-Source = Kept | ParameterView | RecordView | RebuiltView | Wrapped
+Source = Kept | ParameterView | RecordView | RebuiltView
 
 
 class Handle:

@@ -576,10 +576,7 @@ class Binding:
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
         totals = tuple(map(self._totals, self._specs, rows))
-        for number, spec in enumerate(self._specs):
-            if spec.is_wrapped and type(rows[number]) is not GeneralRow:
-                rows[number] = WrappedRow(rows[number])
-        return Table((*rows, EndRow()), totals, behind)
+        return Table((*map(around, self._specs, rows), EndRow()), totals, behind)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) is KeptRow and self._specs[number].item >= 0
@@ -653,6 +650,12 @@ def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
     if tensor.nbytes != record_bytes or tensor.storage_offset() * tensor.itemsize % 16:
         return False
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def around(spec: Spec, row: Row) -> Row:
+    """The row of what was saved, given that of its part."""
+    wraps = spec.is_wrapped and type(row) is not GeneralRow
+    return WrappedRow(row) if wraps else row
 
 
 def bare(row: Row) -> Row:

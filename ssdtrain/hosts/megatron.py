@@ -25,7 +25,7 @@ from ssdtrain.errors import AttachError
 from ssdtrain.hosts import plain
 from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.peers import StorePeers
+from ssdtrain.hosts.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
@@ -349,21 +349,18 @@ def configs_of(modules: list[nn.Module]) -> Iterator[Any]:
                 yield config
 
 
-def peers(alone: Callable[[], None]) -> Peers:
+def peers(modules: list[nn.Module], alone: Callable[[], None]) -> Peers:
     """The tensor-parallel ranks, which wait for each other in every layer.
 
-    alone: told of every plan that this rank made alone.
+    Args:
+        modules: all of them are in one group.
+        alone: told of every plan that this rank made alone.
     """
     state = import_module(STATE)
     if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
         return Alone()
     group = state.get_tensor_model_parallel_group()
-    ranks = distributed.get_process_group_ranks(group)
-    if len(ranks) == 1:
-        return Alone()
-    # What init_process_group met in; torch has no public name for it (2.11 to 2.13).
-    store = distributed.distributed_c10d._get_default_store()
-    return StorePeers(store, ranks, distributed.get_rank(), alone)
+    return peers_of(distributed.get_process_group_ranks(group), alone)
 
 
 def attach(

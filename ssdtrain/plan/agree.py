@@ -1,12 +1,13 @@
 """Ranks that wait for each other inside every layer follow one plan.
 
 [Note: agreement]
-Tensor-parallel ranks meet in every layer, so a wait of one is a wait of all: two plans
-that wait at different places cost both. The profiles of such ranks differ in their
-times only; merged to the slowest of each, and with a search that reads no clock, they
-give the same plan everywhere. Links need no other division: every rank observes the
-same step, in which all of them copy, so a link that they share is already measured at
-this rank's part of it. Stages of a pipeline never merge: the first holds more
+Ranks of a tensor-parallel or sharded model meet in every layer, so a wait of one is a
+wait of all: two plans that wait at different places cost both. The profiles of such
+ranks differ in their times only; merged to the slowest of each, and with a search that
+reads no clock, they give the same plan everywhere. Links need no other division: every
+rank observes the same step, in which all of them copy, so a link that they share is
+already measured at this rank's part of it. Stages of a pipeline never merge: the first
+holds more
 micro-batches and has other gaps in its time.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import HostCosts, Item, Links, Mark, Profile
 
 PROBE_BYTES = 64 * 1024 * 1024
@@ -30,13 +32,53 @@ class Peers(Protocol):
         """The profile of this step that all of them plan from; `own` where they do not
         agree. `own` None: this rank has none, and tells the others so."""
 
+    def all_agree(self, own: bool, topic: str, step: int) -> bool:
+        """Whether everybody says yes."""
+
+    def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
+        """The longest of everybody's times, one by one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank searches for plans; else it takes what is offered."""
+
+    def offer(self, plan: Plan) -> None:
+        """The others are to follow this plan, too."""
+
+    def offered(self, step: int) -> Plan | None:
+        """The next plan that the leading rank has offered, if any."""
+
+    def observes(self, wanted: bool, step: int) -> bool:
+        """Whether to observe this step. wanted: this rank does."""
+
 
 class Alone:
     """Nobody to agree with."""
 
+    leads = True
+
     def agreed(self, own: Profile | None, step: int) -> Profile | None:
         """One's own."""
         return own
+
+    def all_agree(self, own: bool, topic: str, step: int) -> bool:
+        """One's own."""
+        return own
+
+    def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
+        """One's own."""
+        return tuple(own)
+
+    def offer(self, plan: Plan) -> None:
+        """To nobody."""
+
+    def offered(self, step: int) -> Plan | None:
+        """Nothing."""
+        return None
+
+    def observes(self, wanted: bool, step: int) -> bool:
+        """If it wants to."""
+        return wanted
 
 
 def slowest(profiles: Sequence[Profile]) -> Profile | None:

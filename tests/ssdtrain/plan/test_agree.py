@@ -2,9 +2,8 @@
 
 import importlib.util
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ssdtrain.hosts.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Mark, Phase, Profile
 
 spec = importlib.util.spec_from_file_location(
@@ -135,8 +135,80 @@ def test_a_rank_that_never_comes_is_waited_for_once(
     assert own.agreed(SAVED, 2) is SAVED
     assert own.agreed(SAVED, 40) is SAVED
     assert alone == [2]
-    with pytest.raises(RuntimeError):  # the first plan's was taken back
-        store.wait(["ssdtrain/0/1/0/2"], timedelta(seconds=0.01))
+    # A session's number, what it wrote last and the last conclusion: no more.
+    assert store.num_keys() == 3
+
+
+def together(*acts: Callable[[StorePeers], object]) -> list[object]:
+    """What each rank gets from its act, behind a profile that all have in common."""
+    store = HashStore()
+    found: list[object] = [None] * len(acts)
+
+    def rank(number: int) -> None:
+        own = StorePeers(store, range(len(acts)), number, lambda: None)
+        own.agreed(SAVED, 1)
+        found[number] = acts[number](own)
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_must_say_yes_and_the_longest_time_counts() -> None:
+    yes = lambda peers: peers.all_agree(True, "plain", 1)  # noqa: E731
+    no = lambda peers: peers.all_agree(False, "plain", 1)  # noqa: E731
+    assert together(yes, yes, yes) == [True] * 3
+    assert together(yes, no, yes) == [False] * 3
+    times = [
+        lambda peers, own=own: peers.longest(own, "times", 3)
+        for own in ((1.0, 9.0), (4.0, 2.0))
+    ]
+    assert together(*times) == [(4.0, 9.0)] * 2
+
+
+def test_the_first_rank_searches_for_all() -> None:
+    plans = [Plan(orders={}, policy=name) for name in ("one", "two")]
+    offered = threading.Event()
+
+    def first(peers: StorePeers) -> object:
+        assert peers.leads
+        for plan in plans:
+            peers.offer(plan)
+        offered.set()
+        return plans
+
+    def second(peers: StorePeers) -> object:
+        assert not peers.leads
+        assert peers.offered(5) is None  # not a step at which it looks
+        offered.wait(10)
+        found = [peers.offered(step) for step in range(6, 20)]
+        return [plan for plan in found if plan is not None]
+
+    assert together(first, second) == [plans, plans]
+
+
+def test_a_rank_that_drifts_asks_all_to_observe_at_one_step() -> None:
+    drifted = threading.Barrier(3)
+
+    def act(peers: StorePeers, wants_at: int) -> list[int]:
+        before = [
+            step for step in range(5, 8) if peers.observes(step == wants_at, step)
+        ]
+        drifted.wait(10)  # nobody is a whole look ahead
+        return before + [step for step in range(8, 20) if peers.observes(False, step)]
+
+    acts = [lambda peers, at=at: act(peers, at) for at in (-1, 6, -1)]
+    assert together(*acts) == [[12], [12], [12]]
+
+
+def test_who_planned_alone_observes_alone() -> None:
+    own = StorePeers(HashStore(), [0, 1], 0, lambda: None)
+    assert own.observes(True, 5)
+    assert own.leads
+    assert own.all_agree(True, "plain", 5)
 
 
 NUM_MICRO_BATCHES = 4
