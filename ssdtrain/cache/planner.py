@@ -230,10 +230,10 @@ class Planner:
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
             own = before.times(self._plain_start, cache.ledger.closed)
             # The slowest rank's, and the host that is the least ahead.
-            times = self.peers.longest(
+            step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
             )
-            self._plain = PlainTimes(*times[:-1], host_lead_ms=-times[-1])
+            self._plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
             if self.profile is not None:
                 self._plan(self.profile)
             return
