@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.weights import Weights
 from ssdtrain.cache.window import CacheLimits
@@ -25,8 +26,8 @@ from ssdtrain.config import (
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace
-from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed, megatron, meshes, plain
+from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.hosts import deepspeed, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.plan import words
@@ -37,6 +38,7 @@ from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.reasons import explain_step
 from ssdtrain.quantities import resolved
+from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
 from ssdtrain.storage.base import Storage
@@ -132,6 +134,11 @@ class Session:
             step_ms = prediction.step_ms * (1 + last.plan_error)
             measured = {"step_ms": step_ms, "stall_ms": last.stall_ms}
         return words.explain(self.profile, self.plan, measured)
+
+    @property
+    def regions_refused(self) -> dict[str, str]:
+        """Why repeated modules do not run again in backward, by path."""
+        return dict(self._cache.regions.reasons)
 
     @property
     def is_settled(self) -> bool:
@@ -252,14 +259,12 @@ def offload(
     steps = Steps(cache, progress)
     session = Session(cache, steps, patches, trace, settings=settings)
     try:
-        for module in modules:
-            # By class: Megatron's DDP has a list of its own under this name.
-            for buffer in nn.Module.buffers(module):
-                if buffer.layout is torch.strided:
-                    cache.keep_storage_of(buffer)
+        _keep_buffers(cache, modules)
         meshes.keep_parts(modules, cache.keep_storage_of)
         if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings)
+        if settings.recompute is Recompute.REGIONS:
+            _attach_regions(cache, modules, patches, settings)
         session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
@@ -272,6 +277,14 @@ def offload(
         session.close()
         raise
     return session
+
+
+def _keep_buffers(cache: TensorCache, modules: list[nn.Module]) -> None:
+    for module in modules:
+        # By class: Megatron's DDP has a list of its own under this name.
+        for buffer in nn.Module.buffers(module):
+            if buffer.layout is torch.strided:
+                cache.keep_storage_of(buffer)
 
 
 def _attach_recipes(
@@ -293,6 +306,25 @@ def _attach_recipes(
         weights.trust(module.parameters())
     patches.also(register_optimizer_step_pre_hook(weights.before_step).remove)
     cache.recipes = Rebuilder(cache, finder, weights, budget)
+
+
+def _attach_regions(
+    cache: TensorCache,
+    modules: list[nn.Module],
+    patches: Patches,
+    settings: OffloadConfig,
+) -> None:
+    for module in modules:
+        found = find_regions(module, settings.regions)
+        if settings.regions and not found:
+            raise ConfigError(
+                f"regions={settings.regions!r} names no module of this "
+                f"{type(module).__name__}; name paths such as 'model.layers.*' (see "
+                "named_modules()) or classes."
+            )
+        regions.attach(found, cache.regions, patches)
+    patches.also(register_optimizer_step_pre_hook(cache.regions.before_step).remove)
+    cache.regions.choice = Choice.ALL
 
 
 def _modules_of(model: Any) -> list[nn.Module]:

@@ -53,10 +53,13 @@ class PlanChoice(str, Enum):
 
 
 class Recompute(str, Enum):
-    """Whether cheap deterministic operators are rebuilt instead of stored."""
+    """What is computed again instead of stored."""
 
     AUTO = "auto"
     """Use every recipe that was admitted as bitwise equal on this device."""
+    REGIONS = "regions"
+    """Run the forward of every repeated module again in backward, from its inputs, as
+    gradient checkpointing does; the inputs are moved or kept as `plan` says."""
     OFF = "off"
     """Rebuild nothing."""
 
@@ -101,7 +104,8 @@ class OffloadOptions(TypedDict, total=False):
     prefetch_bytes: Bytes | None
     memory_budget_bytes: Bytes | Share | None
     max_overhead: float | str
-    recompute: Recompute | Literal["auto", "off"]
+    recompute: Recompute | Literal["auto", "regions", "off"]
+    regions: str | Sequence[str]
     plan: Place
     verify: Verify | Literal["off", "checksum", "shadow", False]
     write_budget: Bytes | None
@@ -145,7 +149,11 @@ class OffloadConfig:
     max_overhead: float = fraction(0.01)
     """Step-time overhead the planner may spend (least peak under it): 0.01 or "1%"."""
     recompute: Recompute = Recompute.AUTO
-    """`auto`: rebuild cheap operators' outputs where bitwise equal; `off`: never."""
+    """`auto`: rebuild cheap operators' outputs where bitwise equal; `regions`: run all
+    repeated modules again; `off`: never."""
+    regions: str | tuple[str, ...] = ()
+    """Which modules run again under `regions`: paths or class names with wildcards
+    ("model.layers.*", "LlamaDecoderLayer"); empty: the members of lists of modules."""
     plan: str = PlanChoice.AUTO.value
     """`auto`, `offload-all`, `keep-all`, or the path of a saved plan (JSON)."""
     verify: Verify = Verify.OFF
@@ -176,6 +184,7 @@ class OffloadConfig:
         self._coerce("recompute", Recompute)
         self._coerce("gpu_direct", GpuDirect)
         self._coerce_verify()
+        self._coerce_regions()
         self._check_plan()
         if self.target is Target.SSD and not self.directories:
             raise ConfigError(
@@ -242,6 +251,16 @@ class OffloadConfig:
         if self.verify is False:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "verify", Verify.OFF)
         self._coerce("verify", Verify)
+
+    def _coerce_regions(self) -> None:
+        value = (self.regions,) if isinstance(self.regions, str) else self.regions
+        patterns = tuple(value) if isinstance(value, Sequence) else (None,)
+        if not all(isinstance(each, str) and each for each in patterns):
+            raise ConfigError(
+                "regions expects paths or class names of modules such as "
+                f"'model.layers.*' or 'LlamaDecoderLayer', got {self.regions!r}"
+            )
+        object.__setattr__(self, "regions", patterns)
 
     def _check_plan(self) -> None:
         """A path may be written later; a name with a slip is no path."""

@@ -45,5 +45,9 @@ class InPlaceError(RuntimeError):
     """
 
 
+class RegionError(RuntimeError):
+    """A region's forward did not do the same when it ran again; backward stops."""
+
+
 class SessionClosedError(RuntimeError):
     """A handle outlived its session: `close()` came before backward."""

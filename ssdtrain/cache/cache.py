@@ -47,6 +47,7 @@ from ssdtrain.cache.record import (
     Retired,
     handle_of,
 )
+from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
 from ssdtrain.cache.table import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
@@ -96,6 +97,7 @@ class TensorCache:
         """While a step runs without hooks."""
         self.meter: HostMeter | None = None
         """While a step's hooks are timed on the host."""
+        self.regions = Regions(self)
         self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()
@@ -113,17 +115,16 @@ class TensorCache:
             pack, unpack = self.tables.hooks_of(self, lane, plan, (pack, unpack))
         if self.meter is not None:
             pack, unpack = self.meter.around(pack, unpack)
-        if self.lanes.current.run is not None and self._is_left_alone():
-            return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-        return torch.autograd.graph.saved_tensors_hooks(
-            untraced(pack), untraced(unpack)
-        )
+        if self.lanes.current.run is None or not self._is_left_alone():
+            pack, unpack = untraced(pack), untraced(unpack)
+        self.regions.hooks_are(pack, unpack)
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _is_left_alone(self) -> bool:
         """Whether Dynamo does not trace what a table's hooks run."""
         if not self._left_alone:
-            rooms = ("ssdtrain.cache", "ssdtrain.transfer", "ssdtrain.counters")
-            self._left_alone = leave_alone(*rooms)
+            rooms = ("cache", "transfer", "counters", "regions")
+            self._left_alone = leave_alone(*(f"ssdtrain.{room}" for room in rooms))
         return self._left_alone or "torch._dynamo" not in sys.modules
 
     def keep_storage_of(self, tensor: Tensor) -> None:
@@ -140,6 +141,9 @@ class TensorCache:
             parameter = parameter_of(tensor)
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
+            call = self.regions.current
+            if call is not None and torch._C._current_graph_task_id() == -1:
+                return self._pack_in_region(tensor, call)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
             return self._pack_plain(tensor, tensor._version)
@@ -193,6 +197,26 @@ class TensorCache:
         inner = self._keep(found.local)  # an alias of what the parameter holds
         return WrappedHandle(tensor, found.build, inner, self.unpack)
 
+    def _pack_in_region(self, tensor: Tensor, call: RegionCall) -> Handle:
+        """Every one has a place, whatever becomes of it. See [Note: regions]."""
+        if not is_plain(tensor) or tensor.device != self.device.torch_device:
+            return call.hold(tensor)
+        key, view = identify(tensor)
+        num_bytes = key.end_byte - key.start_byte
+        least_bytes = self.limits.least_bytes
+        if key.stamp in self._resident or num_bytes < min(TINY_BYTES, least_bytes):
+            return call.stored(tensor, self._keep(tensor))
+        if num_bytes < least_bytes:
+            return call.hold(tensor)
+        record = call.records.get(key) or self._records.get(key)
+        handle = (
+            self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
+            if record is None
+            else handle_of(record, view, self.probe_of(tensor))
+        )
+        self.recipes.note(tensor, handle)
+        return call.stored(tensor, handle)
+
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
         """See [Note: wrappers]."""
         found = unwrapped(tensor)
@@ -234,7 +258,7 @@ class TensorCache:
         entry = self.course.enter(self.lanes.current, tensor, key)
         self.moves.release_due()
         handle: Handle | None = None
-        if entry.may_be_rebuilt:
+        if entry.may_be_rebuilt and not self.regions.current:
             before, self.course.serving = self.course.serving, entry.number
             try:
                 handle = self.recipes.offer(tensor, key, view)
@@ -255,6 +279,13 @@ class TensorCache:
         record = Record(key, lane, entry.name, self.retired, self.ledger)
         record.item = entry.number
         self.course.of(lane).records[entry.number] = weakref.ref(record)
+        call = self.regions.current
+        if call is not None and call.makes(entry):
+            record.region = call
+            call.records.add(key, record)
+            record.open(raw_bytes(tensor, key))
+            self._counters.add_all({"num_records": 1, "bytes_saved": record.num_bytes})
+            return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
         num_bytes = record.num_bytes
@@ -364,6 +395,13 @@ class TensorCache:
         if course.orders is not None:
             self.moves.load_at(course, at, self.start_load)
 
+    def place_again(self, record: Record) -> None:
+        """A record that its region cannot make again goes where the policy says."""
+        before = record.lane.total_bytes - record.num_bytes
+        leaves = self._ask_policy(record, before, held=False)
+        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        self._counters.add(fate, record.num_bytes)
+
     def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
         """Whether it leaves."""
         lane = record.lane
@@ -412,7 +450,9 @@ class TensorCache:
 
     def _fetch(self, record: Record) -> Tensor:
         """The record's bytes on the device, in the caller's compute order."""
-        if record.state is RecordState.LEAVING:
+        if record.state is RecordState.DROPPED:
+            record.region.run_again()
+        elif record.state is RecordState.LEAVING:
             self._forward(record)
         elif record.state is RecordState.AWAY:
             self._start_load(record)

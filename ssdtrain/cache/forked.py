@@ -20,6 +20,7 @@ from ssdtrain.cache.record import (
     RecordState,
     RecordView,
 )
+from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.table import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.admission import raw
@@ -53,6 +54,8 @@ def bring_back(handle: Any) -> Tensor:
         return data.as_strided(handle.shape, handle.stride, handle.offset)
     if isinstance(handle, KeptItemHandle):
         return handle.source.rebuild()
+    if isinstance(handle, PlaceHandle):
+        return handle.stayed()
     source = handle.source
     if isinstance(source, Kept | ParameterView):
         return source.rebuild()

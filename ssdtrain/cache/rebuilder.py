@@ -28,6 +28,7 @@ from ssdtrain.cache.record import (
     Retired,
     Wrapped,
 )
+from ssdtrain.cache.regions import FromRegion, Regions
 from ssdtrain.cache.table import KeptHandle, ParameterHandle
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
@@ -49,6 +50,7 @@ class Cache(Protocol):
     lanes: Lanes
     offloader: Offloader
     retired: Retired
+    regions: Regions
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
@@ -129,6 +131,7 @@ class Rebuilder:
             self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
         rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
+        rebuilt.region = self._cache.regions.current
         self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in expression.held:
@@ -262,9 +265,11 @@ class Rebuilder:
             if source.shape is not None or source.parameter._version != source.version:
                 return None
             return self.parameter(source.parameter, node)
-        if not isinstance(handle, Handle) or isinstance(source, Wrapped):
+        if not isinstance(handle, Handle) or isinstance(source, Wrapped | FromRegion):
             return None  # no such handle has a record
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
+        if owner.region is not None and owner.region is not self._cache.regions.current:
+            return None  # to read it, its region would run again, too early
         ours = owner.retired is self._cache.retired
         view, probe = source.view, source.probe
         if probe.counter._version != probe.version:

@@ -30,6 +30,7 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
+from ssdtrain.errors import RegionError
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
@@ -63,7 +64,9 @@ class RecordState(Enum):
     RETURNING = auto()
     """A load into fresh device memory was started. > BACK."""
     BACK = auto()
-    """On the device again. > AWAY when every handle has had its use."""
+    """On the device again. > AWAY or DROPPED when every handle has had its use."""
+    DROPPED = auto()
+    """Nowhere: the forward of its region makes it again. > BACK."""
 
 
 class Holding:
@@ -205,6 +208,8 @@ class Lane:
         self.records: list[weakref.ref[Record]] = []
         self.total_bytes = 0
         self.largest_bytes = 0
+        self.num_regions = 0
+        """Calls of regions so far."""
         self.num_recipes = 0
         """Admitted recipes so far: the places of [Note: recipe budget]."""
         self.has_moved = False
@@ -293,6 +298,7 @@ class Record:
         "num_handles",
         "num_uses",
         "ordinal",
+        "region",
         "retired",
         "state",
     )
@@ -312,6 +318,8 @@ class Record:
         self.data: Tensor | None = None
         self.num_handles = 0
         self.num_uses = 0
+        self.region: Any = None
+        """The `RegionCall` that makes it again; None: it is stored."""
         self.retired = retired
         self.holding = Holding(lane)
         retired.watch(self, self.holding)
@@ -391,14 +399,54 @@ class Record:
             raise
 
     def put_back(self) -> None:
-        """BACK > AWAY: every handle had its use. The parcel still has the bytes,
-        because backward may come again (retain_graph; DeepSpeed does so for stages with
-        several outputs). Autograd holds the copy till its operator ends."""
+        """BACK > AWAY or DROPPED: every handle had its use. The parcel still has the
+        bytes, or the region its inputs, because backward may come again (retain_graph;
+        DeepSpeed does so for stages with several outputs). Autograd holds the copy till
+        its operator ends."""
         self.num_uses = 0
-        if self.state is RecordState.BACK and self.parcel is not None:
+        if self.state is not RecordState.BACK:
+            return
+        if self.parcel is not None:
             self.state, self.data = RecordState.AWAY, None
-            self.holding.live_bytes = 0
-            self.ledger.hand_over(self.num_bytes)
+        elif self.region is not None:
+            self.state, self.data = RecordState.DROPPED, None
+        else:
+            return
+        self.holding.live_bytes = 0
+        self.ledger.hand_over(self.num_bytes)
+
+    def drop(self) -> None:
+        """KEPT > DROPPED: its region's forward has ended and can run again."""
+        self.state = RecordState.DROPPED
+        self._alive(None)
+
+    def made_again(self, data: Tensor) -> None:
+        """DROPPED > BACK: its region's forward ran again.
+
+        Raises:
+            RegionError: these are other bytes than were saved.
+        """
+        if data.numel() != self.num_bytes:
+            raise RegionError(
+                f"{self.name}: its region's forward saved {self.num_bytes} bytes, and "
+                f"{data.numel()} when it ran again. Set regions to leave it out, or "
+                "recompute='off'."
+            )
+        self.state = RecordState.BACK
+        self._alive(data)
+
+    def drop_again(self) -> None:
+        """BACK > DROPPED: the backward for which it was made has ended."""
+        if self.state is RecordState.BACK and self.region is not None:
+            self.num_uses = 0
+            self.state = RecordState.DROPPED
+            self._alive(None)
+
+    def pin(self) -> None:
+        """BACK > KEPT: it cannot be made again from now on."""
+        self.region = None
+        if self.state is RecordState.BACK:
+            self.state = RecordState.KEPT
 
 
 class Rebuilt:
@@ -420,6 +468,7 @@ class Rebuilt:
         "num_handles",
         "num_uses",
         "place",
+        "region",
         "retired",
     )
 
@@ -431,6 +480,8 @@ class Rebuilt:
         retired: Retired,
     ) -> None:
         self.expression = expression
+        self.region: Any = None
+        """The `RegionCall` in whose forward it was saved."""
         self.layout = layout
         self.lane = lane
         self.retired = retired

@@ -344,7 +344,7 @@ class Verified:
     def _is_drawn(self, handle: Handle) -> bool:
         if self._lots is None:
             return isinstance(part_of(handle).source, RecordView | RebuiltView)
-        if not isinstance(handle.source, RebuiltView):
+        if not _is_made_again(handle):
             return False
         self._left -= 1
         if self._left >= 0:
@@ -387,6 +387,13 @@ def part_of(handle: Handle) -> Handle:
     return source.inner if isinstance(source, Wrapped) else handle
 
 
+def _is_made_again(handle: Handle) -> bool:
+    source = handle.source
+    if isinstance(source, RecordView):
+        return source.record.region is not None
+    return isinstance(source, RebuiltView)
+
+
 def describe(handle: Handle, seal: Seal) -> str:
     """Record, module and operator of a tensor that is being checked."""
     source = part_of(handle).source
@@ -396,6 +403,8 @@ def describe(handle: Handle, seal: Seal) -> str:
         name = f"{source.record.name}, record {source.record.ordinal}"
         away = source.record.parcel is not None
         how = "brought back" if away else "kept on the device"
+        if source.record.region is not None:
+            how = f"made again by {source.record.region.region.path}"
     else:
         raise TypeError(f"no seal is put on {type(source).__name__}")
     node = torch._C._current_autograd_node()

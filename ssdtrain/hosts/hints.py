@@ -137,6 +137,7 @@ class Hints:
                 yield
         finally:
             self._depth -= 1
+            self._cache.regions.forward_ends()
             if not self._cache.owner.is_elsewhere:  # forked inside this forward
                 self._cache.lanes.end(lane)
 

@@ -87,20 +87,20 @@ def _wrap(
     attached = [True]
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        inner = _method_of(self, name, before)
+        inner = method_of(self, name, before)
         if self is not root or not attached:
             return inner(*args, **kwargs)
         with Untraced(lambda: hints.forward(chunk=chunk)):
             return inner(*args, **kwargs)
 
-    _look_like(forward, getattr(root, name))
+    look_like(forward, getattr(root, name))
     # Only this frame: what it calls may be compiled. See [Note: compiled models].
     forward = torch.compiler.disable(forward, recursive=False)
     patches.set(root, name, MethodType(forward, root))
     patches.also(attached.clear)
 
 
-def _method_of(module: nn.Module, name: str, before: Any) -> Callable[..., Any]:
+def method_of(module: nn.Module, name: str, before: Any) -> Callable[..., Any]:
     """The method that `module` would have without us; `before` is the attribute that
     hid its class's own when we came."""
     if before is None:
@@ -110,7 +110,7 @@ def _method_of(module: nn.Module, name: str, before: Any) -> Callable[..., Any]:
     return before  # type: ignore[no-any-return]
 
 
-def _look_like(method: Callable[..., Any], inner: Callable[..., Any]) -> None:
+def look_like(method: Callable[..., Any], inner: Callable[..., Any]) -> None:
     """Name and signature of a bound `inner`; others read them (transformers.Trainer
     drops the columns that `forward` does not name)."""
     functools.update_wrapper(method, inner)

@@ -33,6 +33,7 @@ FLOORS = {
     "machine": 3,
     "project": 3,
     "remat": 3,
+    "regions": 3,
     "cache": 4,
     "hosts": 5,
     "api": 6,

@@ -1,0 +1,585 @@
+"""Regions in the cache: saved tensors that the forward of their module makes again.
+
+[Note: regions]
+A region call stores the inputs of its module's forward as saved tensors (kept or moved
+like all others) and gives out handles for what autograd saves meanwhile. When the
+forward has ended, and nothing but its result has changed (`[Note: side effects]` in
+regions/watch.py), the handles let go of their tensors. The first one that backward asks
+for runs the forward again, from the inputs, under the same conditions, and every saved
+tensor is handed to its handle by its place: the n-th one that is no parameter. Nothing
+is pushed in forward, so a re-run is told from a backward that is differentiated by
+whose hooks are the innermost: the collector's stand there during a re-run alone.
+A call inside a checkpoint of the user's saves nothing through our hooks, and is none.
+(tests/ssdtrain/regions/test_regions.py)
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ssdtrain.cache.course import Entry
+from ssdtrain.cache.identity import (
+    Probe,
+    check_late_writer,
+    identify,
+    is_plain,
+    raw_bytes,
+)
+from ssdtrain.cache.ledger import RECIPE
+from ssdtrain.cache.record import (
+    Handle,
+    Holding,
+    Known,
+    Lane,
+    Record,
+    RecordState,
+    RecordView,
+)
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import ForkedError, InPlaceError, RegionError
+from ssdtrain.regions.conditions import (
+    Conditions,
+    RandomState,
+    compiles_around,
+    modes_stand,
+)
+from ssdtrain.regions.find import Region
+from ssdtrain.regions.rerun import Collector
+
+logger = logging.getLogger(__name__)
+
+TINY_BYTES = 4096
+"""What is smaller inside a region stays: its handle would take as much."""
+REGION = "region"
+MAX_DRAWS = 3
+"""Re-runs of a forward that draws, while others draw from the same generator."""
+VALUES = (int, float, bool, str, bytes, complex, type(None), Enum, slice, range)
+TORCH_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+class Choice(Enum):
+    """Which regions run again."""
+
+    NONE = auto()
+    ALL = auto()
+    PLANNED = auto()
+    """Those of the lane's plan."""
+
+
+class Look(NamedTuple):
+    """What a tensor of a re-run must have in common with the forward's."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Look":
+        """Of a tensor, which may be sparse or a subclass."""
+        strided = tensor.layout is torch.strided and not tensor.is_nested
+        return cls(tensor.shape, tensor.dtype, tensor.stride() if strided else None)
+
+
+class Place(NamedTuple):
+    """One tensor that autograd saved in a region call."""
+
+    look: Look
+    owner: "weakref.ref[Record] | weakref.ref[PlaceHandle] | None"
+    """Who waits for it; None: it was stored, or is a recipe's."""
+
+
+class FromRegion(NamedTuple):
+    """Where the tensor of a `PlaceHandle` comes from."""
+
+    call: "RegionCall"
+
+
+class PlaceHandle(Handle):
+    """A saved tensor of a region call that is no record: too small, or a row of a
+    table."""
+
+    __slots__ = ("call", "num_bytes", "probe", "tensor")
+
+    def __init__(self, call: "RegionCall", tensor: Tensor, probe: Probe | None) -> None:
+        self.call = call
+        self.tensor: Tensor | None = tensor.detach()
+        """While the forward runs, and from a re-run to the use."""
+        self.probe = probe
+        self.num_bytes = 0
+        """Bytes that the ledger counts for it while its tensor is here."""
+        self.number = -1
+        self.epsilon = None
+        self.seal = None
+
+    @property
+    def source(self) -> FromRegion:  # type: ignore[override]
+        """No recipe reads it."""
+        return FromRegion(self.call)
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return f"a tensor saved in {self.call.region.path}"
+
+    def stayed(self) -> Tensor:
+        """The tensor, in a forked child.
+
+        Raises:
+            ForkedError: its region would have to run again.
+        """
+        if self.tensor is None:
+            raise ForkedError(
+                f"{self.name} is made again by the process that forked this one; run "
+                "backward where forward ran, or fork before forward."
+            )
+        return self.tensor
+
+    def get(self) -> Tensor:
+        """The tensor, made again if it must be.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+            RegionError: the re-run did not make it.
+        """
+        if self.probe is not None:
+            self.probe.check(self)
+        check_late_writer(self.name)
+        call = self.call
+        if self.tensor is None:
+            call.run_again()
+        tensor = self.tensor
+        if tensor is None:
+            raise RegionError(f"{self.name}: its forward, run again, did not save it")
+        if call.drops:
+            self.tensor = None
+            call.handed_over(self.num_bytes)
+        return tensor
+
+
+class Input(NamedTuple):
+    """A tensor among the arguments."""
+
+    handle: Any
+    requires_grad: bool
+    is_parameter: bool
+
+
+class RegionCall:
+    """One call of a region's forward."""
+
+    def __init__(
+        self, regions: "Regions", region: Region, number: int, forward: Any, lane: Lane
+    ) -> None:
+        self.region = region
+        self.number = number
+        """Of the region calls of its lane."""
+        self.lane = lane
+        self.records = Known()
+        """Those that its re-run makes again."""
+        self.drops = False
+        """Whether the forward has ended, and what it saved can be made again."""
+        self.is_pinned = False
+        """Whether what was made again stays: its weights are about to change."""
+        self._regions = regions
+        self._cache = regions.cache
+        self._forward = forward
+        self._places: list[Place] = []
+        self._handles: list[weakref.ref[PlaceHandle]] = []
+        self._unpack: Callable[[Any], Tensor] = regions.unpack
+        self._leaves: list[Any] = []
+        self._spec: Any = None
+        self._lock = threading.RLock()
+        self._task: int | None = None
+        self.dropped_bytes = 0
+        self.holding = Holding(lane)
+        device = self._cache.device.torch_device
+        self._device = device
+        self._conditions = Conditions.now(device)
+        self._state = region.watch.state()
+        self._training = region.watch.training()
+        self._versions = region.watch.versions()
+        self._inputs: list[tuple[Tensor, int]] = []
+        self._random = RandomState.now(device)
+        self._random_end: RandomState | None = None
+        """Where the generators stood behind the forward, if it draws."""
+
+    # -- forward ------------------------------------------------------------------
+
+    def store(self, leaves: list[Any], spec: Any, pack: Any) -> None:
+        """Store the arguments."""
+        self._spec = spec
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                self._leaves.append(leaf)
+                continue
+            self._inputs.append((leaf, leaf._version))
+            is_parameter = isinstance(leaf, nn.Parameter)
+            self._leaves.append(Input(pack(leaf), leaf.requires_grad, is_parameter))
+
+    def stored(self, tensor: Tensor, handle: Handle) -> Handle:
+        """The next place; its tensor went the general way."""
+        source = handle.source
+        owner = None
+        if isinstance(source, RecordView) and source.record.region is self:
+            owner = weakref.ref(source.record)
+        self._places.append(Place(Look.of(tensor), owner))
+        return handle
+
+    def makes(self, entry: Entry) -> bool:
+        """Whether its re-run makes a new saved tensor again."""
+        return True
+
+    def hold(self, tensor: Tensor) -> Handle:
+        """The next place; nobody but its handle knows of it."""
+        probe = self._cache.probe_of(tensor) if is_plain(tensor) else None
+        handle = PlaceHandle(self, tensor, probe)
+        self._places.append(Place(Look.of(tensor), weakref.ref(handle)))
+        return handle
+
+    def end(self) -> None:
+        """The forward has ended: let go of what it saved, if it can run again."""
+        reason = self._obstacle()
+        if reason is not None:
+            self._regions.refuse(self.region, reason)
+        else:
+            self.drops = True
+        behind = RandomState.now(self._device)
+        if not self._random.is_same(behind):
+            self._random_end = behind
+        self._state.clear()
+        self._inputs.clear()
+        self._settle()
+
+    def abort(self) -> None:
+        """The forward raised: what it saved is stored, and goes with its graph."""
+        self._state.clear()
+        self._inputs.clear()
+
+    def _obstacle(self) -> str | None:
+        change = self.region.watch.change(self._state)
+        if change is not None:
+            return change
+        if any(tensor._version != version for tensor, version in self._inputs):
+            return "it changes one of its inputs in place"
+        return None
+
+    def _settle(self) -> None:
+        for record in self.records.values():
+            if self.drops:
+                self.dropped_bytes += record.num_bytes
+                record.drop()
+            else:
+                record.region = None
+                self._regions.place(record)
+        for place in self._places:
+            owner = None if place.owner is None else place.owner()
+            if isinstance(owner, PlaceHandle) and self.drops:
+                self.dropped_bytes += owner.num_bytes
+                owner.tensor = None
+
+    # -- backward -----------------------------------------------------------------
+
+    def run_again(self) -> None:
+        """Make everything that was saved again, and hand it to its handles.
+
+        Raises:
+            RegionError: the forward did not do the same again.
+            InPlaceError: an input, a weight or a buffer was changed meanwhile.
+        """
+        with self._lock:
+            self._check()
+            for _ in range(MAX_DRAWS):
+                found = self._collect()
+                if found is not None:
+                    break
+            else:
+                raise RegionError(
+                    f"{self.region.path} draws random numbers, and another thread draws"
+                    " from the same generator, so its masks cannot be drawn again. Give"
+                    " that thread a torch.Generator of its own, or set recompute='off'."
+                )
+            self._hand_out(found)
+            self._forget_later()
+
+    def _check(self) -> None:
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                raise InPlaceError(
+                    f"a parameter or buffer of {self.region.path} was changed between "
+                    "its forward and its backward, and its forward would run again "
+                    "with the new values. Change it behind backward, or set "
+                    "recompute='off'."
+                )
+
+    def _collect(self) -> list[Tensor] | None:
+        """What the forward saves; None if somebody else drew meanwhile."""
+        found: list[Tensor] = []
+        leaves = [self._argument(leaf) for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        collector = Collector(
+            lambda _, tensor: found.append(tensor),
+            len(self._places),
+            stops_early=self._random_end is None,
+        )
+        before = None
+        training = self.region.watch.set_training(self._training)
+        if self._random_end is not None:
+            before = RandomState.now(self._device)
+            self._random.restore(self._device)
+        try:
+            with self._conditions.restored():
+                collector.run(self._forward, args, kwargs)
+        finally:
+            self.region.watch.set_training(training)
+            drawn = None
+            if before is not None:
+                drawn = RandomState.now(self._device)
+                before.restore(self._device)
+        if self._random_end is not None and drawn is not None:
+            if not self._random_end.is_same(drawn):
+                return None
+        if collector.num_taken != len(self._places):
+            raise RegionError(
+                f"{self.region.path} saved {len(self._places)} tensors in its forward "
+                f"and {collector.num_taken} when it ran again: it does not do the same "
+                "twice. Set regions to leave it out, or recompute='off'."
+            )
+        return found
+
+    def _argument(self, leaf: Any) -> Any:
+        if type(leaf) is not Input:
+            return leaf
+        tensor = self._unpack(leaf.handle)
+        if leaf.is_parameter:
+            return tensor
+        return tensor.detach().requires_grad_(leaf.requires_grad)
+
+    def _hand_out(self, found: list[Tensor]) -> None:
+        made_bytes = 0
+        for number, (place, tensor) in enumerate(zip(self._places, found, strict=True)):
+            if Look.of(tensor) != place.look:
+                raise RegionError(
+                    f"{self.region.path}: the saved tensor {number} was {place.look} "
+                    f"in its forward and is {Look.of(tensor)} now that it ran again. "
+                    "Set regions to leave it out, or recompute='off'."
+                )
+            owner = None if place.owner is None else place.owner()
+            if isinstance(owner, Record):
+                if owner.state is RecordState.DROPPED:
+                    key, _ = identify(tensor)
+                    owner.made_again(raw_bytes(tensor, key))
+            elif owner is not None and owner.tensor is None:
+                owner.tensor = tensor.detach()
+                made_bytes += owner.num_bytes
+        if made_bytes:
+            self.holding.live_bytes += made_bytes
+            self._cache.ledger.live(made_bytes)
+
+    def handed_over(self, num_bytes: int) -> None:
+        """Autograd alone holds so many bytes of a handle."""
+        if num_bytes:
+            self.holding.live_bytes -= num_bytes
+            self._cache.ledger.hand_over(num_bytes)
+
+    def _forget_later(self) -> None:
+        """What this backward does not ask for goes when it ends."""
+        task = torch._C._current_graph_task_id()
+        if task == -1 or task == self._task or self.is_pinned:
+            return
+        self._task = task
+        own = weakref.ref(self)
+
+        def forget() -> None:
+            call = own()
+            if call is not None:
+                call.forget()
+
+        Variable._execution_engine.queue_callback(forget)
+
+    def forget(self) -> None:
+        """Let go of what was made again and not used."""
+        with self._cache.lock:
+            if self.is_pinned:
+                return
+            for record in self.records.values():
+                record.drop_again()
+            for place in self._places:
+                owner = None if place.owner is None else place.owner()
+                if isinstance(owner, PlaceHandle) and owner.tensor is not None:
+                    owner.tensor = None
+                    self.handed_over(owner.num_bytes)
+            self._cache.collect()
+
+    def reads(self, written: set[int]) -> bool:
+        """Whether its re-run reads one of these tensors, by `id`."""
+        return any(id(tensor) in written for tensor, _ in self._versions)
+
+    def pin(self) -> None:
+        """Make everything again and keep it: the weights are about to change."""
+        if self.drops and not self.is_pinned:
+            with self._cache.lock:
+                self.is_pinned = True
+                self.run_again()
+                self.drops = False
+                for record in self.records.values():
+                    record.pin()
+
+
+class Regions:
+    """The region calls of one cache."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        self.choice = Choice.NONE
+        self.current: RegionCall | None = None
+        self.pack: Any = None
+        """The hooks of the forward that runs."""
+        self.unpack: Any = None
+        self.reasons: dict[str, str] = {}
+        """Why modules are no regions, by path."""
+        self._is_storing = False
+        self._alive: list[weakref.ref[RegionCall]] = []
+        self._most_alive = 64
+        self._looked_at: set[Region] = set()
+
+    def hooks_are(self, pack: Any, unpack: Any) -> None:
+        """A forward of the model is about to run under these hooks."""
+        self.pack, self.unpack = pack, unpack
+
+    def forward_ends(self) -> None:
+        """It is over; the hooks may go with the graph."""
+        self.pack = self.unpack = self.current = None
+
+    def begin(
+        self, region: Region, forward: Any, args: Any, kwargs: Any
+    ) -> RegionCall | None:
+        """A call of a region's forward begins; None: it runs as it always did."""
+        if self.choice is Choice.NONE or self.current is not None:
+            return None
+        if self.cache.owner.is_elsewhere:
+            return None
+        lane = self.cache.lanes.current
+        if not lane.kind or not torch.is_grad_enabled():
+            return None
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is None or top[0] is not self.pack:
+            return None  # a user's checkpoint runs it again
+        if torch._C._current_graph_task_id() != -1:
+            return None
+        number, lane.num_regions = lane.num_regions, lane.num_regions + 1
+        if not self._is_chosen(lane, number):
+            return None
+        leaves, spec = tree_flatten((args, kwargs))
+        reason = self._refusal(region, leaves)
+        if reason is not None:
+            self.refuse(region, reason)
+            return None
+        with self.cache.lock:
+            call = RegionCall(self, region, number, forward, lane)
+            call.store(leaves, spec, self._store)
+            self._remember(call)
+            self.cache.retired.watch(call, call.holding)
+            lane.num_live += 1
+            self.current = call
+        return call
+
+    def end(self, call: RegionCall) -> None:
+        """Its forward has ended."""
+        if self.cache.owner.is_elsewhere:  # forked inside of it: nothing is dropped
+            return
+        with self.cache.lock:
+            self.current = None
+            call.end()
+            if call.drops and call.dropped_bytes:
+                counters = self.cache.ledger.counters
+                counters.add("bytes_recomputed", call.dropped_bytes)
+                counters.add(RECIPE + REGION, call.dropped_bytes)
+
+    def abort(self, call: RegionCall) -> None:
+        """Its forward raised."""
+        self.current = None
+        call.abort()
+
+    def _store(self, tensor: Tensor) -> Any:
+        self._is_storing = True
+        try:
+            return self.pack(tensor)
+        finally:
+            self._is_storing = False
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether what is packed now is an input of a region."""
+        return self._is_storing
+
+    def _is_chosen(self, lane: Lane, number: int) -> bool:
+        return self.choice is Choice.ALL
+
+    def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:
+        if region.refusal is not None:
+            return region.refusal
+        if region not in self._looked_at:
+            self._looked_at.add(region)
+            region.refusal = region.watch.standing_refusal()
+            if region.refusal is not None:
+                return region.refusal
+        if compiles_around():
+            return "the whole model is compiled; compile its layers one by one"
+        if modes_stand():
+            return "a function or dispatch mode would not see its re-run"
+        for leaf in leaves:
+            if not _is_value(leaf):
+                return (
+                    f"its argument of type {type(leaf).__name__} may change (a KV "
+                    "cache? set use_cache=False)"
+                )
+        return region.watch.hooks()
+
+    def refuse(self, region: Region, reason: str) -> None:
+        """A call does not run again; counted, and told once."""
+        region.strike(reason)
+        if region.path not in self.reasons:
+            logger.info("ssdtrain: %s does not run again: %s", region.path, reason)
+        self.reasons[region.path] = reason
+        self.cache.offloader.fall_back(Fallback.NO_REGION)
+
+    def place(self, record: Record) -> None:
+        """What a region saved that cannot run again goes where the policy says."""
+        self.cache.place_again(record)
+
+    def _remember(self, call: RegionCall) -> None:
+        if len(self._alive) >= self._most_alive:
+            self._alive = [each for each in self._alive if each() is not None]
+            self._most_alive = 2 * len(self._alive) + 64
+        self._alive.append(weakref.ref(call))
+
+    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """An optimizer is about to write to weights that a re-run would read."""
+        calls = [call for each in self._alive if (call := each()) is not None]
+        self._alive = []
+        if not calls:
+            return
+        groups = (group["params"] for group in optimizer.param_groups)
+        written = {id(parameter) for group in groups for parameter in group}
+        for call in calls:
+            if call.reads(written):
+                call.pin()
+            else:
+                self._alive.append(weakref.ref(call))
+
+
+def _is_value(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return True
+    if isinstance(leaf, VALUES + TORCH_VALUES):
+        return True
+    return callable(leaf) and getattr(leaf, "__closure__", 0) is None

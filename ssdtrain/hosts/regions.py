@@ -1,0 +1,57 @@
+"""Wraps the forwards of regions, on the instance, as plain.py does with the root's.
+
+Hooks of the module run around its `forward`, so they do not run twice, and a shard's
+weights are gathered when `forward` begins, in backward as well (FSDP2 gathers before
+the gradient of the module's result reaches the operators inside). A module that is
+compiled by itself is wrapped around its compiled call.
+"""
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssdtrain.cache.regions import Regions
+from ssdtrain.cache.traced import untraced
+from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.plain import look_like, method_of
+from ssdtrain.regions.find import Region
+
+COMPILED = "_compiled_call_impl"
+
+
+def attach(found: list[Region], regions: Regions, patches: Patches) -> None:
+    """Let every call of these modules be a region call, if it is chosen."""
+    for region in found:
+        _wrap(region, regions, patches)
+
+
+def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
+    module = region.module
+    compiled = vars(module).get(COMPILED)
+    name = "forward" if compiled is None else COMPILED
+    before = vars(module).get(name)
+    attached = [True]
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inner = method_of(self, name, before)
+        if self is not module or not attached:
+            return inner(*args, **kwargs)
+        call = untraced(regions.begin)(region, inner, args, kwargs)
+        if call is None:
+            return inner(*args, **kwargs)
+        try:
+            result = inner(*args, **kwargs)
+        except BaseException:
+            untraced(regions.abort)(call)
+            raise
+        untraced(regions.end)(call)
+        return result
+
+    if compiled is None:
+        look_like(forward, module.forward)
+    # Only this frame: what it calls may be compiled. See [Note: compiled models].
+    forward = torch.compiler.disable(forward, recursive=False)
+    patches.set(module, name, MethodType(forward, module))
+    patches.also(attached.clear)

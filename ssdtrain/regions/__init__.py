@@ -1,0 +1,1 @@
+"""Regions: repeated modules whose forward can run again in backward."""

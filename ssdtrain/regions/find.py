@@ -1,0 +1,76 @@
+"""Finds the regions of a model: the members of its lists of like modules."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ssdtrain.regions.watch import Watch
+
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+MAX_STRIKES = 3
+"""Calls with side effects after which a module is no region any more."""
+
+
+class Region:
+    """A module whose forward may run again in backward."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path = path
+        self.module = module
+        self.watch = Watch(module)
+        self.refusal: str | None = None
+        """Why it is no region; None: it is one."""
+        self._num_strikes = 0
+
+    def strike(self, reason: str) -> None:
+        """A call of it could not run again. Something that is made in the first call
+        and stays (a cache of constants) is forgiven."""
+        self._num_strikes += 1
+        if self._num_strikes >= MAX_STRIKES:
+            self.refusal = reason
+
+
+def find_regions(root: nn.Module, patterns: Sequence[str] = ()) -> list[Region]:
+    """The outermost regions of a model, in the order of its modules.
+
+    Args:
+        root: the model; it is no region itself.
+        patterns: paths or class names with wildcards that replace the search, such as
+            `model.layers.*` or `LlamaDecoderLayer`.
+    """
+    found: list[Region] = []
+    paths: list[str] = []
+    likes = set() if patterns else set(_members_of_lists(root))
+    for path, module in root.named_modules():
+        if not path or any(path.startswith(f"{outer}.") for outer in paths):
+            continue
+        wanted = _matches(path, module, patterns) if patterns else module in likes
+        if wanted:
+            paths.append(path)
+            found.append(Region(path, module))
+    return found
+
+
+def _matches(path: str, module: nn.Module, patterns: Sequence[str]) -> bool:
+    names = path, type(module).__name__
+    return any(fnmatchcase(name, each) for name in names for each in patterns)
+
+
+def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
+    for module in root.modules():
+        if not isinstance(module, LISTS):
+            continue
+        members = list(module.children())
+        kinds = Counter(map(type, members))
+        for member in members:
+            # A module without modules saves little more than its input.
+            has_parts = next(member.children(), None) is not None
+            if kinds[type(member)] > 1 and has_parts and not _is_list(member):
+                yield member
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Lists that nobody calls; a Sequential is called."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)

@@ -1,0 +1,260 @@
+"""Sees what a forward changes beside its result.
+
+[Note: side effects]
+A forward that runs again repeats its side effects. So at each call the module's tensors
+and Python state are looked at before and behind it: versions of its buffers and of
+tensors among its attributes; which attributes, buffers and parameters it has; numbers
+and other values by equality, objects by identity; and one level into lists,
+dictionaries and plain objects among the attributes (a counter in `self.stats`). In the
+first calls the states of `random` and NumPy are looked at as well. A call that changed
+any of it does not run again: what it saved is stored. Python code that could write
+elsewhere is looked for in the modules' bytecode: stores to globals and enclosing
+functions' variables, and methods that change a list, set or dictionary found there.
+What is written through functions in other modules is not seen.
+(tests/ssdtrain/regions/test_side_effects.py)
+"""
+
+import dis
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NUM_THOROUGH = 2
+"""Calls without side effects in which slow states were compared, too."""
+OURS = "ssdtrain."
+WRITES = frozenset(
+    """
+    append appendleft extend insert add update pop popleft popitem remove discard clear
+    setdefault sort reverse
+    """.split()
+)
+PLAIN = (int, float, bool, str, bytes, complex, type(None))
+# Of `nn.Module` itself; hooks are looked at by `hooks_of`.
+STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
+CONTAINERS = (list, dict, set, deque, tuple)
+OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType)
+FOREIGN = ("transformer_engine",)
+"""Packages whose modules keep histories that no version counts."""
+
+
+class Watch:
+    """One module and everything in it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._modules: list[nn.Module] = []
+        self._interesting: list[list[str]] = []
+        self._num_clean = 0
+
+    def standing_refusal(self) -> str | None:
+        """Why the module can never run again, whatever its calls do; None: it can."""
+        for path, module in self._module.named_modules():
+            name = path or type(self._module).__name__
+            if str(type(module).__module__).startswith(FOREIGN):
+                return f"{name}: {type(module).__name__} keeps a history of its own"
+            if isinstance(module, torch.jit.ScriptModule):
+                return f"{name} is scripted, and its state cannot be looked at"
+            for value in vars(module).values():
+                if isinstance(value, torch.Generator):
+                    return f"{name} draws from a generator of its own"
+            forward = getattr(type(module), "forward", None)
+            if isinstance(forward, FunctionType):
+                written = writes_elsewhere(forward)
+                if written is not None:
+                    return f"{name}.forward writes to {written}"
+        return None
+
+    def hooks(self) -> str | None:
+        """A module inside whose forward hooks would run twice; None: there is none."""
+        for path, module in self._module.named_modules():
+            if not path:  # its own hooks run around the forward
+                continue
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for hook in hooks.values():
+                    if not _is_known(hook):
+                        return f"a forward hook of {path} would run twice"
+        return None
+
+    @property
+    def is_thorough(self) -> bool:
+        """Whether few calls have been found clean so far."""
+        return self._num_clean < NUM_THOROUGH
+
+    def state(self) -> list[Any]:
+        """What a forward might change, as it is now."""
+        modules = list(self._module.modules())
+        if modules != self._modules:
+            self._modules = modules
+            self._interesting = [list(_interesting(each)) for each in modules]
+        found: list[Any] = []
+        for module, names in zip(modules, self._interesting, strict=True):
+            own = vars(module)
+            found.append(dict(own))
+            found.append(dict(module._buffers))
+            found.append(dict(module._parameters))
+            found.append(dict(module._modules))
+            for buffer in module._buffers.values():
+                found.append(None if buffer is None else buffer._version)
+            for name in names:
+                found.append(_inside(own.get(name)))
+        if self.is_thorough:
+            found.append(random.getstate())
+            numpy = sys.modules.get("numpy")
+            if numpy is not None:
+                found.append(numpy.random.get_state()[1:3])
+        return found
+
+    def change(self, before: list[Any]) -> str | None:
+        """What has changed since; None: nothing."""
+        behind = self.state()
+        if len(behind) != len(before):
+            return "a module or an attribute came or went"
+        for old, new in zip(before, behind, strict=True):
+            reason = _difference(old, new)
+            if reason is not None:
+                return reason
+        self._num_clean += 1
+        return None
+
+    def training(self) -> list[bool]:
+        """`training` of each module."""
+        return [module.training for module in self._module.modules()]
+
+    def set_training(self, wanted: list[bool]) -> list[bool]:
+        """Set it back; what it was."""
+        before = self.training()
+        if before != wanted:
+            for module, value in zip(self._module.modules(), wanted, strict=True):
+                module.training = value
+        return before
+
+    def versions(self) -> list[tuple[Tensor, int]]:
+        """Of the parameters and buffers that a re-run reads again."""
+        found: list[tuple[Tensor, int]] = []
+        for module in self._module.modules():
+            for tensors in (module._parameters, module._buffers):
+                found.extend(
+                    (tensor, tensor._version)
+                    for tensor in tensors.values()
+                    if tensor is not None
+                )
+        return found
+
+
+def _is_known(hook: Any) -> bool:
+    """Ours, and those of torch's own sharding, which expect to run again."""
+    inner = getattr(hook, "func", hook)
+    inner = getattr(inner, "__wrapped__", inner)
+    home = str(getattr(inner, "__module__", ""))
+    return home.startswith((OURS, "torch.distributed"))
+
+
+def _interesting(module: nn.Module) -> Iterator[str]:
+    """Attributes that may change inside."""
+    for name, value in vars(module).items():
+        if name in STANDARD or isinstance(value, PLAIN):
+            continue
+        if isinstance(value, Tensor | list | dict | set | deque):
+            yield name
+        elif not isinstance(value, OPAQUE) and hasattr(value, "__dict__"):
+            yield name
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value._version
+    if isinstance(value, dict):
+        return [*value, *map(_version_or_self, value.values())]
+    if isinstance(value, set):
+        return set(value)
+    if isinstance(value, list | deque):
+        return list(map(_version_or_self, value))
+    return dict(vars(value)) if hasattr(value, "__dict__") else None
+
+
+def _version_or_self(value: Any) -> Any:
+    return (id(value), value._version) if isinstance(value, Tensor) else value
+
+
+def _difference(old: Any, new: Any) -> str | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            names = ", ".join(map(str, old.keys() ^ new.keys()))
+            return f"its attribute {names} came or went"
+        for name, value in old.items():
+            if not _is_same(value, new[name]):
+                return f"its attribute {name} changed"
+        return None
+    return None if _is_same(old, new) else "a buffer or something inside an attribute"
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    if type(old) is not type(new) or isinstance(old, OPAQUE):
+        return False
+    if isinstance(old, PLAIN):
+        return bool(old == new or old != old)
+    if isinstance(old, list | tuple):
+        return len(old) == len(new) and all(map(_is_same, old, new))
+    if isinstance(old, set):
+        return bool(old == new)
+    if type(old).__module__ == "numpy":
+        return bool((old == new).all()) if hasattr(old, "all") else bool(old == new)
+    return False
+
+
+# -- bytecode -------------------------------------------------------------------------
+
+
+def writes_elsewhere(function: FunctionType) -> str | None:
+    """The global or enclosing variable that a function's own code writes to."""
+    cells = dict(
+        zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    )
+    return _writes(function.__code__, function.__globals__, cells)
+
+
+def _writes(code: CodeType, space: dict[str, Any], cells: dict[str, Any]) -> str | None:
+    before: Any = None
+    for step in dis.get_instructions(code):
+        if step.opname in (
+            "CACHE",
+            "EXTENDED_ARG",
+            "NOP",
+            "PUSH_NULL",
+            "COPY_FREE_VARS",
+        ):
+            continue
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return f"the global {step.argval}"
+        if step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in cells:
+            return f"{step.argval} of the function around it"
+        is_method = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if is_method and before is not None and step.argval in WRITES:
+            if isinstance(_loaded(before, space, cells), list | dict | set | deque):
+                return str(before.argval)
+        before = step
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found = _writes(constant, space, cells)
+            if found is not None:
+                return found
+    return None
+
+
+def _loaded(step: Any, space: dict[str, Any], cells: dict[str, Any]) -> Any:
+    if step.opname == "LOAD_GLOBAL":
+        return space.get(step.argval)
+    if step.opname in ("LOAD_DEREF", "LOAD_CLOSURE") and step.argval in cells:
+        try:
+            return cells[step.argval].cell_contents
+        except ValueError:  # not filled yet
+            return None
+    return None

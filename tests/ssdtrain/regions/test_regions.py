@@ -1,0 +1,504 @@
+"""Regions run again: bitwise as plain training and as torch's own checkpoint."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import ssdtrain
+from ssdtrain.errors import ConfigError, InPlaceError, RegionError
+
+WIDTH, BATCH = 32, 8
+
+
+class Block(nn.Module):
+    """Saves more than its input, and counts how often it runs."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        RUNS.append(self)
+        hidden = self.dropout(torch.sin(F.gelu(self.up(self.norm(x)))))
+        hidden = self.down(hidden)
+        return x + (hidden if scale is None else hidden * scale)
+
+
+class Runs:
+    """How often blocks ran. An object of its own: a list would be a side effect."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def append(self, block: nn.Module) -> None:
+        self.count += 1
+
+
+RUNS = Runs()
+
+
+class Stack(nn.Module):
+    def __init__(self, num_blocks: int = 3, kind: Callable[[], nn.Module] = Block):
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(num_blocks))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+
+
+def offloaded(model: nn.Module, **options: Any) -> ssdtrain.Session:
+    settings = {"recompute": "regions", "plan": "keep-all", "min_bytes": 64}
+    return ssdtrain.offload(model, **{**settings, **options})
+
+
+Backward = Callable[[nn.Module, Tensor], list[Tensor]]
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    loss = model(x)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def check(
+    model: nn.Module, run: Backward = gradients, steps: int = 2, **options: Any
+) -> list[ssdtrain.Session]:
+    """Plain and with regions: the same bits, step for step. Returns the session."""
+    results = []
+    for regions in (False, True):
+        own = copy.deepcopy(model)
+        session = offloaded(own, **options) if regions else None
+        torch.manual_seed(5)
+        found = []
+        for _ in range(steps):
+            own.zero_grad()
+            found.extend(t.clone() for t in run(own, torch.randn(BATCH, WIDTH)))
+            for p in own.parameters():
+                p.data.add_(1e-3)
+        found.append(torch.rand(1))  # the generator stands where it would
+        results.append(found)
+        if session is not None:
+            session.close()
+    plain, ours = results
+    assert len(plain) == len(ours)
+    assert all(map(torch.equal, plain, ours))
+    return [session] if session is not None else []
+
+
+def remade(session: ssdtrain.Session) -> int:
+    last = session.last_step
+    assert last is not None
+    return last.recipes.get("region", 0)
+
+
+def torch_checkpointed(model: nn.Module) -> None:
+    for block in model.blocks:  # type: ignore[union-attr]
+        inner = block.forward
+        block.forward = lambda *a, _inner=inner, **k: checkpoint(
+            _inner, *a, use_reentrant=False, **k
+        )
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bits_are_those_of_plain_and_of_checkpointing(
+    plan: str, dropout: float, autocast: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Stack(kind=lambda: Block(dropout))
+
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = own(x)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in own.parameters())]  # type: ignore[misc]
+
+    (session,) = check(model, run, plan=plan)
+    assert remade(session) > 0
+    twin = copy.deepcopy(model)
+    torch_checkpointed(twin)
+    torch.manual_seed(1)
+    x, state = torch.randn(BATCH, WIDTH), torch.get_rng_state()
+    theirs = run(twin, x)
+    with offloaded(model, plan=plan):
+        torch.set_rng_state(state)
+        ours = run(model, x)
+    assert all(map(torch.equal, theirs, ours))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "encoder"])
+def test_real_layers(kind: str) -> None:
+    torch.manual_seed(0)
+    model: Any
+    if kind == "encoder":
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)
+        stack = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        model = nn.Sequential(nn.Embedding(17, WIDTH), stack, nn.Linear(WIDTH, 1))
+    else:
+        transformers = pytest.importorskip("transformers")
+        prefix = {"llama": "Llama", "qwen3": "Qwen3"}[kind]
+        settings = getattr(transformers, f"{prefix}Config")(
+            vocab_size=17,
+            hidden_size=WIDTH,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            attention_dropout=0.1,
+            use_cache=False,
+        )
+        model = getattr(transformers, f"{prefix}ForCausalLM")(settings)
+
+    def run(own: Any, x: Tensor) -> list[Tensor]:
+        ids = x.argsort(dim=1)[:, :17] % 17
+        own.train()
+        loss = own(ids).square().mean() if kind == "encoder" else own(ids, labels=ids)
+        loss = loss if isinstance(loss, Tensor) else loss.loss
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in own.parameters())]
+
+    (session,) = check(model, run)
+    assert remade(session) > 0
+    assert session.last_step is not None and not session.last_step.fallbacks
+
+
+def test_only_one_region_is_alive() -> None:
+    """Forward holds the inputs and one region; backward one region and its input."""
+    model, x = Stack(num_blocks=8), torch.randn(BATCH, WIDTH)
+    with offloaded(model, recompute="off") as plain:
+        model(x).backward()
+    with offloaded(model) as session:
+        RUNS.count = 0
+        model(x).backward()
+        assert RUNS.count == 16
+    assert session.last_step is not None and plain.last_step is not None
+    kept = plain.last_step.saved_peak_bytes
+    inputs = 8 * x.nbytes
+    assert session.last_step.saved_peak_bytes <= inputs + kept // 8 + 2 * x.nbytes
+    assert session.live_bytes == 0
+
+
+def test_stops_behind_the_last_tensor_that_is_needed() -> None:
+    """Nothing that is behind the last saved tensor of a region runs again."""
+    behind = Runs()
+
+    class Tail(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            y = super().forward(x, scale)
+            behind.append(self)
+            return y + 1
+
+    check(Stack(kind=Tail))
+    model = Stack(kind=Tail)
+    with offloaded(model):
+        behind.count = RUNS.count = 0
+        model(torch.randn(BATCH, WIDTH)).backward()
+    assert (RUNS.count, behind.count) == (6, 3)
+
+
+# -- how it is called -----------------------------------------------------------------
+
+
+def test_tensor_keywords_structures_and_several_outputs() -> None:
+    class Pair(Block):
+        def forward(self, x: Any, *, more: Any = None) -> Any:  # type: ignore[override]
+            out = super().forward(x["x"], more[0])
+            return {"x": out, "side": out.sum() * more[1]["n"]}
+
+    class Caller(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            side = x.new_zeros(())
+            scale = x.mean(0, keepdim=True).requires_grad_()
+            state = {"x": x}
+            for block in self.blocks:
+                state = block(state, more=(scale, {"n": 2}))
+                side = side + state["side"]
+            return self.head(state["x"]).square().mean() + side.square()
+
+    (session,) = check(Caller(kind=Pair))
+    assert remade(session) > 0
+
+
+def test_one_module_called_several_times() -> None:
+    class Shared(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(2):
+                for block in self.blocks:
+                    x = block(x)
+            return self.head(x).square().mean()
+
+    (session,) = check(Shared())
+    assert remade(session) > 0
+
+
+def test_regions_inside_regions_are_the_outermost() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleList(Block(0.1) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.inner:
+                x = torch.sin(block(x))
+            return x
+
+    model = Stack(kind=Outer)
+    (session,) = check(model)
+    assert remade(session) > 0
+    with offloaded(model):
+        RUNS.count = 0
+        model(torch.randn(BATCH, WIDTH)).backward()
+    assert RUNS.count == 2 * 6
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_checkpoints_of_the_user(inside: bool, reentrant: bool) -> None:
+    class Inner(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            own = super().forward
+            y = checkpoint(own, x, use_reentrant=reentrant, preserve_rng_state=True)
+            return torch.sin(y)
+
+    class Outer(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return self.head(x).square().mean()
+
+    class Plain(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.requires_grad_())
+
+    check(Plain(kind=Inner) if inside else Outer(kind=lambda: Block(0.1)))
+
+
+def test_inputs_without_gradient_and_frozen_parts() -> None:
+    model = Stack()
+    for p in model.blocks[0].parameters():
+        p.requires_grad_(False)
+    model.blocks[1].up.weight.requires_grad_(False)
+    check(model)
+
+
+def test_accumulation_and_forwards_before_backwards() -> None:
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        losses = [own(x), own(x + 1), own(x - 1)]
+        for loss in losses:
+            loss.backward()
+        return [p.grad for p in own.parameters()]  # type: ignore[misc]
+
+    check(Stack(kind=lambda: Block(0.1)), run)
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
+def test_several_backwards_of_one_graph(plan: str) -> None:
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        loss = own(x)
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        parts = list(own.parameters())[:2]
+        partly = torch.autograd.grad(loss, parts)
+        return [*partly, *(p.grad for p in own.parameters())]  # type: ignore[misc]
+
+    check(Stack(kind=lambda: Block(0.1)), run, plan=plan)
+
+
+def test_what_a_backward_does_not_ask_for_goes_with_it() -> None:
+    model = Stack()
+    with offloaded(model) as session:
+        loss = model(torch.randn(BATCH, WIDTH))
+        before = session.live_bytes
+        torch.autograd.grad(loss, [model.blocks[2].down.bias], retain_graph=True)
+        assert session.live_bytes <= before
+        loss.backward()
+    assert session.live_bytes == 0
+
+
+def test_backward_is_differentiated() -> None:
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        x = x.requires_grad_()
+        loss = own(x)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        return [slope.detach(), *(p.grad for p in own.parameters())]  # type: ignore[misc]
+
+    (session,) = check(Stack(), run)
+    assert remade(session) > 0
+
+
+def test_a_backward_inside_the_forward_of_a_region() -> None:
+    class Force(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            energy = super().forward(x)
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return x + torch.sin(force) + energy
+
+    class Forces(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.requires_grad_())
+
+    check(Forces(kind=Force))
+
+
+def test_an_exception_in_the_middle_of_a_region() -> None:
+    class Broken(Block):
+        fails = False
+
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            y = super().forward(x)
+            if self.fails:
+                raise KeyError("in the middle")
+            return torch.sin(y)
+
+    model, x = Stack(kind=Broken), torch.randn(BATCH, WIDTH)
+    with offloaded(model) as session:
+        model.blocks[1].fails = True
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                model(x)
+        model.blocks[1].fails = False
+        ours = gradients(model, x)
+        model.blocks[1].fails = True  # and in the re-run
+        model.blocks[1].fails = False
+    assert session.live_bytes == 0
+    model.zero_grad()
+    assert all(map(torch.equal, gradients(model, x), ours))
+
+
+def test_an_exception_in_the_rerun_reaches_the_user() -> None:
+    class Broken(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            if torch._C._current_graph_task_id() != -1:
+                raise KeyError("in the re-run")
+            return super().forward(x)
+
+    model, x = Stack(kind=Broken), torch.randn(BATCH, WIDTH)
+    with offloaded(model):
+        loss = model(x)
+        with pytest.raises(KeyError, match="in the re-run"):
+            loss.backward()
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def test_closing_the_session_restores_the_modules() -> None:
+    model, x = Stack(), torch.randn(BATCH, WIDTH)
+    before = [dict(vars(block)) for block in model.blocks]
+    with offloaded(model):
+        model(x).backward()
+        twin = copy.deepcopy(model)
+        RUNS.count = 0
+        twin(x).backward()  # a copy is no model of the session
+        assert RUNS.count == 3
+    assert [dict(vars(block)) for block in model.blocks] == before
+
+
+def test_bytes_that_left_are_compared() -> None:
+    (session,) = check(Stack(), verify="shadow")
+    assert session.last_step is not None and session.last_step.num_verified > 9
+
+
+# -- what a setting may say -----------------------------------------------------------
+
+
+def test_a_setting_names_regions() -> None:
+    model, x = Stack(), torch.randn(BATCH, WIDTH)
+    for patterns, runs in (("blocks.1", 4), ("Block", 6), (["blocks.0", "*.2"], 5)):
+        with offloaded(model, regions=patterns):
+            RUNS.count = 0
+            model(x).backward()
+            assert RUNS.count == runs
+    with pytest.raises(ConfigError, match="names no module"):
+        offloaded(model, regions="layers.*")
+    with pytest.raises(ConfigError, match="regions expects"):
+        offloaded(model, regions=[1])
+
+
+# -- what changes between forward and backward ----------------------------------------
+
+
+def test_what_changes_after_it_was_saved_is_noticed() -> None:
+    class Late(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.sin(self.blocks[0](x))
+            out = self.blocks[1](y)
+            self.seen = y
+            return self.head(out).square().mean()
+
+    model = Late()
+    with offloaded(model):
+        loss = model(torch.randn(BATCH, WIDTH))
+        model.seen.detach().add_(1.0)
+        with pytest.raises(InPlaceError):
+            loss.backward()
+
+
+def test_a_weight_that_is_written_is_noticed() -> None:
+    model = Stack()
+    with offloaded(model):
+        loss = model(torch.randn(BATCH, WIDTH))
+        with torch.no_grad():
+            model.blocks[0].up.bias.add_(1.0)  # autograd has not saved it
+        with pytest.raises(InPlaceError, match=r"blocks\.0"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_steps_between_two_backwards(fused: bool) -> None:
+    """Only biases are trained: plain autograd has saved none of them."""
+
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        biases = [p for p in own.parameters() if p.dim() == 1 and p.numel() > WIDTH]
+        for p in own.parameters():
+            p.requires_grad_(any(p is bias for bias in biases))
+        optimizer = torch.optim.SGD(biases, 0.1, fused=fused)
+        first, second = own(x), own(x + 1)
+        first.backward()
+        optimizer.step()
+        second.backward()
+        return [p.grad for p in biases]  # type: ignore[misc]
+
+    (session,) = check(Stack(), run)
+    assert remade(session) > 0
+
+
+def test_eval_between_forward_and_backward() -> None:
+    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
+        own.train()
+        loss = own(x)
+        own.eval()
+        loss.backward()
+        assert not own.blocks[0].dropout.training  # type: ignore[union-attr, index]
+        return [p.grad for p in own.parameters()]  # type: ignore[misc]
+
+    check(Stack(kind=lambda: Block(0.3)), run)
+
+
+def test_a_forward_that_does_something_else_is_noticed() -> None:
+    class Fickle(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            y = super().forward(x)
+            if torch._C._current_graph_task_id() != -1:
+                return torch.cos(torch.sin(y)[:, :1])
+            return torch.sin(torch.cos(y))
+
+    model = Stack(kind=Fickle)
+    with offloaded(model):
+        loss = model(torch.randn(BATCH, WIDTH))
+        with pytest.raises(RegionError, match=r"blocks\.2"):
+            loss.backward()

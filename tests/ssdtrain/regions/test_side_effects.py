@@ -1,0 +1,362 @@
+"""Modules whose forward changes something else than its result are no regions."""
+
+import copy
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import RegionError
+from ssdtrain.regions.watch import Watch, writes_elsewhere
+
+WIDTH, BATCH, STEPS = 16, 8, 5
+SEEN: list[Any] = []
+COUNT = 0
+
+
+class Block(nn.Module):
+    """One block of a stack; a side effect in each subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(WIDTH, WIDTH)
+        self.effects()
+
+    def effects(self) -> None:
+        """What it keeps."""
+
+    def touch(self, x: Tensor) -> None:
+        """What it changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.touch(x)
+        return x + torch.sin(self.part(x))
+
+
+class Norm(Block):
+    def effects(self) -> None:
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+class Counter(Block):
+    def effects(self) -> None:
+        self.num_calls = 0
+
+    def touch(self, x: Tensor) -> None:
+        self.num_calls += 1
+
+
+class RouterBuffer(Block):
+    def effects(self) -> None:
+        self.register_buffer("tokens", torch.zeros(WIDTH))
+
+    def touch(self, x: Tensor) -> None:
+        self.tokens += x.detach().sum(0)
+
+
+class NewBuffer(RouterBuffer):
+    def touch(self, x: Tensor) -> None:
+        self.tokens = self.tokens + x.detach().sum(0)
+
+
+class History(Block):
+    """As FP8 recipes keep: tensors in a dictionary."""
+
+    def effects(self) -> None:
+        self.meta = {"amax": torch.zeros(4)}
+
+    def touch(self, x: Tensor) -> None:
+        self.meta["amax"].copy_(self.meta["amax"].roll(1)).add_(x.detach().amax())
+
+
+class OwnList(Block):
+    def effects(self) -> None:
+        self.losses: list[Tensor] = []
+
+    def touch(self, x: Tensor) -> None:
+        self.losses.append(x.detach().sum())
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class OwnObject(Block):
+    def effects(self) -> None:
+        self.stats = Statistics()
+
+    def touch(self, x: Tensor) -> None:
+        self.stats.count += 1
+
+
+class Attribute(Block):
+    def touch(self, x: Tensor) -> None:
+        self.last = x.sum()
+
+
+class Global(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        global COUNT
+        COUNT += 1
+        return super().forward(x)
+
+
+class GlobalList(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(x.shape)
+        return super().forward(x)
+
+
+class Python(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.random()
+
+
+class Generator(Block):
+    def effects(self) -> None:
+        self.own = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.rand(WIDTH, generator=self.own)
+
+
+class WritesToInput(Block):
+    def touch(self, x: Tensor) -> None:
+        x.mul_(0.5)
+
+
+class Stack(nn.Module):
+    def __init__(self, kind: type[Block]) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(kind() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+EFFECTS = [
+    Norm,
+    Counter,
+    RouterBuffer,
+    NewBuffer,
+    History,
+    OwnList,
+    OwnObject,
+    Attribute,
+    Global,
+    GlobalList,
+    Python,
+    Generator,
+    WritesToInput,
+]
+
+
+def state_of(model: nn.Module) -> Iterator[Any]:
+    yield COUNT, len(SEEN), random.getstate()
+    for module in model.modules():
+        yield [b.tolist() for b in module.buffers()]
+        for name in ("num_calls", "losses", "meta", "last"):
+            yield str(getattr(module, name, None))
+        yield getattr(getattr(module, "stats", None), "count", None)
+
+
+def trained(kind: type[Block], regions: bool) -> tuple[Any, ...]:
+    global COUNT
+    torch.manual_seed(0)
+    random.seed(0)
+    SEEN.clear()
+    COUNT = 0
+    model, reports, found = Stack(kind), [], []
+    session = None
+    if regions:
+        session = ssdtrain.offload(
+            model, recompute="regions", plan="keep-all", min_bytes=0
+        )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss = model(torch.randn(BATCH, WIDTH))
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.zero_grad()
+    if session is not None:
+        reports = session.steps
+        found_reasons = session.regions_refused
+        session.close()
+        return found, list(state_of(model)), reports, found_reasons
+    return found, list(state_of(model))
+
+
+@pytest.mark.parametrize("kind", EFFECTS)
+def test_side_effects_happen_once(kind: type[Block]) -> None:
+    plain, plain_state = trained(kind, regions=False)
+    ours, our_state, reports, reasons = trained(kind, regions=True)
+    assert all(map(torch.equal, plain, ours))
+    assert plain_state == our_state
+    assert sorted(reasons) == ["blocks.0", "blocks.1"]
+    for report in reports:
+        assert report.fallbacks[Fallback.NO_REGION.value] == 2
+        assert report.recipes.get("region", 0) == 0
+
+
+def test_what_is_made_once_and_stays_is_forgiven() -> None:
+    class Constants(Block):
+        def effects(self) -> None:
+            self.table: Tensor | None = None
+
+        def touch(self, x: Tensor) -> None:
+            if self.table is None:
+                self.table = torch.arange(WIDTH).float()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (
+                1 + self.table if self.table is not None else 1
+            )
+
+    _, _, reports, _ = trained(Constants, regions=True)
+    assert reports[0].fallbacks[Fallback.NO_REGION.value] == 2
+    assert not reports[1].fallbacks and reports[1].recipes["region"] > 0
+
+
+def test_hooks_inside_would_run_twice() -> None:
+    model, calls = Stack(Block), []
+    model.blocks[0].part.register_forward_hook(lambda *_: calls.append(1))
+    model.blocks[1].register_forward_hook(lambda *_: calls.append(2))  # around it
+    with ssdtrain.offload(
+        model, recompute="regions", plan="keep-all", min_bytes=0
+    ) as session:
+        model(torch.randn(BATCH, WIDTH)).backward()
+        assert session.regions_refused == {
+            "blocks.0": "a forward hook of part would run twice"
+        }
+    assert calls == [1, 2]
+
+
+def test_a_cache_among_the_arguments() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys: list[Tensor] = []
+
+    class Cached(Block):
+        def forward(self, x: Tensor, cache: Any = None) -> Tensor:
+            cache.keys.append(x)
+            return super().forward(x)
+
+    class WithCache(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            cache = Cache()
+            for block in self.blocks:
+                x = block(x, cache=cache)
+            assert len(cache.keys) == 2
+            return x.square().mean()
+
+    model = WithCache(Cached)
+    with ssdtrain.offload(
+        model, recompute="regions", plan="keep-all", min_bytes=0
+    ) as session:
+        model(torch.randn(BATCH, WIDTH)).backward()
+        assert "Cache" in session.regions_refused["blocks.0"]
+
+
+def test_modes_would_not_see_the_rerun() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, x = Stack(Block), torch.randn(BATCH, WIDTH)
+    totals = []
+    for regions in (False, True):
+        own = copy.deepcopy(model)
+        recompute = "regions" if regions else "off"
+        with ssdtrain.offload(own, recompute=recompute, plan="keep-all"):
+            with FlopCounterMode(display=False) as flops:
+                own(x).backward()
+            totals.append(flops.get_total_flops())
+    assert totals[0] == totals[1]
+
+
+class Dropped(Block):
+    """Draws, and lets another thread draw when it runs again."""
+
+    other: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(x, 0.5)
+        if torch._C._current_graph_task_id() != -1 and self.other is not None:
+            thread = threading.Thread(target=self.other)
+            thread.start()
+            thread.join()
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_thread_that_draws_from_the_same_generator(times: int) -> None:
+    left = [times]
+
+    def draw() -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            torch.rand(1)
+
+    torch.manual_seed(0)
+    model, x = Stack(Dropped), torch.randn(BATCH, WIDTH)
+    twin = copy.deepcopy(model)
+    torch.manual_seed(1)
+    twin(x).backward()
+    torch.manual_seed(1)
+    with ssdtrain.offload(model, recompute="regions", plan="keep-all", min_bytes=0):
+        Dropped.other = staticmethod(draw)
+        try:
+            loss = model(x)
+            if times > 1:
+                with pytest.raises(RegionError, match="draws random numbers"):
+                    loss.backward()
+                return
+            loss.backward()
+        finally:
+            Dropped.other = None
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_code_that_writes_elsewhere_is_found_in_bytecode() -> None:
+    calls: list[int] = []
+
+    def closes(self: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return x
+
+    def nested(self: Any, x: Tensor) -> Tensor:
+        return (lambda y: SEEN.append(y) or y)(x)
+
+    def reads(self: Any, x: Tensor) -> Tensor:
+        own = [1]
+        own.append(len(calls))
+        return x + own[0] + len(SEEN)
+
+    assert writes_elsewhere(closes) == "calls"
+    assert writes_elsewhere(nested) == "SEEN"
+    assert writes_elsewhere(reads) is None
+
+
+def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
+    watch = Watch(layer)
+    for _ in range(4):
+        before = watch.state()
+        layer(torch.randn(2, 3, WIDTH))
+        assert watch.change(before) is None
+    assert watch.standing_refusal() is None and watch.hooks() is None
