@@ -138,7 +138,7 @@ class Session:
     @property
     def regions_refused(self) -> dict[str, str]:
         """Why repeated modules do not run again in backward, by path."""
-        return dict(self._cache.regions.reasons)
+        return dict(self.cache.regions.reasons)
 
     @property
     def is_settled(self) -> bool:
