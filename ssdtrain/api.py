@@ -2,7 +2,6 @@
 
 import logging
 import os
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -205,12 +204,7 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
 

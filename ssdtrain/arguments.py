@@ -23,3 +23,10 @@ def fraction_argument(text: str) -> float:
         return parse_fraction("this", text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("this ")) from None
+
+
+def show(parser: argparse.ArgumentParser, help: str, examples: str) -> None:
+    """Let `--help` show the description, and the examples as they are written."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = parser.description or help
+    parser.epilog = examples

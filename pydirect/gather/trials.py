@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from pydirect.gather.request import Path
@@ -82,13 +81,8 @@ class Trial:
     def __enter__(self) -> None:
         self._begin.record()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.failed = kind is not None
+    def __exit__(self, *failure: object) -> None:
+        self.failed = failure[0] is not None
         self._end.record()
 
     def arrived(self) -> bool:

@@ -10,10 +10,10 @@ in GPU memory; numbers of nodes do not depend on it.
 import ctypes
 import functools
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from pydirect.kernels.launch import KernelModule
 from pydirect.kernels.nvrtc import load
 from pydirect.sampling.hop import Draw, Hop, Numbering, counts_of, nothing
 from pydirect.sampling.resident import MAX_PARTS, ResidentGraph
@@ -50,20 +50,6 @@ class SampleArgs(ctypes.Structure):
         ("num_parts", ctypes.c_int),
         ("patience", ctypes.c_int),
     )
-
-
-class LaunchableKernel(Protocol):
-    """One function of a module."""
-
-    def launch(
-        self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
-    ) -> None: ...
-
-
-class KernelModule(Protocol):
-    """Looks kernels up by name: `pydirect.kernels.driver.Module`, or a test's."""
-
-    def kernel(self, name: str) -> LaunchableKernel: ...
 
 
 class GpuHopper:

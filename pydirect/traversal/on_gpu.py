@@ -3,11 +3,11 @@
 import ctypes
 import functools
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from pydirect.coalesce import SECTOR_BYTES
+from pydirect.kernels.launch import KernelModule
 from pydirect.kernels.nvrtc import load
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Link, Mark, Operation, Pull, Push, Relax
@@ -46,20 +46,6 @@ class VisitArgs(ctypes.Structure):
         ("block_shift", ctypes.c_int),
         ("contiguous", ctypes.c_int),
     )
-
-
-class LaunchableKernel(Protocol):
-    """One function of a module."""
-
-    def launch(
-        self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
-    ) -> None: ...
-
-
-class KernelModule(Protocol):
-    """Looks kernels up by name: `pydirect.kernels.driver.Module`, or a test's."""
-
-    def kernel(self, name: str) -> LaunchableKernel: ...
 
 
 class GpuVisitor:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from ssdtrain.arguments import show
+
 HELP = "where the packaged configs, launch wrappers and recipes are"
 NAMES = ("configs", "launch", "recipes")
 EXAMPLES = """examples:
@@ -12,8 +14,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument("which", nargs="?", choices=NAMES, help="print this one alone")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ssdtrain.arguments import show
 from ssdtrain.counters import Span
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.plan import PLAN_FILE
@@ -38,8 +39,7 @@ finishes the step and, with train.checkpoint_every, writes a checkpoint.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument(
         "--config",
         default="ssdtrain.yaml",

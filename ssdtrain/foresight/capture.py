@@ -89,7 +89,12 @@ def capture(
     return recorder.graph(dict(notes or {}))
 
 
-def _run(recorder: "_Recorder", forward: Callable[[], Any]) -> None:
+def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
+    """Run a forward; its floating-point results that need a gradient.
+
+    Raises:
+        ConfigError: there is none.
+    """
     out = [x for x in tree_leaves(forward()) if isinstance(x, Tensor)]
     loss = [x for x in out if x.requires_grad and x.is_floating_point()]
     if not loss:
@@ -97,7 +102,11 @@ def _run(recorder: "_Recorder", forward: Callable[[], Any]) -> None:
             "the model's function gave no floating-point tensor that needs a "
             "gradient; let it run the forward and give the loss."
         )
-    del out
+    return loss
+
+
+def _run(recorder: "_Recorder", forward: Callable[[], Any]) -> None:
+    loss = loss_of(forward)
     recorder.phase = Phase.BACKWARD
     torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from ssdtrain.arguments import size_argument
+from ssdtrain.arguments import show, size_argument
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
 from ssdtrain.machine.doctor import Examination, Request, examine
@@ -29,9 +29,7 @@ WIDE_COLUMNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = parser.description or HELP
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument(
         "--directory",
         action="append",

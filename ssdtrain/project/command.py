@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
+from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
 from ssdtrain.foresight.layers import LayerTimes, layer_times
@@ -33,9 +34,7 @@ WIDE_COLUMNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = parser.description or HELP
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument(
         "--cases",
         metavar="SET",

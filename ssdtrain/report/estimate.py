@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ssdtrain.cache.identity import is_held
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.capture import AsOnGpu
+from ssdtrain.foresight.capture import AsOnGpu, loss_of
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.meter import OperatorMeter
 from ssdtrain.foresight.overheads import Phase as HostPhase
@@ -295,14 +295,7 @@ def estimate(
             lambda tensor: saved.pack(tensor, meter), lambda x: saved.unpack(x, meter)
         ),
     ):
-        out = [x for x in tree_leaves(forward()) if isinstance(x, Tensor)]
-        loss = [x for x in out if x.requires_grad and x.is_floating_point()]
-        if not loss:
-            raise ConfigError(
-                "the model's function gave no floating-point tensor that needs a "
-                "gradient; let it run the forward and give the loss."
-            )
-        del out
+        loss = loss_of(forward)
         grads = [torch.ones_like(x) for x in loss]
         torch.autograd.backward(loss, grads)
         del loss, grads

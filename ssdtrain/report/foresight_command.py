@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight import edits
 from ssdtrain.foresight.calibrate import family_scales, host_scale
@@ -53,8 +54,7 @@ COUNT = 4000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument("action", choices=sorted(_ACTIONS))
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"

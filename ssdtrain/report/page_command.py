@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.report.page import page, read_run
 
@@ -16,8 +17,7 @@ RUNS = Path("runs")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a directory, a name below runs/, latest"
     )

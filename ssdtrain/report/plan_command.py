@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import fraction_argument, size_argument
+from ssdtrain.arguments import fraction_argument, show, size_argument
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
@@ -49,8 +49,7 @@ to training as `plan=plan.json`.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     add_subject(parser)
     parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
     parser.add_argument(

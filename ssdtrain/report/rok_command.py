@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.baselines import references
@@ -49,8 +50,7 @@ class Point(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
+    show(parser, HELP, EXAMPLES)
     add_subject(parser)
     parser.add_argument(
         "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.runner import build_optimizer, build_schedule
 from ssdtrain.train.settings import Precision, RunSettings
 
 _log = logging.getLogger(__name__)
@@ -96,15 +97,22 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class EngineCheckpoints:
-    """DeepSpeed's own checkpoints of one engine."""
+class EngineRunner:
+    """A DeepSpeed engine over a module: how it is built, saved, loaded and ended."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, deepspeed: Any, module: Any, settings: RunSettings) -> None:
+        optimizer = build_optimizer(settings.train, module)
+        self.attachable: Any
+        self.attachable, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            lr_scheduler=build_schedule(settings.train, optimizer),
+            config=engine_config(settings),
+        )
 
     def save(self, directory: str, step: int) -> None:
         """Every rank writes its part; `latest` names the newest."""
-        self._engine.save_checkpoint(
+        self.attachable.save_checkpoint(
             directory, tag=f"step{step}", client_state={"step": step}
         )
 
@@ -114,9 +122,13 @@ class EngineCheckpoints:
         Raises:
             ConfigError: there is none.
         """
-        path, state = self._engine.load_checkpoint(directory)
+        path, state = self.attachable.load_checkpoint(directory)
         if path is None:
             raise ConfigError(
                 f"train.resume expects a DeepSpeed checkpoint, got {directory}"
             )
         return int(state["step"])
+
+    def close(self) -> None:
+        """Let DeepSpeed take back what it hung on modules and optimizer."""
+        self.attachable.destroy()

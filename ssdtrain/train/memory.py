@@ -7,7 +7,6 @@ ssdtrain is watched by an observer that hands every saved tensor back untouched.
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,12 +26,7 @@ class Watch(Protocol):
 
     def __enter__(self) -> Any: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *failure: Any) -> None: ...
 
     def take(self) -> tuple[int, list[Sample]]:
         """The highest number of bytes and their course since the last call."""
@@ -84,13 +78,8 @@ class SavedObserver:
         self._hooks.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
+    def __exit__(self, *failure: Any) -> None:
+        self._hooks.__exit__(*failure)
 
     def _pack(self, tensor: Tensor) -> "Tensor | _Held":
         base = tensor if tensor._base is None else tensor._base
@@ -153,12 +142,7 @@ class SampledWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -199,12 +183,7 @@ class AllocatorWatch:
         self._sampled.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         torch.cuda.synchronize()
-        self._sampled.__exit__(kind, error, trace)
+        self._sampled.__exit__(*failure)
         self._peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -150,12 +149,7 @@ class Sinks:
     def __enter__(self) -> "Sinks":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for sink in self._sinks:
             sink.close()
 

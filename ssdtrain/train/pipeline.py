@@ -7,20 +7,9 @@ import torch
 from torch import Tensor
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.engine import (
-    EngineCheckpoints,
-    engine_config,
-    import_deepspeed,
-    quiet,
-    start,
-)
+from ssdtrain.train.engine import EngineRunner, import_deepspeed, quiet, start
 from ssdtrain.train.models.base import Layer, token_loss
-from ssdtrain.train.runner import (
-    Workload,
-    build_optimizer,
-    build_schedule,
-    seed_step,
-)
+from ssdtrain.train.runner import Workload, seed_step
 
 _BALANCED = "type:.*Block"
 """Stages get equally many transformer blocks."""
@@ -42,25 +31,15 @@ def choose_stages(asked: int | None, world_size: int) -> int:
     return asked
 
 
-class PipelineRunner:
+class PipelineRunner(EngineRunner):
     """A PipelineEngine over freshly built layers."""
 
     def __init__(self, workload: Workload) -> None:
-        settings = workload.settings
         deepspeed = import_deepspeed()
         start(deepspeed)
+        super().__init__(deepspeed, _module(deepspeed, workload), workload.settings)
         self._workload = workload
-        module = _module(deepspeed, workload)
-        optimizer = build_optimizer(settings.train, module)
-        engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            lr_scheduler=build_schedule(settings.train, optimizer),
-            config=engine_config(settings),
-        )
-        self.attachable: Any = engine
-        self._checkpoints = EngineCheckpoints(engine)
-        self._data_rank = int(engine.grid.get_data_parallel_rank())
+        self._data_rank = int(self.attachable.grid.get_data_parallel_rank())
 
     def step(self, step: int) -> float:
         """One `train_batch`; the loss is broadcast from the last stage."""
@@ -72,18 +51,6 @@ class PipelineRunner:
             batch = self._workload.batches.batch(step, index, self._data_rank)
             alone = len(batch.inputs) == 1
             yield (batch.inputs[0] if alone else batch.inputs), batch.labels
-
-    def save(self, directory: str, step: int) -> None:
-        """See EngineCheckpoints."""
-        self._checkpoints.save(directory, step)
-
-    def load(self, directory: str) -> int:
-        """See EngineCheckpoints."""
-        return self._checkpoints.load(directory)
-
-    def close(self) -> None:
-        """Let DeepSpeed take back what it hung on modules and optimizer."""
-        self.attachable.destroy()
 
 
 def _module(deepspeed: Any, workload: Workload) -> Any:

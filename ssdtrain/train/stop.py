@@ -8,7 +8,7 @@ would wait for the others. A second SIGINT ends the process at once.
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from ssdtrain.train.ranks import Ranks
@@ -50,12 +50,7 @@ class Stop:
                 self._before[signum] = signal.signal(signum, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before.clear()

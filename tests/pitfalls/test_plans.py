@@ -6,9 +6,7 @@ the rank runs, which is the launcher's to choose: `doctor` says so
 of a link is never assumed: every profile has the rates of its own observed step.
 """
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +14,8 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Phase
+from tests.ssdtrain.plan import profiles as made
 
-PLACE = Path(__file__).parents[1] / "ssdtrain" / "plan" / "profiles.py"
-_SPEC = importlib.util.spec_from_file_location("pitfall_profiles", PLACE)
-if _SPEC is None or _SPEC.loader is None:
-    raise ImportError(str(PLACE))
-made = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
 MB = made.MB
 
 

@@ -1,10 +1,10 @@
 """The table of the Megatron benchmark, from a small file."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from recipes.bench.megatron.tables import megatron
+from tests.recipes.written import write
 
 ONE = {"peak_gb": [10.0]}
 CELLS: dict[str, Any] = {
@@ -47,19 +47,6 @@ CELLS: dict[str, Any] = {
         "beside": [{"step_times": [200.0]}, {"step_times": [198.0]}],
     },
 }
-
-
-def write(path: Path, cells: dict[str, Any]) -> None:
-    environment = {
-        "device": "a GPU",
-        "num_devices": 1,
-        "num_cpus": 2,
-        "versions": {"torch": "2"},
-        "command": "x.py",
-    }
-    path.write_text(
-        json.dumps({"environment": environment, "settings": {}, "cells": cells})
-    )
 
 
 def test_a_missing_file_is_no_table(tmp_path: Path) -> None:

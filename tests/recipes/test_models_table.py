@@ -1,6 +1,5 @@
 """The tables and the chart of the model benchmark, from a small file."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,20 +7,11 @@ import pytest
 from recipes.bench.common import results
 from recipes.bench.models import tables as models_table
 from recipes.bench.offload.tables import rivals
+from tests.recipes.written import write as write_cells
 
 
 def write(path: Path, cells: dict[str, object]) -> None:
-    environment = {
-        "device": "a GPU",
-        "num_devices": 1,
-        "num_cpus": 2,
-        "versions": {"torch": "2"},
-        "command": "x.py",
-    }
-    settings = {"precision": "fp16", "optimizer": "sgd"}
-    path.write_text(
-        json.dumps({"environment": environment, "settings": settings, "cells": cells})
-    )
+    write_cells(path, cells, precision="fp16", optimizer="sgd")
 
 
 def cell(ratio: float, peak: float, equal: bool = True) -> dict[str, object]:

@@ -102,6 +102,15 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
         enable({"use_reentrant": how is Checkpointing.REENTRANT})
 
 
+def whole_of(
+    kind: Callable[[Any], Any], config: Any, how: Checkpointing, inputs: tuple[str, ...]
+) -> Whole:
+    """A stock model with random weights. inputs: names of what its forward is given."""
+    model = kind(config)
+    enable_checkpointing(model, how)
+    return Whole(model, inputs)
+
+
 def project(embedding: nn.Module, hidden: Tensor) -> Tensor:
     """Logits through the embedding's own weight (tied output layer)."""
     weight = embedding.weight

@@ -1,7 +1,5 @@
 """BERT: masked language modelling from a `transformers` BertConfig, random weights."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
@@ -16,10 +14,10 @@ from ssdtrain.train.models.base import (
     Layer,
     TokenEmbedding,
     Whole,
-    enable_checkpointing,
     initialise,
     project,
     run_block,
+    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -129,9 +127,10 @@ class Bert:
 
     def whole(self) -> Whole:
         """`BertForMaskedLM`; inputs: (ids, mask)."""
-        model: Any = BertForMaskedLM(self.config)
-        enable_checkpointing(model, self._settings.checkpointing)
-        return Whole(model, ("input_ids", "attention_mask"))
+        names = ("input_ids", "attention_mask")
+        return whole_of(
+            BertForMaskedLM, self.config, self._settings.checkpointing, names
+        )
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, transform, output layer (tied), bias."""

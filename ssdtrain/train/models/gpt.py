@@ -1,7 +1,5 @@
 """GPT: a causal language model from a `transformers` GPT2Config, random weights."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -11,10 +9,10 @@ from ssdtrain.train.models.base import (
     Layer,
     TokenEmbedding,
     Whole,
-    enable_checkpointing,
     initialise,
     project,
     run_block,
+    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -87,9 +85,10 @@ class Gpt:
 
     def whole(self) -> Whole:
         """`GPT2LMHeadModel`; inputs: (ids,)."""
-        model: Any = GPT2LMHeadModel(self.config)
-        enable_checkpointing(model, self._settings.checkpointing)
-        return Whole(model, ("input_ids",))
+        names = ("input_ids",)
+        return whole_of(
+            GPT2LMHeadModel, self.config, self._settings.checkpointing, names
+        )
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, norm, output layer (tied)."""

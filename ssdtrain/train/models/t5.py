@@ -10,7 +10,6 @@ Test: tests/ssdtrain/train/test_models.py, test_t5_cut_anywhere_gives_every_grad
 """
 
 import copy
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
@@ -25,10 +24,10 @@ from ssdtrain.train.models.base import (
     Layer,
     TokenEmbedding,
     Whole,
-    enable_checkpointing,
     initialise,
     project,
     run_block,
+    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -166,9 +165,10 @@ class T5:
 
     def whole(self) -> Whole:
         """`T5ForConditionalGeneration`; inputs: (source ids, target ids)."""
-        model: Any = T5ForConditionalGeneration(self.config)
-        enable_checkpointing(model, self._settings.checkpointing)
-        return Whole(model, ("input_ids", "decoder_input_ids"))
+        names = ("input_ids", "decoder_input_ids")
+        return whole_of(
+            T5ForConditionalGeneration, self.config, self._settings.checkpointing, names
+        )
 
     def layers(self) -> list[Layer]:
         """Encoder, then decoder, then the output layer; one tied embedding."""

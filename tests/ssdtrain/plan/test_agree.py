@@ -1,10 +1,8 @@
 """Ranks of one layer follow one plan; the stages of a pipeline each their own."""
 
-import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
@@ -16,14 +14,8 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Mark, Phase, Profile
+from tests.ssdtrain.plan import profiles as made
 
-spec = importlib.util.spec_from_file_location(
-    "plan_profiles", Path(__file__).with_name("profiles.py")
-)
-if spec is None or spec.loader is None:
-    raise ImportError("profiles.py")
-made = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(made)
 chain, links, with_links = made.chain, made.links, made.with_links
 
 SAVED: Profile = made.drawn(3, 12)

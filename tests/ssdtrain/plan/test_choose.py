@@ -1,6 +1,5 @@
 """The search against brute force, the fixed policies, and what a goal promises."""
 
-import importlib.util
 import itertools
 import json
 from dataclasses import replace
@@ -19,14 +18,8 @@ from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.plan import profiles as made
 
-_SPEC = importlib.util.spec_from_file_location(
-    "plan_profiles", Path(__file__).with_name("profiles.py")
-)
-if _SPEC is None or _SPEC.loader is None:
-    raise ImportError("profiles.py")
-made = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
 MB = made.MB
 
 GOALS = (

@@ -1,9 +1,7 @@
 """The simulator against closed forms."""
 
-import importlib.util
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +12,8 @@ from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Queue, Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.plan import profiles as made
 
-_SPEC = importlib.util.spec_from_file_location(
-    "plan_profiles", Path(__file__).with_name("profiles.py")
-)
-if _SPEC is None or _SPEC.loader is None:
-    raise ImportError("profiles.py")
-made = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
 MB = made.MB
 
 

@@ -1,0 +1,18 @@
+"""What a launch needs of a compiled module, whoever compiled it."""
+
+import ctypes
+from typing import Protocol
+
+
+class LaunchableKernel(Protocol):
+    """One function of a module."""
+
+    def launch(
+        self, *, grid: int, block: int, arguments: ctypes.Structure, stream: int
+    ) -> None: ...
+
+
+class KernelModule(Protocol):
+    """Looks kernels up by name: `pydirect.kernels.driver.Module`, or a test's."""
+
+    def kernel(self, name: str) -> LaunchableKernel: ...

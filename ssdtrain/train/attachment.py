@@ -1,0 +1,52 @@
+"""What the callbacks of training frameworks share: settings, a session, its reports."""
+
+from typing import TYPE_CHECKING, Any
+
+from ssdtrain.api import Session, offload
+from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
+from ssdtrain.counters import StepReport
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Attachment:
+    """Attaches `ssdtrain.offload` to the model of one training run after another."""
+
+    @with_options
+    def __init__(
+        self,
+        config: OffloadConfig | None = None,
+        **overrides: "Unpack[OffloadOptions]",
+    ) -> None:
+        """Check the settings; nothing is attached yet.
+
+        Args:
+            config: settings; None means defaults.
+            overrides: fields of `OffloadConfig`, on top of `config`.
+
+        Raises:
+            ConfigError: a setting can never work.
+        """
+        # Here, and not when it is attached: that is after the model was prepared.
+        self._settings = OffloadConfig.merged(config, overrides)
+        self._reports: list[StepReport] = []
+        self.session: Session | None = None
+        """The session of the training that is running; None outside."""
+
+    @property
+    def reports(self) -> list[StepReport]:
+        """A report for every finished optimizer step of the newest training."""
+        return self._reports if self.session is None else self.session.steps
+
+    def attach(self, model: Any) -> None:
+        """Offload what this model saves from now on, and nothing of an earlier one."""
+        self.close()
+        self.session = offload(model, self._settings)
+
+    def close(self) -> None:
+        """Restore the model; the reports stay. Idempotent."""
+        if self.session is not None:
+            self._reports = list(self.session.steps)
+            self.session.close()
+            self.session = None
