@@ -6,7 +6,8 @@ five numbers (how many recipes, cheapest per byte first; how many bytes of the t
 stay; how many bytes may be on their way out; whether backward may wait; where each
 tensor costs the host time, how many bytes of the smallest stay) by pattern search, then
 single items that are alive at the peak or make compute wait. Every plan is scheduled
-just in time and simulated; the fixed policies are candidates too, so the result cannot lose to them.
+just in time and simulated; the fixed policies are candidates too, so the result cannot
+lose to them.
 No clock is read: the same profile gives the same plan on every rank.
 """
 
