@@ -242,13 +242,13 @@ def fork_by_c() -> int:
 
 
 LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
-    "cache": lambda s: s._cache.lock,
-    "counters": lambda s: s._cache.ledger.counters._lock,
-    "pool": lambda s: s._cache.offloader.pool._changed,
-    "offloader": lambda s: s._cache.offloader._lock,
-    "storage": lambda s: s._cache.offloader.storage._inner._lock,  # type: ignore
-    "verify": lambda s: s._cache.verifier._mode._lock.here(),  # type: ignore
-    "weights": lambda s: s._cache.recipes._weights._lock.here(),  # type: ignore
+    "cache": lambda s: s.cache.lock,
+    "counters": lambda s: s.cache.ledger.counters._lock,
+    "pool": lambda s: s.cache.offloader.pool._changed,
+    "offloader": lambda s: s.cache.offloader._lock,
+    "storage": lambda s: s.cache.offloader.storage.inner._lock,  # type: ignore
+    "verify": lambda s: s.cache.verifier._mode._lock.here(),  # type: ignore
+    "weights": lambda s: s.cache.recipes._weights._lock.here(),  # type: ignore
 }
 
 
