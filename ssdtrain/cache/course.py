@@ -238,8 +238,8 @@ class Course:
         if not self.observer.listens:
             return
         inputs = set()
-        for held in rebuilt.expression.held:
-            source = held.holder.source
+        for holder in rebuilt.holders:
+            source = holder.source
             if isinstance(source, RecordView) and source.record.lane is rebuilt.lane:
                 inputs.add(source.record.item)
             elif isinstance(source, RebuiltView):

@@ -8,6 +8,7 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 
 import logging
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,9 +35,10 @@ from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
 from ssdtrain.remat.budget import Budget
+from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
-from ssdtrain.remat.finder import Finder
-from ssdtrain.remat.producer import notes_of
+from ssdtrain.remat.finder import Finder, Found
+from ssdtrain.remat.questions import Asking, notes_of
 from ssdtrain.remat.scene import epsilon_now
 from ssdtrain.transfer.offloader import Offloader
 
@@ -123,18 +125,52 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
-        expression = self._chosen(self._find(base), base)
+        found = self._find(base)
+        if found is None:
+            return None
+        expression = self._chosen(found.expression, base)
         if expression is None:
             return None
         lane.num_recipes += 1
         if not self._budget.allows((lane.name, lane.num_recipes)):
             self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
-        rebuilt = Rebuilt(expression, Layout.of(base), lane, self._cache.retired)
+        rebuilt = self._add(expression, expression.held, Layout.of(base), key)
+        if lane.binding is not None and found.trail is not None:
+            rebuilt.compiled = Compiled.of(expression, found.trail, base)
+        return rebuilt
+
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
+        """Whether a tensor may be made by the recipe that its row knows; None: no."""
+        base = tensor if tensor._base is None else tensor._base
+        if not is_plain(base) or key.start_byte or key.end_byte != base.nbytes:
+            return None
+        return self._finder.again(compiled, base, self)
+
+    def take(
+        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+    ) -> Handle:
+        """A handle of a tensor whose recipe was asked for."""
+        self._cache.lanes.current.num_recipes += 1
+        operands = compiled.operands(asked)
+        rebuilt = self._add(compiled.expression, operands, compiled.layout, key)
+        return self._handle_of(rebuilt, tensor, view)
+
+    def _add(
+        self,
+        expression: Expression,
+        operands: Sequence[Held],
+        layout: Layout,
+        key: Key,
+    ) -> Rebuilt:
+        """A recipe is used instead of bytes."""
+        lane = self._cache.lanes.current
+        holders = tuple(held.holder for held in operands)
+        rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
         rebuilt.region = self._cache.regions.current
         self._alive.add(key, rebuilt)
         stored_bytes = 0
-        for held in expression.held:
+        for held in operands:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
@@ -148,7 +184,7 @@ class Rebuilder:
         )
         return rebuilt
 
-    def _find(self, base: Tensor) -> Expression | None:
+    def _find(self, base: Tensor) -> Found | None:
         try:
             return self._finder.find(base, self)
         except Exception as error:
@@ -156,10 +192,8 @@ class Rebuilder:
             self.refuse()
             return None
 
-    def _chosen(self, plain: Expression | None, base: Tensor) -> Expression | None:
+    def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
         """The first admitted way to make this tensor. See [Note: faster kernels]."""
-        if plain is None:
-            return None
         for expression in plain.faster:
             if self._verdict(expression, base) is Verdict.ADMITTED:
                 return expression
@@ -183,14 +217,14 @@ class Rebuilder:
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
         try:
-            return same_bytes(self._preview(expression), base.detach())
+            holders = [held.holder for held in expression.held]
+            return same_bytes(self._preview(expression, holders), base.detach())
         except Exception as error:
             self._report("check", base, error)
             return False
 
-    def _preview(self, expression: Expression) -> Tensor:
-        tensors = [self._peek(held.holder) for held in expression.held]
-        return evaluate(expression, tensors)
+    def _preview(self, expression: Expression, holders: Iterable[Handle]) -> Tensor:
+        return evaluate(expression, [self._peek(holder) for holder in holders])
 
     def _peek(self, handle: Handle) -> Tensor:
         """The tensor as it is now; no use is counted and no record changes."""
@@ -198,7 +232,8 @@ class Rebuilder:
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
-            data = raw(self._preview(source.rebuilt.expression))
+            rebuilt = source.rebuilt
+            data = raw(self._preview(rebuilt.expression, rebuilt.holders))
             return source.view.rebuild(data)
         return source.view.rebuild(self._peek_at_record(source.record))
 
@@ -321,7 +356,7 @@ class Rebuilder:
         layout = Layout.of(parameter)
         return Held(holder=handle, layout=layout, parameter=parameter)
 
-    def narrowed(self, tensor: Tensor) -> Held | None:
+    def narrowed(self, tensor: Tensor) -> Held:
         """Store a new tensor; it goes where its placement says."""
         handle = self._cache.pack(tensor)
         return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
@@ -355,7 +390,7 @@ class Rebuilder:
         # A mask has no gradient; everything else was made by a differentiable operator.
         gradient = size if rebuilt.layout.dtype.is_floating_point else 0
         with ledger.reading():
-            tensors = [self._cache.unpack(held.holder) for held in expression.held]
+            tensors = [self._cache.unpack(holder) for holder in rebuilt.holders]
             place = rebuilt.place
             with ledger.clock.measure(expression.recipe, place, size, gradient):
                 tensor = evaluate(expression, tensors)

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import Key, View
 from ssdtrain.cache.record import Handle, RebuiltView
+from ssdtrain.remat.compiled import Compiled
+from ssdtrain.remat.questions import Asking
 
 
 class Recipes(Protocol):
@@ -19,6 +21,14 @@ class Recipes(Protocol):
 
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
+
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
+        """Whether a tensor may be made by the recipe that its row knows; None: no."""
+
+    def take(
+        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+    ) -> Handle:
+        """A handle of a tensor whose recipe was asked for."""
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """This handle was given for this tensor."""
@@ -40,6 +50,16 @@ class NoRecipes:
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """There is none."""
         return None
+
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
+        """There is none."""
+        return None
+
+    def take(
+        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+    ) -> Handle:
+        """Never called: `ask` gave nothing."""
+        raise RuntimeError(f"{compiled.expression.recipe}: a recipe without recipes")
 
     def note(self, tensor: Tensor, handle: Handle) -> None:
         """Remember nothing."""

@@ -33,6 +33,7 @@ from ssdtrain.cache.identity import (
 from ssdtrain.errors import RegionError
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
+from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.parcel import Load, Parcel
@@ -458,8 +459,10 @@ class Rebuilt:
 
     __slots__ = (
         "__weakref__",
+        "compiled",
         "data",
         "expression",
+        "holders",
         "holding",
         "item",
         "lane",
@@ -475,11 +478,16 @@ class Rebuilt:
     def __init__(
         self,
         expression: Expression,
+        holders: tuple[Any, ...],
         layout: Layout,
         lane: Lane,
         retired: Retired,
     ) -> None:
         self.expression = expression
+        self.holders = holders
+        """Handles of its inputs, in the order of `expression.held`."""
+        self.compiled: Compiled | None = None
+        """What a row of a table may ask instead of searching."""
         self.region: Any = None
         """The `RegionCall` in whose forward it was saved."""
         self.layout = layout

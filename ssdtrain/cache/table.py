@@ -56,6 +56,7 @@ from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.remat.compiled import Compiled
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import Place, Trip, fits, give_back
 
@@ -179,6 +180,56 @@ class GeneralRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """As the general path does."""
+        return run.pack_generally(tensor, self)
+
+
+class RebuiltRow:
+    """An item that the plan rebuilds, by a recipe that was found and admitted before.
+
+    What safety needs is asked again: [Note: compiled recipes] in remat/compiled.py.
+    Where an answer is another one, the general path searches.
+    """
+
+    __slots__ = (
+        "behind",
+        "compiled",
+        "item",
+        "marks",
+        "num_bytes",
+        "number",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", compiled: Compiled, number: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.compiled = compiled
+        self.number = number
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle that makes it again."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild(self, tensor)
+        return run.pack_generally(tensor, self)
+
+
+class RebuiltAgainRow:
+    """Another handle of an item that is rebuilt."""
+
+    __slots__ = ("behind", "item", "num_bytes", "number", "used_behind")
+
+    def __init__(self, spec: "Spec", number: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.number = number
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same recipe, if these are its bytes."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild_again(self, tensor)
         return run.pack_generally(tensor, self)
 
 
@@ -386,6 +437,16 @@ class WrappedRow:
             handle = inner.pack(local, run)
         return WrappedHandle(tensor, found.build, handle, run.bring_back)
 
+COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow)
+"""Rows that count when they are packed, also for the quiet ones before them."""
+COUNTING_USES = (
+    *(GeneralRow, KeptItemRow, HostRow, HostAgainRow, RebuiltRow),
+    RebuiltAgainRow,
+)
+"""Rows that count when they are used."""
+BY_NUMBER = (GeneralRow, RebuiltRow, RebuiltAgainRow)
+"""Rows whose handles know the row by its number."""
+
 
 # -- tables ---------------------------------------------------------------------------
 
@@ -412,7 +473,11 @@ class Spec:
     is_first: bool = False
     """Whether it is the item's first handle."""
     is_plain: bool = True
-    """False: only the general path can tell."""
+    """False: only the general path, or a recipe, can tell."""
+    is_rebuilt: bool = False
+    """Whether a recipe made it again."""
+    compiled: Compiled | None = None
+    """That recipe, where it can be asked for again; of the first handle alone."""
     is_wrapped: bool = False
     """Whether all this is said of the part of a wrapper."""
     is_dense: bool = False
@@ -475,6 +540,8 @@ class Binding:
         self._items: set[int] = set()
         self._inputs: set[int] = set()
         """Rows whose tensors a recipe reads."""
+        self._compiled: set[int] = set()
+        """Items whose recipes rows can ask for again."""
         self._dtypes: dict[int, torch.dtype] = {}
         self._used: list[int] = []
         """Rows in the order in which backward used their tensors."""
@@ -486,6 +553,9 @@ class Binding:
         handle = self._pack(tensor)
         spec = self._spec(tensor, handle)
         spec.marks = course.mark - before
+        if spec.compiled is not None:
+            # What its recipe has stored meanwhile has marks of its own.
+            spec.marks -= course.of(self._lane).num_items - spec.item - 1
         spec.acts_at_pack = moves.num_acts > num_acts
         handle.number = len(self._specs)
         self._specs.append(spec)
@@ -523,9 +593,13 @@ class Binding:
         first = owner.item not in self._items
         self._items.add(owner.item)
         if isinstance(source, RebuiltView):
-            for held in source.rebuilt.expression.held:
-                self._inputs.add(_item_of(held.holder))
-        plain = isinstance(source, RecordView) and owner.lane is self._lane
+            if source.rebuilt.compiled is not None:
+                self._compiled.add(owner.item)
+            for holder in source.rebuilt.holders:
+                self._inputs.add(_item_of(holder))
+        own = owner.lane is self._lane
+        plain = isinstance(source, RecordView) and own
+        rebuilt = isinstance(source, RebuiltView) and own
         dense = is_dense_in(tensor, source.view, owner.num_bytes) and tensor.numel() > 0
         if first:
             self._dtypes[owner.item] = tensor.dtype
@@ -536,6 +610,8 @@ class Binding:
             is_first=first,
             is_plain=plain,
             is_dense=dense,
+            is_rebuilt=rebuilt,
+            compiled=source.rebuilt.compiled if rebuilt and first else None,
         )
 
     def table(self) -> Table | None:
@@ -588,7 +664,7 @@ class Binding:
             if self._is_quiet(number, rows):
                 own_bytes = spec.num_bytes if spec.is_first else 0
                 behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
-            elif isinstance(row, GeneralRow | KeptItemRow | MoveRow | HostRow):
+            elif isinstance(row, COUNTING):
                 row.behind, behind = behind, NOTHING
         return behind
 
@@ -601,7 +677,7 @@ class Binding:
             if self._is_quiet(number, rows):
                 own_bytes = spec.num_bytes if number in closing else 0
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
-            elif isinstance(row, GeneralRow | KeptItemRow | HostRow | HostAgainRow):
+            elif isinstance(row, COUNTING_USES):
                 row.used_behind, behind = behind, NOTHING
 
     def _totals(self, spec: Spec, row: Row) -> Totals:
@@ -623,6 +699,10 @@ class Binding:
 
     def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
         spec = self._specs[number]
+        if spec.compiled is not None:
+            return RebuiltRow(spec, spec.compiled, number)
+        if spec.is_rebuilt and not spec.is_first and spec.item in self._compiled:
+            return RebuiltAgainRow(spec, number)
         if not spec.is_plain or spec.item in general:
             return GeneralRow(spec.item, number)
         if spec.parameter is not None:
@@ -846,6 +926,39 @@ class Run:
                 moved.put_back()
             return data
 
+    def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
+        """A mark: an item that will be made again."""
+        cache, recipes = self._cache, self._cache.recipes
+        with self._lock:
+            key, view = identify(tensor)
+            asked = recipes.ask(row.compiled, tensor, key)
+            if asked is None:
+                return self.pack_generally(tensor, row)
+            self._advance(row, row.marks)
+            before, cache.course.serving = cache.course.serving, row.item
+            try:
+                handle = recipes.take(row.compiled, asked, tensor, key, view)
+            finally:
+                cache.course.serving = before
+            handle.source.rebuilt.item = row.item
+            handle.number = row.number
+            recipes.note(tensor, handle)
+            if self._course.orders is None:
+                self._stop()
+            return handle  # type: ignore[no-any-return]
+
+    def rebuild_again(self, row: RebuiltAgainRow, tensor: Tensor) -> Handle:
+        """Another handle of an item that will be made again."""
+        recipes = self._cache.recipes
+        with self._lock:
+            key, view = identify(tensor)
+            handle = recipes.again(tensor, key, view)
+            if handle is None:
+                return self.pack_generally(tensor, row)
+            handle.number = row.number
+            recipes.note(tensor, handle)
+            return handle  # type: ignore[no-any-return]
+
     def pack_generally(self, tensor: Tensor, row: Any) -> Handle:
         """A row that is the general path's; it may find that the plan does not fit."""
         behind = row.behind
@@ -856,7 +969,7 @@ class Run:
         # Quiet rows before it may have been told to a row of no new item.
         self._course.num_items = max(self._course.num_items, row.item)
         handle = self._generally(tensor)
-        if type(handle) is Handle and type(row) is GeneralRow:
+        if type(handle) is Handle and isinstance(row, BY_NUMBER):
             handle.number = row.number
         if self._course.orders is None:
             self._stop()
@@ -902,7 +1015,7 @@ class Run:
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
         row = self._table.rows[handle.number]
-        if type(row) is GeneralRow and row.used_behind is not NOTHING:
+        if isinstance(row, BY_NUMBER) and row.used_behind is not NOTHING:
             with self._lock:
                 self._use_quiet(row, row in self._used)
                 self._used.add(row)

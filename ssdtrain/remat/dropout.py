@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.remat.expression import Expression, Layout, State
-from ssdtrain.remat.producer import Producer, notes_of
+from ssdtrain.remat.producer import Producer
+from ssdtrain.remat.questions import notes_of
 from ssdtrain.remat.registry import Registry
 
 DROPOUT = Registry()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -143,6 +143,14 @@ class Expression:
         )
         return self.recipe, self.function, self.constants, parts
 
+    def without_holders(self) -> "Expression":
+        """The same function of the same operands, whoever holds them."""
+        return replace(
+            self,
+            operands=tuple(_without_holder(operand) for operand in self.operands),
+            faster=(),
+        )
+
     def compute(self, tensors: Iterator[Tensor]) -> Tensor:
         """The value, given the tensors of `held`."""
         values: list[Any] = []
@@ -157,6 +165,12 @@ class Expression:
 
 
 Operand = Held | Expression | State | int | float
+
+
+def _without_holder(operand: Operand) -> Operand:
+    if isinstance(operand, Held):
+        return replace(operand, holder=None, parameter=None, owner=None)
+    return operand.without_holders() if isinstance(operand, Expression) else operand
 
 
 def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:

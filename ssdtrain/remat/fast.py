@@ -48,16 +48,16 @@ class Kernels:
         }
 
     def offer(
-        self, found: Expression | None, tensor: Tensor, node: Producer | None
-    ) -> Expression | None:
+        self, found: Expression, tensor: Tensor, node: Producer | None
+    ) -> Expression:
         """The expression, with faster ones of the same tensor.
 
         Args:
-            found: what a recipe gave; None stays None.
+            found: what a recipe gave.
             tensor: what it makes.
             node: the producer of `tensor`, where there is one.
         """
-        if found is None or tensor.device.type not in self._device_types:
+        if tensor.device.type not in self._device_types:
             return found
         make = self._offers.get(found.function)
         if make is None or tensor.nbytes < self._min_bytes:

@@ -3,20 +3,22 @@
 from collections.abc import Callable
 from functools import cache
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ssdtrain.remat.attention import ATTENTION
+from ssdtrain.remat.compiled import Compiled, Trail
 from ssdtrain.remat.dropout import DROPOUT, Draws, saw
 from ssdtrain.remat.elementwise import ELEMENTWISE
 from ssdtrain.remat.expression import Expression
 from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.layout import LAYOUT
 from ssdtrain.remat.norms import NORMS
-from ssdtrain.remat.producer import Keeper, Producer, Sources
+from ssdtrain.remat.producer import Producer, Sources
 from ssdtrain.remat.purity import Purity
+from ssdtrain.remat.questions import Asking, Keeper
 from ssdtrain.remat.registry import DEFAULT, Registry
 from ssdtrain.remat.scene import Scene, modes_may_alter, operators_frame
 
@@ -30,6 +32,14 @@ def built_in() -> Registry:
     for more in (NORMS, LAYOUT, DROPOUT, ATTENTION):
         registry = registry.merged(more)
     return registry
+
+
+class Found(NamedTuple):
+    """A recipe that was found."""
+
+    expression: Expression
+    trail: Trail | None
+    """What was asked for it; None: it cannot be asked again."""
 
 
 class Finder:
@@ -49,14 +59,16 @@ class Finder:
             if type(module) is nn.Dropout and "forward" not in vars(module):
                 replace(module, "forward", self._around_dropout(module))
 
-    def find(self, tensor: Tensor, keeper: Keeper) -> Expression | None:
+    def find(self, tensor: Tensor, keeper: Keeper) -> Found | None:
         """How to make this base tensor again; None without a recipe."""
         if modes_may_alter():
             keeper.refuse()
             return None
         if tensor.grad_fn is None:
             drawn = self._draws.expression(tensor)
-            return self._kernels.offer(drawn, tensor, None)
+            if drawn is None:
+                return None
+            return Found(self._kernels.offer(drawn, tensor, None), None)
         if tensor._version != 0:
             # The node made version 0; something has changed it since.
             return None
@@ -66,13 +78,34 @@ class Finder:
         # Now: a recipe may be a user's function, with a frame of its own.
         caller = operators_frame()
         scene = cache(lambda: Scene(self._purity, caller))
-        sources = Sources(keeper, scene, self._registry.find)
+        trail = Trail(tensor.grad_fn, tensor.output_nr)
+        sources = Sources(keeper, scene, self._registry.find, trail)
         node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor=tensor)
         found = recipe(node)
-        if found is not None and not sources.covers(found):
+        if found is None:
+            return None
+        if not sources.covers(found):
             keeper.refuse()
             return None
-        return self._kernels.offer(found, tensor, node)
+        mark = trail.mark()
+        offered = self._kernels.offer(found, tensor, node)
+        if not offered.faster:
+            trail.back_to(mark)
+        return Found(offered, trail)
+
+    def again(
+        self, compiled: Compiled, tensor: Tensor, keeper: Keeper
+    ) -> Asking | None:
+        """The answers for this base tensor, if a compiled recipe is right; else None.
+        """
+        if tensor.grad_fn is None:
+            return None
+
+        def scene() -> Scene:
+            return Scene(self._purity, operators_frame())
+
+        asking = Asking(tensor, keeper, scene)
+        return asking if compiled.holds(asking) else None
 
     def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
         """Its forward, listened to.

@@ -20,7 +20,7 @@ def cast(node: Producer) -> Expression | None:
     A widened tensor whose source nobody keeps is stored narrow: the way back is exact.
     """
     found = node.rebuilt_by(to_dtype, node.edge(0), dtype=node.dtype)
-    if found is not None or node.tensor is None:
+    if found is not None or not node.is_at_hand:
         return found
     source = node.source_dtype(0)
     if source is None or not _widens(source, node.dtype):

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.remat.compiled import Trail
 from ssdtrain.remat.expression import (
     MAX_CHAIN,
     MAX_NODES,
@@ -17,9 +18,34 @@ from ssdtrain.remat.expression import (
     Layout,
     Operand,
 )
+from ssdtrain.remat.questions import (
+    Addend,
+    Argument,
+    AtLeaf,
+    Constant,
+    Edge,
+    HasEdge,
+    HasSaved,
+    Keeper,
+    Like,
+    Made,
+    NoArgument,
+    Noted,
+    Number,
+    Opaque,
+    PureHere,
+    Saved,
+    Saves,
+    Witnessed,
+    constant_of,
+    has_edge,
+    name_of_kind,
+    notes_of,
+    number_of,
+    packed_by,
+)
 from ssdtrain.remat.scene import Scene
 
-NOTES = "ssdtrain"
 # Nodes that save their own result: an edge to one of them has a value.
 RESULTS = {
     "TanhBackward0": "result",
@@ -59,36 +85,6 @@ class Reach(Enum):
     """Not known of a view: its source will be asked for."""
 
 
-class Keeper(Protocol):
-    """Who holds saved tensors (the cache)."""
-
-    def held(self, packed: Any, node: Any) -> Held | None:
-        """The tensor behind what autograd packed for this node, or behind a note of
-        `notes_of`; None if it is nobody's, or was changed since it was saved."""
-
-    def parameter(
-        self, parameter: nn.Parameter, node: Any, edge: int | None = None
-    ) -> Held | None:
-        """A parameter as the operator of this node read it.
-
-        None if it may have been changed since, or its data may be gone in backward.
-
-        Args:
-            parameter: an input of the operator.
-            node: the operator's.
-            edge: its number among the inputs, if the node did not save it.
-        """
-
-    def narrowed(self, tensor: Tensor) -> Held | None:
-        """Keep a new tensor that stands for a wider one."""
-
-    def refuse(self) -> None:
-        """Count a recipe that had to be refused."""
-
-    def refuse_unsaved(self) -> None:
-        """Count a recipe refused by [Note: unsaved tensors]."""
-
-
 @dataclass(slots=True)
 class Sources:
     """Where the operands, constants and recipes of one expression come from."""
@@ -97,6 +93,8 @@ class Sources:
     scene: Callable[[], Scene]
     """The running code; asked for where it matters alone."""
     find: Callable[[str], Callable[["Producer"], Expression | None] | None]
+    trail: Trail
+    """What has been asked: [Note: compiled recipes] in compiled.py."""
     nodes_left: int = MAX_NODES
     owners: set[int] = field(default_factory=set)
     """Of tensors that nodes of the expression saved, by id."""
@@ -113,27 +111,11 @@ class Sources:
         )
 
 
-class Notes(NamedTuple):
-    """What is remembered on a node: it lives in the graph, as long as the node."""
-
-    outputs: dict[int, Any]
-    """Saved tensors among the node's outputs, for the keeper (weak)."""
-    parameters: dict[int, Hashable]
-    """What the parameters at its edges were when the operator ran: `Weights.state`."""
-    witnessed: set[int]
-    """Edges whose tensor was at version 0 when the operator ran."""
-
-
-def notes_of(node: Any) -> Notes:
-    """The notes on a node."""
-    notes = node.metadata.get(NOTES)
-    if notes is None:
-        notes = node.metadata[NOTES] = Notes({}, {}, set())
-    return notes  # type: ignore[no-any-return]
-
-
 class Producer:
-    """A node: its saved tensors, its constants, its edges, and what it made."""
+    """A node: its saved tensors, its constants, its edges, and what it made.
+
+    What it answers is all that a recipe may depend on: see [Note: compiled recipes].
+    """
 
     def __init__(
         self,
@@ -144,28 +126,56 @@ class Producer:
         tensor: Tensor | None = None,
         depth: int = 0,
         reach: Reach = Reach.SAVED,
+        at: int = 0,
     ) -> None:
-        self.node = node
-        """The autograd node (`grad_fn`), or the `ctx` of a custom Function."""
+        self._node = node
         self.name: str = node.name()
         """Such as `GeluBackward0`."""
-        self.tensor = tensor
-        """The tensor itself when it is at hand; None on the way to another."""
+        self._tensor = tensor
         self._sources = sources
+        self._trail = sources.trail
         self._depth = depth
         self._index = index
         self._reach = reach
+        self._at = at
+
+    @property
+    def node(self) -> Any:
+        """The autograd node (`grad_fn`), or the `ctx` of a custom Function.
+
+        A recipe that looks at it is searched for at every step.
+        """
+        self._trail.ask(Opaque())
+        return self._node
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor itself when it is at hand; None on the way to another.
+
+        A recipe that looks at it is searched for at every step.
+        """
+        self._trail.ask(Opaque())
+        return self._tensor
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether this is the node of the tensor that is saved, not one on the way."""
+        return self._tensor is not None
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the tensor it made."""
-        made = self.node._input_metadata[self._index]
-        return made.dtype  # type: ignore[no-any-return]
+        return self._made().dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor it made."""
-        return tuple(self.node._input_metadata[self._index].shape)
+        return self._made().shape
+
+    def _made(self) -> Made:
+        made = Made.of(self._at, self._node, self._index)
+        self._trail.ask(made)
+        return made
 
     def saved(self, name: str | int) -> Operand | None:
         """An input that the node saved: `saved("self")` is its `_saved_self`.
@@ -173,35 +183,36 @@ class Producer:
         A custom Function's tensors are counted: `saved(0)`. None if the node saved
         none under this name, or saved it past ssdtrain (inside a checkpoint).
         """
-        packed = self._packed(name)
+        packed = packed_by(self._node, name)
+        if packed is None:
+            self._trail.ask(HasSaved(self._at, name, False))
+            return None
         if isinstance(packed, Tensor):
-            return _number(packed)
-        held = None if packed is None else self._sources.keeper.held(packed, self.node)
-        if held is not None:
-            self._sources.owners.add(id(held.owner))
+            number = number_of(packed)
+            self._trail.ask(Number(self._at, name, repr(number)))
+            return number
+        held = self._sources.keeper.held(packed, self._node)
+        if held is None:
+            self._trail.ask(Opaque())
+            return None
+        self._sources.owners.add(id(held.owner))
+        self._trail.take(Saved(self._at, name, Like.of(held)), held)
         return held
 
     def has_saved(self, name: str | int) -> bool:
         """Whether the node saved something under this name, whoever holds it."""
-        return self._packed(name) is not None
-
-    def _packed(self, name: str | int) -> Any:
-        if isinstance(name, int):
-            every = getattr(self.node, "_raw_saved_tensors", ())
-            raw = every[name] if name < len(every) else None
-        else:
-            raw = getattr(self.node, f"_raw_saved_{name}", None)
-        # `.data` is what the pack hook returned; reading it runs no unpack hook.
-        return getattr(raw, "data", None)
+        found = packed_by(self._node, name) is not None
+        self._trail.ask(HasSaved(self._at, name, found))
+        return found
 
     def constant(self, name: str) -> Any:
         """A value that the node keeps: `_saved_<name>`, or an attribute of `ctx`.
 
         Not for tensors: reading one would bring it back.
         """
-        if hasattr(self.node, f"_saved_{name}"):
-            return getattr(self.node, f"_saved_{name}")
-        return getattr(self.node, name)
+        value = constant_of(self._node, name)
+        self._trail.ask(Constant.of(self._at, name, value))
+        return value
 
     def dimension(self, name: str) -> int:
         """A dimension that the node keeps; torch shows -1 as an unsigned number."""
@@ -209,53 +220,85 @@ class Producer:
 
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""
-        edges = self.node.next_functions
-        return index < len(edges) and edges[index][0] is not None
+        found = has_edge(self._node, index)
+        self._trail.ask(HasEdge(self._at, index, found))
+        return found
 
     def edge(self, index: int) -> Operand | None:
         """The input at this position, for nodes that do not save it.
 
         It is a parameter, another node's saved tensor, or an expression of its own.
         """
-        if not self.has_edge(index) or self._depth >= MAX_CHAIN:
+        mark = self._trail.mark()
+        found = self._at_edge(index)
+        if found is None:
+            self._trail.back_to(mark)
+        return found
+
+    def _at_edge(self, index: int) -> Operand | None:
+        if not has_edge(self._node, index) or self._depth >= MAX_CHAIN:
             return None
         self._sources.nodes_left -= 1
         if self._sources.nodes_left < 0:
             return None
-        node, number = self.node.next_functions[index]
-        if node.name() == "torch::autograd::AccumulateGrad":
-            return self._parameter(index, node.variable)
+        node, number = self._node.next_functions[index]
         name = node.name()
+        if name == "torch::autograd::AccumulateGrad":
+            return self._parameter(index, node.variable)
+        at = self._step(index, node, number)
         result = RESULTS.get(name)
         if result is not None and number == 0:
-            found = Producer(node, number, self._sources).saved(result)
+            mark = self._trail.mark()
+            found = Producer(node, number, self._sources, at=at).saved(result)
             if found is not None:
                 return found
-        note = notes_of(node).outputs.get(number)
-        held = None if note is None else self._sources.keeper.held(note, node)
-        if held is not None:
-            held.is_noted = not self._sources.scene().saves(node, number)
-            return held
+            self._trail.back_to(mark)
+        noted = self._noted(node, number, at)
+        if noted is not None:
+            return noted
         make = self._sources.find(name)
         if make is None:
             return None
-        reach = self._reach_of(index, node, number)
+        reach = self._reach_of(index, node, number, at)
         depth, known = self._depth + 1, reach or Reach.OPEN
-        found = make(Producer(node, number, self._sources, depth=depth, reach=known))
-        if found is not None and reach is None:
+        source = Producer(
+            node, number, self._sources, depth=depth, reach=known, at=at
+        )
+        made = make(source)
+        if made is not None and reach is None:
             self._sources.keeper.refuse_unsaved()
             return None
-        return found
+        return made
 
-    def _reach_of(self, index: int, node: Any, number: int) -> Reach | None:
+    def _step(self, index: int, node: Any, number: int) -> int:
+        kind, name = type(node), name_of_kind(node)
+        return self._trail.step(Edge(self._at, index, kind, name, number))
+
+    def _noted(self, node: Any, number: int, at: int) -> Held | None:
+        """An output of a node that somebody saved."""
+        note = notes_of(node).outputs.get(number)
+        held = None if note is None else self._sources.keeper.held(note, node)
+        if held is None:
+            return None
+        saves = self._sources.scene().saves(node, number)
+        held.is_noted = not saves
+        if saves:
+            self._trail.ask(Saves(at, number, saves))
+        self._trail.take(Noted(at, number, Like.of(held)), held)
+        return held
+
+    def _reach_of(self, index: int, node: Any, number: int, at: int) -> Reach | None:
         """Why the unsaved tensor at this edge is what the operator read; None: it need
         not be. See [Note: unsaved tensors]."""
-        if index in notes_of(self.node).witnessed:
+        if index in notes_of(self._node).witnessed:
+            self._trail.ask(Witnessed(self._at, index))
             return Reach.SEEN
         argument = self._sources.scene().argument(node, number)
         if argument is not None:
+            self._trail.ask(Argument(at, number))
             return None if argument._version else Reach.SEEN
         if self._is_made_here():
+            self._trail.ask(NoArgument(at, number))
             return Reach.MADE_HERE
         if self.name in VIEWS and self._reach is Reach.SEEN:
             return Reach.SEEN
@@ -265,27 +308,38 @@ class Producer:
         if self._reach is not Reach.SAVED:
             return self._reach is Reach.MADE_HERE
         scene = self._sources.scene()
-        return scene.is_pure and scene.argument(self.node, self._index) is None
+        if not scene.is_pure or scene.argument(self._node, self._index) is not None:
+            return False
+        self._trail.ask(PureHere(self._at, self._index))
+        return True
 
     def _parameter(self, index: int, variable: Tensor) -> Held | None:
         if not isinstance(variable, nn.Parameter):
             return None
-        return self._sources.keeper.parameter(variable, self.node, index)
+        held = self._sources.keeper.parameter(variable, self._node, index)
+        if held is not None:
+            self._trail.take(AtLeaf(self._at, index, Like.of(held)), held)
+        return held
 
     def source_dtype(self, index: int) -> torch.dtype | None:
         """The dtype of the input at this position; None if it is not known."""
         if not self.has_edge(index):
             return None
-        node, number = self.node.next_functions[index]
+        node, number = self._node.next_functions[index]
         if node.name() == "torch::autograd::AccumulateGrad":
+            self._trail.ask(Opaque())  # it is a parameter that may not be used
             return node.variable.dtype  # type: ignore[no-any-return]
-        return node._input_metadata[number].dtype  # type: ignore[no-any-return]
+        made = Made.of(self._step(index, node, number), node, number)
+        self._trail.ask(made)
+        return made.dtype
 
     def narrowed(self, dtype: torch.dtype) -> Held | None:
         """The tensor itself in a smaller dtype, stored in its place."""
-        if self.tensor is None:
+        if self._tensor is None:
             return None
-        return self._sources.keeper.narrowed(self.tensor.detach().to(dtype))
+        held = self._sources.keeper.narrowed(self._tensor.detach().to(dtype))
+        self._trail.store(dtype, held)
+        return held
 
     def epsilon(self, name: str) -> Epsilon | None:
         """The epsilon of the normalization that saved this input, if certain."""
@@ -297,12 +351,14 @@ class Producer:
 
     def addend(self) -> float | None:
         """The number that the running module adds; None outside known modules."""
-        return self._sources.scene().addend if self._is_made_here() else None
+        addend = self._sources.scene().addend if self._is_made_here() else None
+        self._trail.ask(Addend(addend))
+        return addend
 
     @property
     def layout(self) -> Layout | None:
         """Layout of the tensor, when it is at hand."""
-        return None if self.tensor is None else Layout.of(self.tensor)
+        return None if self._tensor is None else Layout.of(self._tensor)
 
     def rebuilt_by(
         self,
@@ -333,12 +389,3 @@ class Producer:
 def signed(number: int) -> int:
     """What a 64-bit number is when its first bit is its sign."""
     return number - 2**64 if number >= 2**63 else number
-
-
-def _number(raw: Tensor) -> int | float | None:
-    """A Python number that an operator was given; hooks never see those."""
-    if raw.dim() or raw.device.type != "cpu":
-        return None
-    if raw.dtype is torch.float64 or raw.dtype is torch.int64:
-        return raw.item()
-    return None
