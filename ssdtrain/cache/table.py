@@ -599,7 +599,7 @@ class Binding:
                 self._inputs.add(_item_of(holder))
         own = owner.lane is self._lane
         plain = isinstance(source, RecordView) and own
-        rebuilt = isinstance(source, RebuiltView) and own
+        rebuilt = source.rebuilt if isinstance(source, RebuiltView) and own else None
         dense = is_dense_in(tensor, source.view, owner.num_bytes) and tensor.numel() > 0
         if first:
             self._dtypes[owner.item] = tensor.dtype
@@ -610,8 +610,8 @@ class Binding:
             is_first=first,
             is_plain=plain,
             is_dense=dense,
-            is_rebuilt=rebuilt,
-            compiled=source.rebuilt.compiled if rebuilt and first else None,
+            is_rebuilt=rebuilt is not None,
+            compiled=None if rebuilt is None or not first else rebuilt.compiled,
         )
 
     def table(self) -> Table | None:
@@ -943,6 +943,7 @@ class Run:
             handle.source.rebuilt.item = row.item
             handle.number = row.number
             recipes.note(tensor, handle)
+            cache.verifier.seal(handle, tensor)
             if self._course.orders is None:
                 self._stop()
             return handle  # type: ignore[no-any-return]
@@ -957,6 +958,7 @@ class Run:
                 return self.pack_generally(tensor, row)
             handle.number = row.number
             recipes.note(tensor, handle)
+            self._cache.verifier.seal(handle, tensor)
             return handle  # type: ignore[no-any-return]
 
     def pack_generally(self, tensor: Tensor, row: Any) -> Handle:

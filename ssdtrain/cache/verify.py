@@ -62,6 +62,9 @@ class Verifier(Protocol):
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks to give to autograd."""
 
+    def seal(self, handle: Handle, tensor: Tensor) -> None:
+        """Hear of a handle that was given past the hook `pack`."""
+
 
 class NoVerifier:
     """Trusts the cache."""
@@ -71,6 +74,9 @@ class NoVerifier:
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks as they are."""
         return pack, unpack
+
+    def seal(self, handle: Handle, tensor: Tensor) -> None:
+        """No need."""
 
 
 class Look(NamedTuple):
@@ -329,8 +335,7 @@ class Verified:
 
         def packing(tensor: Tensor) -> Handle:
             handle = pack(tensor)
-            if self._is_drawn(handle):
-                handle.seal = self._seal(bytes_of(tensor))
+            self.seal(handle, tensor)
             return handle
 
         def unpacking(handle: Handle) -> Tensor:
@@ -340,6 +345,11 @@ class Verified:
             return tensor
 
         return packing, unpacking
+
+    def seal(self, handle: Handle, tensor: Tensor) -> None:
+        """Remember what was saved, if it is drawn."""
+        if self._is_drawn(handle):
+            handle.seal = self._seal(bytes_of(tensor))
 
     def _is_drawn(self, handle: Handle) -> bool:
         if self._lots is None:

@@ -89,11 +89,11 @@ class Compiled:
     __slots__ = (
         "_covered",
         "_device",
-        "layout",
         "_narrow",
         "_order",
         "_questions",
         "expression",
+        "layout",
     )
 
     def __init__(
@@ -111,7 +111,9 @@ class Compiled:
         )
 
     @classmethod
-    def of(cls, expression: Expression, trail: Trail, base: Tensor) -> "Compiled | None":
+    def of(
+        cls, expression: Expression, trail: Trail, base: Tensor
+    ) -> "Compiled | None":
         """What the search for the expression of this tensor has asked; None: one of the
         answers may not be had again."""
         questions = trail.questions

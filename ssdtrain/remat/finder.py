@@ -96,8 +96,7 @@ class Finder:
     def again(
         self, compiled: Compiled, tensor: Tensor, keeper: Keeper
     ) -> Asking | None:
-        """The answers for this base tensor, if a compiled recipe is right; else None.
-        """
+        """What a compiled recipe is told of this base tensor; None: it is not right."""
         if tensor.grad_fn is None:
             return None
 

@@ -261,9 +261,7 @@ class Producer:
             return None
         reach = self._reach_of(index, node, number, at)
         depth, known = self._depth + 1, reach or Reach.OPEN
-        source = Producer(
-            node, number, self._sources, depth=depth, reach=known, at=at
-        )
+        source = Producer(node, number, self._sources, depth=depth, reach=known, at=at)
         made = make(source)
         if made is not None and reach is None:
             self._sources.keeper.refuse_unsaved()

@@ -119,23 +119,26 @@ class IsKind(NamedTuple):
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        node = of.nodes[0]
-        if type(node) is not self.kind or of.tensor.output_nr != self.output:
-            return False
-        return not self.name or node.name() == self.name
+        same = of.tensor.output_nr == self.output
+        return same and is_kind(of.nodes[0], self.kind, self.name)
+
+
+def is_kind(node: Any, kind: type[Any], name: str) -> bool:
+    """Whether a node is of this class and, where that does not tell, has this name."""
+    return type(node) is kind and (not name or str(node.name()) == name)
 
 
 def name_of_kind(node: Any) -> str:
     """Its name, where its class does not tell what it is."""
     # Nodes without a Python class of their own share this one.
-    return node.name() if type(node).__name__ == "CppFunction" else ""
+    return str(node.name()) if type(node).__name__ == "CppFunction" else ""
 
 
 class Edge(NamedTuple):
     """An edge leads to this output of a node of this kind, which gets a number."""
 
     at: int
-    index: int
+    place: int
     kind: type
     name: str
     output: int
@@ -143,25 +146,23 @@ class Edge(NamedTuple):
     def holds(self, of: Asking) -> bool:
         """Ask; the node is known by the next number from then on."""
         edges = of.nodes[self.at].next_functions
-        if self.index >= len(edges):
+        if self.place >= len(edges):
             return False
-        node, output = edges[self.index]
+        node, output = edges[self.place]
         of.nodes.append(node)
-        if type(node) is not self.kind or output != self.output:
-            return False
-        return not self.name or node.name() == self.name
+        return output == self.output and is_kind(node, self.kind, self.name)
 
 
 class HasEdge(NamedTuple):
     """Whether an input came from a node."""
 
     at: int
-    index: int
+    place: int
     answer: bool
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        return has_edge(of.nodes[self.at], self.index) is self.answer
+        return has_edge(of.nodes[self.at], self.place) is self.answer
 
 
 def has_edge(node: Any, index: int) -> bool:
@@ -339,18 +340,18 @@ class AtLeaf(NamedTuple):
     """A parameter is at an edge: an operand."""
 
     at: int
-    index: int
+    place: int
     like: Like
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
         node = of.nodes[self.at]
         edges = node.next_functions
-        leaf = edges[self.index][0] if self.index < len(edges) else None
+        leaf = edges[self.place][0] if self.place < len(edges) else None
         variable = getattr(leaf, "variable", None)
         if not isinstance(variable, nn.Parameter):
             return False
-        held = of.keeper.parameter(variable, node, self.index)
+        held = of.keeper.parameter(variable, node, self.place)
         if held is None or not self.like.accepts(held):
             return False
         of.held.append(held)
@@ -364,11 +365,11 @@ class Witnessed(NamedTuple):
     """The tensor at an edge was seen at version 0 when the node read it."""
 
     at: int
-    index: int
+    place: int
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        return self.index in notes_of(of.nodes[self.at]).witnessed
+        return self.place in notes_of(of.nodes[self.at]).witnessed
 
 
 class Argument(NamedTuple):

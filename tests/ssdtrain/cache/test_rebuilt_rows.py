@@ -1,0 +1,196 @@
+"""Rows that rebuild: a recipe is asked again at every step, and searched for if not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache.table import RebuiltAgainRow, RebuiltRow
+from ssdtrain.errors import ActivationChangedError, InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+from ssdtrain.remat.finder import Finder
+
+WIDTH, ROWS, NUM_BLOCKS = 32, 64, 2
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 0.0}
+FIRST_TABLE = 6
+"""Steps before this one observe, or are watched to compile the plan."""
+
+
+class Block(nn.Module):
+    """Norm, activation, gate, dropout-free; `how` may change what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.gate = nn.Linear(WIDTH, 2 * WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, how: str) -> Tensor:
+        epsilon = 1e-2 if how == "epsilon" else 1e-5
+        y = F.layer_norm(x, (WIDTH,), self.norm.weight, self.norm.bias, epsilon)
+        a = self.gate(y)
+        kind = "tanh" if how == "tanh" else "none"
+        g = F.silu(a) if how == "silu" else F.gelu(a, approximate=kind)
+        if how == "clamp":
+            with torch.no_grad():
+                g.clamp_(min=0)
+        return x + self.down(g * self.up(y))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([Block() for _ in range(NUM_BLOCKS)])
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        for block in self.blocks:
+            x = block(x, how)
+        return x
+
+
+def batch(number: int) -> Tensor:
+    torch.manual_seed(100 + number)
+    return torch.randn(ROWS, WIDTH)
+
+
+Step = Callable[[nn.Module, int], Tensor]
+
+
+def train(net: nn.Module, step: Step, num_steps: int) -> Iterator[list[Tensor]]:
+    """Loss and gradients of every step; the weights move on."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number in range(num_steps):
+        loss = step(net, number)
+        loss.backward()
+        yield [loss.detach(), *(p.grad.clone() for p in net.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def rebuilding(session: ssdtrain.Session) -> Plan:
+    """Everything that a recipe can make is made, everything else stays."""
+    profile = session.profile
+    assert profile is not None and session.plan is not None
+    orders = {}
+    for kind, own in session.plan.orders.items():
+        items = profile.kinds[kind]
+        orders[kind] = tuple(
+            replace(
+                order,
+                placement=Placement.KEEP
+                if item.recipe is None
+                else Placement.RECOMPUTE,
+                release_after=0,
+                load_at=0,
+            )
+            for order, item in zip(own, items, strict=True)
+        )
+    return Plan(orders=orders, policy="rebuilding")
+
+
+def changing(how: str, at: int = 8) -> Step:
+    def step(net: nn.Module, number: int) -> Tensor:
+        return net(batch(number), how if number >= at else "").square().mean()
+
+    return step
+
+
+def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int]]:
+    """Every step is bitwise that without ssdtrain; how often each searched."""
+    expected = list(train(Net(), step, num_steps))
+    net, searches = Net(), []
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        finder: Finder = session._cache.recipes._finder  # type: ignore[attr-defined]
+        find, count = finder.find, [0]
+
+        def counted(*args: Any) -> Any:
+            count[0] += 1
+            return find(*args)
+
+        finder.find = counted  # type: ignore[method-assign]
+        for number, found in enumerate(train(net, step, num_steps)):
+            searches.append(count[0])
+            count[0] = 0
+            for ours, theirs in zip(found, expected[number], strict=True):
+                assert torch.equal(ours, theirs), f"step {number}"
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session))
+        assert session._cache.is_idle
+        assert session.live_bytes == 0
+        tables = session._cache.tables.tables.values()
+        assert any(type(r) is RebuiltRow for table in tables for r in table.rows)
+    return session, searches
+
+
+def test_a_settled_step_searches_for_nothing() -> None:
+    session, searches = compare(changing(""))
+    assert searches[-1] == 0 < searches[0]
+    last = session.last_step
+    assert last is not None
+    for recipe in ("GeluBackward0", "MulBackward0", "NativeLayerNormBackward0"):
+        assert last.recipes[recipe] > 0
+    assert not last.fallbacks
+
+
+@pytest.mark.parametrize("how", ["epsilon", "tanh", "silu", "clamp"])
+def test_a_program_that_changes_under_its_rows(how: str) -> None:
+    _, searches = compare(changing(how))
+    assert searches[7] == 0 < searches[8]
+
+
+def test_an_input_that_is_changed_raises() -> None:
+    def step(net: nn.Module, number: int) -> Tensor:
+        kept = []
+        hook = net.blocks[0].gate.register_forward_hook(lambda m, i, o: kept.append(o))
+        loss = net(batch(number)).square().mean()
+        hook.remove()
+        if number == 9:
+            with torch.no_grad():
+                kept[0].add_(1)
+        return loss
+
+    net = Net()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        done = 0
+        with pytest.raises(InPlaceError):
+            for _ in train(net, step, 11):
+                done += 1
+                if session.plan is not None and session.plan.policy != "rebuilding":
+                    session.follow(rebuilding(session))
+        assert done == 9
+
+
+def test_the_self_check_looks_at_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that goes wrong behind its admission is found."""
+    monkeypatch.setattr("ssdtrain.cache.verify.SELF_CHECK_PERIOD", 1)
+    net = Net()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        steps = train(net, changing(""), 12)
+        for number, _ in enumerate(steps):
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session))
+            if number == FIRST_TABLE:
+                break
+        for table in session._cache.tables.tables.values():
+            again = {r.item for r in table.rows if type(r) is RebuiltAgainRow}
+            for row in table.rows:
+                if type(row) is RebuiltRow and row.item not in again:
+                    break_recipe(row)
+        with pytest.raises(ActivationChangedError):
+            list(steps)
+
+
+def break_recipe(row: RebuiltRow) -> None:
+    expression = row.compiled.expression
+    function = expression.function
+    row.compiled.expression = replace(
+        expression, function=lambda *a, **k: function(*a, **k) + 1
+    )
