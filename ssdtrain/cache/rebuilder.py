@@ -88,7 +88,7 @@ class Rebuilder:
         self, cache: Cache, finder: Finder, weights: Weights, budget: Budget
     ) -> None:
         self._cache = cache
-        self._finder = finder
+        self.finder = finder
         self._budget = budget
         cache.ledger.clock.watch(budget)
         self._admission = Admission()
@@ -145,7 +145,7 @@ class Rebuilder:
         base = tensor if tensor._base is None else tensor._base
         if not is_plain(base) or key.start_byte or key.end_byte != base.nbytes:
             return None
-        return self._finder.again(compiled, base, self)
+        return self.finder.again(compiled, base, self)
 
     def take(
         self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
@@ -186,7 +186,7 @@ class Rebuilder:
 
     def _find(self, base: Tensor) -> Found | None:
         try:
-            return self._finder.find(base, self)
+            return self.finder.find(base, self)
         except Exception as error:
             self._report("recipe", base, error)
             self.refuse()
@@ -224,9 +224,9 @@ class Rebuilder:
             return False
 
     def _preview(self, expression: Expression, holders: Iterable[Handle]) -> Tensor:
-        return evaluate(expression, [self._peek(holder) for holder in holders])
+        return evaluate(expression, [self.peek(holder) for holder in holders])
 
-    def _peek(self, handle: Handle) -> Tensor:
+    def peek(self, handle: Handle) -> Tensor:
         """The tensor as it is now; no use is counted and no record changes."""
         source = handle.source
         if isinstance(source, Kept | ParameterView):

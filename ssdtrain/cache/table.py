@@ -437,6 +437,7 @@ class WrappedRow:
             handle = inner.pack(local, run)
         return WrappedHandle(tensor, found.build, handle, run.bring_back)
 
+
 COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow)
 """Rows that count when they are packed, also for the quiet ones before them."""
 COUNTING_USES = (
@@ -580,6 +581,7 @@ class Binding:
                 return Spec(num_bytes=0, is_plain=False)
             spec = self._spec(found.local, source.inner)
             spec.is_wrapped = True
+            spec.compiled, spec.is_rebuilt = None, False
             spec.is_plain = spec.is_plain and (spec.item < 0 or not tensor._version)
             return spec
         if isinstance(source, ParameterView):

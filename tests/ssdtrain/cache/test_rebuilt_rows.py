@@ -108,7 +108,7 @@ def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int
     expected = list(train(Net(), step, num_steps))
     net, searches = Net(), []
     with ssdtrain.offload(net, **SETTINGS) as session:
-        finder: Finder = session._cache.recipes._finder  # type: ignore[attr-defined]
+        finder: Finder = session.cache.recipes.finder  # type: ignore[attr-defined]
         find, count = finder.find, [0]
 
         def counted(*args: Any) -> Any:
@@ -123,9 +123,9 @@ def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int
                 assert torch.equal(ours, theirs), f"step {number}"
             if session.plan is not None and session.plan.policy != "rebuilding":
                 session.follow(rebuilding(session))
-        assert session._cache.is_idle
+        assert session.cache.is_idle
         assert session.live_bytes == 0
-        tables = session._cache.tables.tables.values()
+        tables = session.cache.tables.tables.values()
         assert any(type(r) is RebuiltRow for table in tables for r in table.rows)
     return session, searches
 
@@ -179,7 +179,7 @@ def test_the_self_check_looks_at_rows(monkeypatch: pytest.MonkeyPatch) -> None:
                 session.follow(rebuilding(session))
             if number == FIRST_TABLE:
                 break
-        for table in session._cache.tables.tables.values():
+        for table in session.cache.tables.tables.values():
             again = {r.item for r in table.rows if type(r) is RebuiltAgainRow}
             for row in table.rows:
                 if type(row) is RebuiltRow and row.item not in again:

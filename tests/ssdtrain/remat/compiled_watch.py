@@ -20,7 +20,7 @@ class Watch:
     """Compiles the recipes of a first pass and asks them in the second."""
 
     def __init__(self, session: ssdtrain.Session) -> None:
-        self.cache = session._cache
+        self.cache = session.cache
         self.rebuilder: Rebuilder = self.cache.recipes  # type: ignore[assignment]
         self.known: list[Compiled | None] = []
         self.answers: list[bool] = []
@@ -65,7 +65,7 @@ class Watch:
         if asked is None:
             return
         operands = compiled.operands(asked)
-        values = [self.rebuilder._peek(held.holder) for held in operands]
+        values = [self.rebuilder.peek(held.holder) for held in operands]
         base = tensor if tensor._base is None else tensor._base
         made = evaluate(compiled.expression, values)
         self.equal.append(torch.equal(made, base.detach()))
