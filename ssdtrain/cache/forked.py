@@ -67,9 +67,8 @@ def bring_back(handle: Any) -> Tensor:
 
 def _rebuilt(source: RebuiltView) -> Tensor:
     source.probe.check(source.rebuilt)
-    expression = source.rebuilt.expression
-    inputs = [bring_back(held.holder) for held in expression.held]
-    return source.view.rebuild(raw(evaluate(expression, inputs)))
+    inputs = [bring_back(holder) for holder in source.rebuilt.holders]
+    return source.view.rebuild(raw(evaluate(source.rebuilt.expression, inputs)))
 
 
 def _stayed(record: Any) -> Tensor:

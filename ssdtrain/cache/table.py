@@ -933,7 +933,8 @@ class Run:
         cache, recipes = self._cache, self._cache.recipes
         with self._lock:
             key, view = identify(tensor)
-            asked = recipes.ask(row.compiled, tensor, key)
+            inside = cache.regions.current is not None
+            asked = None if inside else recipes.ask(row.compiled, tensor, key)
             if asked is None:
                 return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
