@@ -1,0 +1,291 @@
+#!/usr/bin/env python
+"""Epochs with hot rows in GPU memory against epochs without, on one GPU and on several.
+
+    python -m recipes.bench.gnn.tiering --out OUT.json
+    torchrun --nproc-per-node 2 -m recipes.bench.gnn.tiering --out OUT.json
+
+Row widths and fan-outs of the dissertation's papers100M and MAG240M (Table 4.1), rows
+scaled to the machine. One JSON file; a run adds cells to it: a case, a number of GPUs
+and a share of the rows each GPU holds. The stages are timed alone beside the epochs, and
+the hit rate beside the best that any choice of as many rows could have had.
+"""
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pydirect.datasets import NodeDataset, share_dataset
+from pydirect.loader import LoaderConfig
+from pydirect.memory import pin
+from pydirect.ranks import Ranks
+from pydirect.sampling import Graph, GraphStatistics, generate_graph
+from pydirect.tiering import Score, hit_ratio, score_nodes
+from pydirect.train import NodeClassificationTrainer
+from recipes.bench.common import results
+from recipes.bench.common.cells import environment
+
+SHARES = (0.0, 0.05, 0.10, 0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Rows and a model."""
+
+    name: str
+    width: int
+    dtype: torch.dtype
+    hidden: int
+    projected: bool
+    """A first linear layer in the rows' own precision: wide rows are narrowed before
+    neighbours are added up."""
+
+
+CASES = (
+    Case(
+        name="papers100M, 128 x fp32",
+        width=128,
+        dtype=torch.float32,
+        hidden=32,
+        projected=False,
+    ),
+    Case(
+        name="MAG240M, 768 x fp16",
+        width=768,
+        dtype=torch.float16,
+        hidden=128,
+        projected=True,
+    ),
+)
+
+
+class Projected(torch.nn.Module):
+    """GraphSAGE behind a linear layer that narrows the rows."""
+
+    def __init__(self, in_channels: int, out_channels: int, hidden: int) -> None:
+        super().__init__()
+        from torch_geometric.nn import GraphSAGE
+
+        self.narrow = torch.nn.Linear(in_channels, hidden)
+        self.rest = GraphSAGE(hidden, hidden, 3, out_channels)
+
+    def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        """See `torch_geometric.nn.GraphSAGE`."""
+        kind = torch.float16 if x.is_cuda else torch.bfloat16
+        with torch.autocast(x.device.type, dtype=kind):
+            narrow = self.narrow(x).float()
+        out: torch.Tensor = self.rest(narrow, *args, **options)
+        return out
+
+
+def model_of(case: Case) -> Callable[..., torch.nn.Module]:
+    """What the trainer calls."""
+
+    def make(in_channels: int, out_channels: int) -> torch.nn.Module:
+        if case.projected:
+            return Projected(in_channels, out_channels, case.hidden)
+        from torch_geometric.nn import GraphSAGE
+
+        net: torch.nn.Module = GraphSAGE(in_channels, case.hidden, 3, out_channels)
+        return net
+
+    return make
+
+
+class Bench:
+    """Cells of one run."""
+
+    def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
+        self.args = args
+        self.ranks = ranks
+        self.begun = time.monotonic()
+        ignored = ("out", "budget_s")
+        self.data: results.Data = {
+            "environment": environment(),
+            "settings": {k: v for k, v in vars(args).items() if k not in ignored},
+            "cells": {},
+        }
+        if args.out.exists():
+            self.data["cells"] = results.read(args.out)["cells"]
+
+    def left_s(self) -> float:
+        """Seconds of the budget, as the rank that has least."""
+        left = self.args.budget_s - (time.monotonic() - self.begun)
+        return float(self.ranks.least(int(left * 1000)) / 1000)
+
+    def note(self, name: str, **record: Any) -> None:
+        """Keep one record; the first rank's."""
+        if not self.ranks.is_first:
+            return
+        self.data["cells"][name] = record
+        results.write(self.args.out, self.data)
+        print(name, record, flush=True)
+
+    def clock(self) -> float:
+        """Seconds, when every rank's device has done its work."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+        self.ranks.wait()
+        return time.perf_counter()
+
+    def trainer(
+        self, case: Case, data: NodeDataset, share: float
+    ) -> NodeClassificationTrainer:
+        """A fresh one, with ``share`` of the rows near on each GPU."""
+        args = self.args
+        return NodeClassificationTrainer(
+            dataset=data,
+            model=model_of(case),
+            loader=LoaderConfig(
+                batch_size=args.batch_size,
+                fanouts=tuple(args.fanouts),
+                sampling="device",
+                max_sms=args.max_sms,
+            ),
+            fetch="tiered" if share else "direct",
+            cache_bytes=int(share * data.features.nbytes),
+            progress=False,
+            device=self.ranks.device.type,
+            ranks=self.ranks,
+        )
+
+    def epochs(self, case: Case, data: NodeDataset, share: float) -> None:
+        """One cell."""
+        trainer = self.trainer(case, data, share)
+        seconds = []
+        for epoch in range(1 + self.args.epochs):
+            begun = self.clock()
+            trainer.train_epoch(epoch)
+            seconds.append(self.clock() - begun)
+        record: dict[str, Any] = {
+            "epoch_s": round(statistics.median(seconds[1:]), 4),
+            "epochs_s": [round(s, 4) for s in seconds],
+            "batches": len(trainer.batches),
+            **self.stages(trainer),
+        }
+        if share:
+            table = trainer.tiered_table
+            record["near_rows"] = table.num_near
+            record["spread_rows"] = table.plan.spread_rows
+            record["hit_rate"] = round(table.hit_ratio(), 4)
+        self.note(f"{case.name}/{self.ranks.size} GPU/{share}", **record)
+
+    def stages(self, trainer: NodeClassificationTrainer) -> dict[str, Any]:
+        """Drawing, copying and training, each alone, scaled to an epoch."""
+        loader = trainer.batches
+        begun = self.clock()
+        drawn = [b for _, b in zip(range(6), loader.sampled(), strict=False)]
+        drew = self.clock()
+        scale = len(loader) / len(drawn)
+        for batch in drawn[:2]:
+            there = loader.fetch(batch)
+        start = self.clock()
+        for batch in drawn:
+            there = loader.fetch(batch)
+        copied = self.clock()
+        trainer.step(there)
+        warm = self.clock()
+        for _ in drawn:
+            trainer.step(there)
+        trained = self.clock()
+        return {
+            "drawing_alone_s": round((drew - begun) * scale, 4),
+            "copying_alone_s": round((copied - start) * scale, 4),
+            "training_alone_s": round((trained - warm) * scale, 4),
+            "rows_a_batch": int(there.x.shape[0]),
+            "mb_a_batch": round(there.x.nbytes / 1e6, 1),
+        }
+
+    def hit_rates(self, graph: Graph, data: NodeDataset, case: Case) -> None:
+        """The scores' hit rates, and the best there are, over one epoch's accesses."""
+        trainer = self.trainer(case, data, 0.0)
+        counts = torch.zeros(graph.num_nodes, device=self.ranks.device)
+        for batch in trainer.batches.sampled():
+            counts[batch.node_ids] += 1
+        counts = counts.cpu().double()
+        found: dict[str, Any] = {}
+        for kind in Score:
+            begun = time.perf_counter()
+            score = score_nodes(
+                kind,
+                graph,
+                data.train_nodes,
+                len(self.args.fanouts),
+                device=self.ranks.device,
+            )
+            found[f"{kind.value}_s"] = round(time.perf_counter() - begun, 3)
+            for share in SHARES[1:]:
+                rate = hit_ratio(counts, score, share)
+                found[f"{kind.value} {share}"] = round(rate, 4)
+        for share in SHARES[1:]:
+            found[f"best {share}"] = round(hit_ratio(counts, counts, share), 4)
+        self.note(f"hit rates/{self.ranks.size} GPU", **found)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=6_000_000)
+    parser.add_argument("--edges", type=int, default=90_000_000)
+    parser.add_argument("--train-nodes", type=int, default=40_000)
+    parser.add_argument("--fanouts", type=int, nargs="+", default=[12, 12, 12])
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--max-sms", type=int, default=8)
+    parser.add_argument("--cases", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
+    parser.add_argument("--budget-s", type=float, default=100.0)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """See the module."""
+    warnings.simplefilter("ignore")
+    args = parse()
+    ranks = Ranks.join()
+    bench = Bench(args, ranks)
+    made = None
+    if ranks.is_first:
+        statistic = GraphStatistics(
+            num_nodes=args.nodes, num_edges=args.edges, num_classes=20
+        )
+        made = generate_graph(statistic, seed=0, device=ranks.device)
+        if ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+    order = torch.randperm(args.nodes, generator=torch.Generator().manual_seed(1))
+    for number in args.cases:
+        case = CASES[number]
+        data = None
+        if made is not None:
+            graph, labels = made
+            data = NodeDataset(
+                name=case.name,
+                graph=graph,
+                features=torch.zeros(args.nodes, case.width, dtype=case.dtype),
+                labels=labels,
+                num_classes=20,
+                train_nodes=order[: args.train_nodes],
+                valid_nodes=order[-1024:],
+                test_nodes=order[-1024:],
+            )
+        shared = share_dataset(ranks, data)
+        if ranks.device.type == "cuda":
+            # Once for all trainers of the case.
+            shared = replace(shared, features=pin(shared.features))
+        if number == args.cases[0]:
+            bench.hit_rates(shared.graph, shared, case)
+        for share in args.shares:
+            if bench.left_s() > 0:
+                bench.epochs(case, shared, share)
+        ranks.close()
+        del data, shared
+
+
+if __name__ == "__main__":
+    main()
