@@ -6,8 +6,8 @@
 
 Row widths and fan-outs of the dissertation's papers100M and MAG240M (Table 4.1), rows
 scaled to the machine. One JSON file; a run adds cells to it: a case, a number of GPUs
-and a share of the rows each GPU holds. The stages are timed alone beside the epochs, and
-the hit rate beside the best that any choice of as many rows could have had.
+and a share of the rows each GPU holds. The stages are timed alone beside the epochs,
+and the hit rate beside the best that any choice of as many rows could have had.
 """
 
 import argparse
