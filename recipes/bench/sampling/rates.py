@@ -221,7 +221,9 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
             out_channels=out_channels,
         )
 
-    for sampling in Sampling:
+    ways = [(sampling, False) for sampling in Sampling]
+    ways += [(Sampling.DEVICE, True), (Sampling.HOST, True)]
+    for sampling, capture in ways:
         trainer = NodeClassificationTrainer(
             dataset=dataset,
             model=model,
@@ -231,6 +233,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
                 num_samplers=max(1, min(6, (os.cpu_count() or 1) - 3)),
                 sampling=sampling,
             ),
+            capture=capture,
             progress=False,
             device=str(run.device),
         )
@@ -255,7 +258,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         trained = run.wait()
         scale = len(trainer.batches) / len(batches)
         run.note(
-            f"epoch, {sampling.value}",
+            f"epoch, {sampling.value}{', captured' if capture else ''}",
             seconds=round(statistics.median(seconds), 4),
             sampling_alone_s=round((sampled - begun) * scale, 4),
             fetching_alone_s=round((moved - sampled) * scale, 4),
