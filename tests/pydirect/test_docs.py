@@ -56,7 +56,7 @@ def names(pyg: ModuleType) -> dict[str, Any]:
 def test_the_unified_page(names: dict[str, Any]) -> None:
     features = names["features"].clone()
     found = blocks("pydirect.md")
-    assert len(found) == 4
+    assert len(found) == 5
     for number, block in enumerate(found):
         scope = dict(names)
         exec(block, scope)
