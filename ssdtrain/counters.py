@@ -138,7 +138,6 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[str, float] = {}
-        self._maxima: dict[str, float] = {}
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add to a sum."""
@@ -151,14 +150,8 @@ class Counters:
             for name, amount in amounts.items():
                 self._sums[name] = self._sums.get(name, 0) + amount
 
-    def maximum(self, name: str, value: float) -> None:
-        """Raise a maximum."""
+    def take(self) -> dict[str, float]:
+        """Return and clear the sums (at a step boundary)."""
         with self._lock:
-            self._maxima[name] = max(self._maxima.get(name, value), value)
-
-    def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return and clear the sums and the maxima (at a step boundary)."""
-        with self._lock:
-            taken = (self._sums, self._maxima)
-            self._sums, self._maxima = {}, {}
+            taken, self._sums = self._sums, {}
         return taken

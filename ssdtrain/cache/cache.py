@@ -350,10 +350,6 @@ class TensorCache:
         if moved.data is not None:
             self.copies.out(moved.trip.place, moved.data)
             self._window.add(moved, moved.data, moved.trip, due)
-        num_bytes = moved.num_bytes
-        self._counters.add_all(
-            {"num_records": 1, "bytes_saved": num_bytes, "bytes_offloaded": num_bytes}
-        )
 
     def forward_moved(self, moved: Moved) -> None:
         """Hand the live tensor back; its copy out is of no use any more."""
@@ -522,8 +518,15 @@ class TensorCache:
 
     def collect(self) -> None:
         """Give back what dead records held."""
-        self.ledger.settle()
-        while self.retired:
+        if self.ledger.has_handed_over:
+            self.ledger.settle()
+        if self.retired.queue:
+            self._bury()
+        if self._window.has_lingering:
+            self._window.let_go()
+
+    def _bury(self) -> None:
+        while self.retired.queue:
             retired = self.retired.pop()
             if retired.known is not None:
                 known, key = retired.known
@@ -540,7 +543,6 @@ class TensorCache:
                 if self.lanes.is_idle:
                     self.ledger.backward_ends()
                     self._window.let_go_in_order()
-        self._window.let_go()
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""

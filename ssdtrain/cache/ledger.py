@@ -27,7 +27,8 @@ class Ledger:
         self._holder: int | None = None
         """The node of autograd that holds them."""
         self._peak_bytes = 0
-        """Most of `live_bytes` in this step, as the counters know it."""
+        """Most of `live_bytes` in this step."""
+        self._backward_start_bytes = 0
         self.num_steps = 0
         """Steps closed."""
         self.closed: Any = None
@@ -45,10 +46,10 @@ class Ledger:
     def live(self, change_bytes: int) -> None:
         """Saved tensors came alive (positive) or were released (negative)."""
         self.live_bytes += change_bytes
-        self.clock.sample()
+        if self.clock.is_watching:
+            self.clock.sample()
         if self.live_bytes > self._peak_bytes and change_bytes > 0:
             self._peak_bytes = self.live_bytes
-            self.counters.maximum("saved_peak_bytes", self.live_bytes)
 
     def hold(self, num_bytes: int) -> None:
         """Bytes that came alive are pinned by an autograd leaf: moving them frees
@@ -65,6 +66,11 @@ class Ledger:
         """The cache let go of bytes that autograd holds until the running node ends."""
         self._handed_bytes += num_bytes
         self._holder = asking_node()
+
+    @property
+    def has_handed_over(self) -> bool:
+        """Whether `settle` has something to look at."""
+        return self._handed_bytes != 0
 
     def settle(self) -> None:
         """What was handed over is gone, if that node has ended."""
@@ -98,7 +104,7 @@ class Ledger:
             return
         self._seen_backward = True
         self._backward = self._device.memory()
-        self.counters.maximum("saved_backward_start_bytes", self.live_bytes)
+        self._backward_start_bytes = self.live_bytes
 
     def backward_ends(self) -> None:
         """No saved tensor is alive any more."""
@@ -111,8 +117,9 @@ class Ledger:
 
     def close_step(self) -> Callable[[], StepReport]:
         """End the step; the report waits for the device, so it is built on demand."""
-        sums, maxima = self.counters.take()
-        self._peak_bytes = 0
+        sums = self.counters.take()
+        peak_bytes, self._peak_bytes = self._peak_bytes, 0
+        backward_bytes, self._backward_start_bytes = self._backward_start_bytes, 0
         stall_ms = self._device.cut_stalls()
         recipe_ms = self.clock.cut()
         self.closed = self.clock.now()
@@ -146,10 +153,8 @@ class Ledger:
                 bytes_parameters=total("bytes_parameters"),
                 stall_ms=stall_ms(),
                 recompute_ms=sum(times.values()),
-                saved_peak_bytes=int(maxima.get("saved_peak_bytes", 0)),
-                saved_backward_start_bytes=int(
-                    maxima.get("saved_backward_start_bytes", 0)
-                ),
+                saved_peak_bytes=peak_bytes,
+                saved_backward_start_bytes=backward_bytes,
                 allocated=allocated,
                 reserved=reserved,
                 plan_error=plan_error(),

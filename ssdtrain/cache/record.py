@@ -131,22 +131,19 @@ class Retired:
     """Holdings of dead objects, oldest first. See [Note: destructors]."""
 
     def __init__(self) -> None:
-        self._queue: deque[_Death] = deque()
+        self.queue: deque[_Death] = deque()
         self._alive: dict[int, _Death] = {}
         """A weak reference calls back only while it is alive itself."""
 
     def watch(self, owner: object, holding: Holding) -> None:
         """Queue the holding when `owner` dies."""
-        death = _Death(owner, self._queue.append)
+        death = _Death(owner, self.queue.append)
         death.holding = holding
         self._alive[id(death)] = death
 
-    def __len__(self) -> int:
-        return len(self._queue)
-
     def pop(self) -> Holding:
         """The holding of the object that died first."""
-        death = self._queue.popleft()
+        death = self.queue.popleft()
         del self._alive[id(death)]
         return death.holding
 

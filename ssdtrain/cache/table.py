@@ -770,6 +770,7 @@ class Run:
         """Rows whose first use has told of the quiet ones before it."""
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
+        self._num_sent = self._sent_bytes = 0
         self.holding = Holding(lane)
         lane.num_live += 1
 
@@ -875,6 +876,8 @@ class Run:
             trip = Trip(place, row.free)
             moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
             cache.send(moved, cache.course.mark + row.order.release_after)
+            self._num_sent += 1
+            self._sent_bytes += row.num_bytes
             found = self._moved[row.item] = weakref.ref(moved)
             self._course.records[row.item] = found
             if row.is_shared:
@@ -1001,7 +1004,11 @@ class Run:
                 with self._lock:
                     self._cache.course.mark += self._table.behind.marks
                     self._live(self._table.behind.num_bytes)
-        self._cache.ledger.counters.add_all(self._table.counters(packed))
+        counters = self._table.counters(packed)
+        counters["num_records"] += self._num_sent
+        counters["bytes_saved"] += self._sent_bytes
+        counters["bytes_offloaded"] = self._sent_bytes
+        self._cache.ledger.counters.add_all(counters)
 
     # -- backward -----------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Leaving(Protocol):
         """Its bytes stay, and the parcel is of no use."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Leaver:
     """One tensor on its way out. Owns the memory until compute has passed the copy,
     even if the record dies before."""
@@ -171,6 +171,11 @@ class ReleaseWindow:
             self.release_oldest()
 
     # -- lingering ----------------------------------------------------------------
+
+    @property
+    def has_lingering(self) -> bool:
+        """Whether `let_go` has something to look at."""
+        return bool(self._lingering)
 
     @property
     def lingering_bytes(self) -> int:

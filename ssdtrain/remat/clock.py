@@ -30,7 +30,8 @@ class Clock:
         self._last: list[_Rebuild] = []
         self._step_start: Any = None
         self._budget: Budget = NoBudget()
-        self._watching = False
+        self.is_watching = False
+        """Whether the budget wants to know the memory in use."""
         self._device = device
         self._high_bytes = 0
         self._last_high_bytes = 0
@@ -69,7 +70,7 @@ class Clock:
         Args:
             soon_bytes: what will be allocated before any of it is freed.
         """
-        if self._watching and self._cuda:
+        if self.is_watching and self._cuda:
             used = torch.cuda.memory_allocated(self._device) + soon_bytes
             self._high_bytes = max(self._high_bytes, used)
 
@@ -88,7 +89,7 @@ class Clock:
             Gives the old account in ms by recipe; calling it waits for the device.
         """
         rebuilds, self._rebuilds = self._rebuilds, []
-        self._last = rebuilds if self._watching else []
+        self._last = rebuilds if self.is_watching else []
         self.sample()
         self._last_high_bytes = self._high_bytes
         self._kept = rebuilds if self.keep_spans else []
@@ -112,7 +113,7 @@ class Clock:
     def watch(self, budget: Budget) -> None:
         """Tell the budget of every step until it knows enough."""
         self._budget = budget
-        self._watching = budget.is_watching
+        self.is_watching = budget.is_watching
 
     def step_starts(self) -> None:
         """The first forward of a step is about to run.
@@ -120,7 +121,7 @@ class Clock:
         While the budget is watching this waits for the step before: the only time
         that the host waits for recipes, and over after a few steps.
         """
-        if not self._watching:
+        if not self.is_watching:
             return
         self._high_bytes = 0
         start, before = self.now(), self._step_start
@@ -131,7 +132,7 @@ class Clock:
         spans = [self._span(each) for each in self._last]
         self._last = []
         self._budget.observe(step_ms, spans, self._last_high_bytes)
-        self._watching = self._budget.is_watching
+        self.is_watching = self._budget.is_watching
 
     def ms_between(self, start: Any, end: Any) -> float:
         """Milliseconds between two moments; waits until the second is reached."""
