@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from ssdtrain.cache.identity import (
@@ -554,6 +555,18 @@ class ParameterView(NamedTuple):
             return None
         offset = int(tensor.storage_offset() - parameter.storage_offset())
         return cls(parameter, version, tensor.shape, tensor.stride(), offset)
+
+    def is_of(self, tensor: Tensor, parameter: nn.Parameter) -> bool:
+        """Whether a view of `parameter` lies in it as this one does."""
+        return (
+            type(tensor) is Tensor
+            and tensor.layout is torch.strided
+            and tensor.dtype is parameter.dtype
+            and tensor.shape == self.shape
+            and tensor.stride() == self.stride
+            and tensor.storage_offset() - parameter.storage_offset() == self.offset
+            and not tensor.is_conj()
+        )
 
     def rebuild(self) -> Tensor:
         """The parameter, or the view of its present data.

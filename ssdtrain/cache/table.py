@@ -105,18 +105,24 @@ class ParameterHandle(tuple[nn.Parameter, int]):
         return parameter
 
 
-class ParameterViewHandle(Handle):
-    """A saved view of a parameter."""
+class ParameterViewHandle(tuple[nn.Parameter, int, ParameterView]):
+    """A saved view of a parameter: whose, of which version, and how it is found."""
 
     __slots__ = ()
 
-    def __init__(self, view: ParameterView) -> None:
-        self.source = view
+    @property
+    def source(self) -> ParameterView:
+        """As the general path would hold it."""
+        parameter, version, view = self
+        return view._replace(parameter=parameter, version=version)
 
     def get(self) -> Tensor:
         """The view; `InPlaceError` if the parameter was changed after it was saved."""
-        view: ParameterView = self.source  # type: ignore[assignment]
-        return view.rebuild()
+        parameter, version, (_, _, shape, stride, offset) = self
+        if parameter._version != version:
+            check_version(parameter, version, "a parameter")
+        start = parameter.storage_offset() + offset
+        return parameter.detach().as_strided(shape, stride, start)
 
 
 class KeptItemHandle(Handle):
@@ -146,6 +152,8 @@ class KeptItemHandle(Handle):
         self.run.use(self)
         return self.tensor
 
+
+NO_PARAMETER: Any = None
 
 # -- rows -----------------------------------------------------------------------------
 
@@ -260,20 +268,27 @@ class ParameterRow:
 class ParameterViewRow:
     """A view of a parameter, such as `weight.t()`."""
 
-    __slots__ = ("_parameter", "num_bytes")
+    __slots__ = ("_parameter", "_view", "num_bytes")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
         self._parameter = weakref.ref(parameter)
+        self._view: ParameterView | None = None
+        """The last one; its parameter and version are none."""
         self.num_bytes = num_bytes
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def pack(self, tensor: Tensor, run: "Run") -> Any:
         """A handle that finds the view again in the parameter's data."""
-        parameter = tensor._base
-        if parameter is not None and parameter is self._parameter():
-            view = ParameterView.of(tensor, parameter)  # type: ignore[arg-type]
-            if view is not None:
-                return ParameterViewHandle(view)
-        return run.leave(tensor)
+        parameter: Any = tensor._base
+        if parameter is None or parameter is not self._parameter():
+            return run.leave(tensor)
+        view = self._view
+        if view is None or not view.is_of(tensor, parameter):
+            found = ParameterView.of(tensor, parameter)
+            if found is None:
+                return run.leave(tensor)
+            # Not the parameter: rows outlive models.
+            self._view = view = found._replace(parameter=NO_PARAMETER, version=-1)
+        return ParameterViewHandle((parameter, tensor._version, view))
 
 
 class KeptRow:
