@@ -23,7 +23,7 @@ from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.adapt import Drift, is_better
+from ssdtrain.plan.adapt import Drift, Trial, is_better
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
 from ssdtrain.plan.choose import QUICK_MARKS, choose
@@ -69,7 +69,11 @@ class Stage(Enum):
     """> FOLLOWING, or OBSERVING again if the step could not be planned. > PLAIN before
     the first plan, where everything fits into device memory."""
     PLAIN = auto()
-    """Runs without ssdtrain, and is measured: [Note: the plain step]. > FOLLOWING."""
+    """Runs without ssdtrain, and is measured: [Note: the plain step]. > SEARCHING, or
+    FOLLOWING where the search is not beside training."""
+    SEARCHING = auto()
+    """The first plan is searched for beside training: without hooks where everything
+    fits, else as before. > FOLLOWING."""
     FOLLOWING = auto()
     """> OBSERVING when it drifts."""
     RESTING = auto()
@@ -118,11 +122,14 @@ class Planner:
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
         """Start of the last steps, and whether the step followed the plan in force."""
+        self._trial: Trial | None = None
 
     @property
     def is_settled(self) -> bool:
-        """Whether the running step is neither a warm-up nor observed."""
-        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
+        """Whether the running step is neither a warm-up nor observed, and no other plan
+        is searched for."""
+        settled = self._stage in (Stage.FOLLOWING, Stage.RESTING)
+        return settled and self._search is None
 
     def step_starts(self, num_steps: int) -> None:
         """The first forward of a step is about to run; `num_steps` have ended.
@@ -142,6 +149,8 @@ class Planner:
             self._conclude()
         elif self._stage is Stage.PLAIN:
             self._run_plain()
+        elif self._stage is Stage.SEARCHING:
+            self._await_plan()
         elif self._stage is Stage.FOLLOWING:
             self._follow()
         self._cache.course.step_starts()
@@ -168,6 +177,7 @@ class Planner:
 
     def _observe(self) -> None:
         cache = self._cache
+        self._trial = None
         self._stage = Stage.OBSERVING
         self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         cache.policy = OffloadAll(spares_held=True)
@@ -247,7 +257,10 @@ class Planner:
             profile = calibrated(profile, self._plain)
         profile = with_host_in_step(profile)
         self._stop_search()
-        beside = self._cache.device.torch_device.type == "cuda"
+        beside = self._cache.device.runs_beside
+        if beside and isinstance(self.peers, Alone):
+            self._search_beside(profile)
+            return
         new = self._chosen(profile, quickly=beside)
         if self.plan is None or not self._keeps(profile, new):
             self.plan = new
@@ -255,6 +268,43 @@ class Planner:
         if beside and self.peers.leads:
             self._search = Search(profile, self._goal)
         self._follow_from_now(profile)
+
+    def _search_beside(self, profile: Profile) -> None:
+        """The step of before goes on until there is a plan."""
+        self._search = Search(profile, self._goal)
+        before, self.profile = self.profile, profile
+        if self.plan is not None and before is not None:
+            if before.signature() == profile.signature():
+                self._follow_from_now(profile)
+                return
+        self.plan = None
+        self._rest(Stage.SEARCHING)
+        self._cache.bypass = Unhooked() if self._plain is not None else None
+
+    def _await_plan(self) -> None:
+        """Follow the first plan that is there.
+
+        Raises:
+            ConfigError: none reaches the goal.
+        """
+        search, profile = self._search, self.profile
+        if search is None or profile is None:
+            return
+        found = search.take_quick()
+        if found is None and not search.is_running:
+            self._search = None
+            found = search.take()
+            if found is None and search.is_impossible:
+                raise ConfigError(search.error)
+            if found is None:
+                logger.warning(
+                    "ssdtrain: the search for a plan failed (%s); this step waits for "
+                    "another one",
+                    search.error,
+                )
+                found = choose(profile, self._goal)
+        if found is not None:
+            self._take(found)
 
     def _chosen(self, profile: Profile, quickly: bool) -> Plan:
         if quickly:
@@ -273,12 +323,18 @@ class Planner:
                 self._take(offered)
             return
         search = self._search
-        if search is None or search.is_running:
+        if search is None:
             return
-        self._search = None
-        found = search.take()
+        found = search.take_quick()
+        if found is None and search.is_running:
+            return
         if found is None:
-            logger.warning("ssdtrain: the search for a plan failed: %s", search.error)
+            self._search = None
+            found = search.take()
+        if found is None:
+            logger.warning(
+                "ssdtrain: no other plan, so the one in force stays: %s", search.error
+            )
         elif self.profile is not None and not self._keeps(self.profile, found):
             self.peers.offer(found)
             self._take(found)
@@ -286,6 +342,7 @@ class Planner:
     def _take(self, found: Plan) -> None:
         self.plan = found
         self.num_plans += 1
+        self._trial = Trial(found, self._trial)
         if self.profile is not None:
             self._follow_from_now(self.profile)
 
@@ -421,10 +478,23 @@ class Planner:
             (before, _), (after, _) = self._starts[-3], self._starts[-2]
             measured = clock.ms_between(before, after)
             del self._starts[0]
+        if measured is not None and self._trial is not None:
+            before = self._trial.step(measured)
+            if before is not None and isinstance(self.peers, Alone):
+                self._go_back(before)
+                return
         drifts = self._drift.step(measured, self._cache.course.num_strayed)
         if self.peers.observes(drifts, self._step):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
+
+    def _go_back(self, before: Plan) -> None:
+        """The plan in force is slower than it said: the one before is followed."""
+        logger.info("ssdtrain: plan %d is slower than it said", self.num_plans)
+        self._stop_search()
+        self.plan, self._trial = before, Trial(before)
+        if self.profile is not None:
+            self._follow_from_now(self.profile)
 
     def _sample_host(self) -> None:
         """Time the hooks of one step in many; plan with what they cost by now."""

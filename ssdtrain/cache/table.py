@@ -122,7 +122,7 @@ class ParameterViewHandle(tuple[nn.Parameter, int, ParameterView]):
         if parameter._version != version:
             check_version(parameter, version, "a parameter")
         start = parameter.storage_offset() + offset
-        return parameter.detach().as_strided(shape, stride, start)
+        return parameter.detach().as_strided(shape, stride, start)  # type: ignore[arg-type]
 
 
 class KeptItemHandle(Handle):
@@ -278,8 +278,8 @@ class ParameterViewRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Any:
         """A handle that finds the view again in the parameter's data."""
-        parameter: Any = tensor._base
-        if parameter is None or parameter is not self._parameter():
+        base, parameter = tensor._base, self._parameter()
+        if parameter is None or base is not parameter:
             return run.leave(tensor)
         view = self._view
         if view is None or not view.is_of(tensor, parameter):

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from ssdtrain.plan.plan import Prediction
+from ssdtrain.plan.plan import Plan, Prediction
 
 WINDOW_STEPS = 5
 TOLERANCE = 0.08
@@ -20,6 +20,8 @@ FIRST_STRAY_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 1024
 GAIN = 0.01
 """A new plan must be better by this fraction."""
+LEAST_STEPS = 3
+"""Measured under a plan before another is compared with it."""
 
 
 @dataclass
@@ -75,6 +77,38 @@ class Drift:
     @property
     def _is_paused(self) -> bool:
         return self._wait > 0
+
+
+class Trial:
+    """Whether a plan that was found later runs as it says, beside the one before.
+
+    A simulation does not know everything. Pure: no clock.
+    """
+
+    def __init__(self, plan: Plan, before: "Trial | None" = None) -> None:
+        self.plan = plan
+        """In force."""
+        self._before = before
+        self._measured: deque[float] = deque(maxlen=WINDOW_STEPS)
+
+    def step(self, measured_ms: float) -> Plan | None:
+        """A step has ended.
+
+        Returns:
+            The plan before, if this one lost more time to it than it said.
+        """
+        self._measured.append(measured_ms)
+        before = self._before
+        if before is None or len(self._measured) < WINDOW_STEPS:
+            return None
+        self._before = None  # judged once
+        ours, theirs = self.plan.prediction, before.plan.prediction
+        if len(before._measured) < LEAST_STEPS or ours is None or theirs is None:
+            return None
+        before_ms = statistics.median(before._measured)
+        lost_ms = statistics.median(self._measured) - before_ms
+        said_ms = ours.step_ms - theirs.step_ms
+        return before.plan if lost_ms > max(0.0, said_ms) + GAIN * before_ms else None
 
 
 def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -> bool:

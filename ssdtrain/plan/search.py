@@ -1,13 +1,15 @@
 """The search for a plan, in a process of its own.
 
-    python -m ssdtrain.plan.search REQUEST ANSWER
+    python -m ssdtrain.plan.search REQUEST QUICK ANSWER
 
 A search takes seconds, and a thread of the training process would take the interpreter
 from the hooks again and again. So the profile is written to a file, another process
-reads it, searches, and writes the plan. It imports no torch.
+reads it, searches, and writes two plans: one that it finds quickly, and the best that
+it finds. It imports no torch.
 (tests/ssdtrain/plan/test_search.py)
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,13 +19,15 @@ from pathlib import Path
 
 from ssdtrain.errors import ConfigError, DamagedFileError
 from ssdtrain.jsonfile import Format
-from ssdtrain.plan.choose import choose
+from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import Profile
 
 NICENESS = 10
 """The training process goes first."""
+IMPOSSIBLE = 3
+"""What the process ends with if no plan reaches the goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +55,16 @@ class Search:
         self.folder = Path(self._directory.name)
         """Private to the user; gone when the search is over."""
         self._answer = self.folder / "plan.json"
+        self._quick: Path | None = self.folder / "quick.json"
         request = self.folder / "request.json"
         REQUEST_FILE.write(request, Request(profile=profile, goal=goal))
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(request), str(self._answer)],
+            [
+                *(sys.executable, "-m", __spec__.name),
+                *map(str, (request, self._quick, self._answer)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,11 +73,20 @@ class Search:
         self._pid = os.getpid()
         self.error = ""
         """Why there is no plan, once the search has ended without one."""
+        self.is_impossible = False
+        """Whether it ended without a plan because no plan reaches the goal."""
 
     @property
     def is_running(self) -> bool:
         """Whether it is still searching."""
         return self._process.poll() is None
+
+    def take_quick(self) -> Plan | None:
+        """The plan that was found quickly; None before, and after it was taken."""
+        if self._quick is None or not self._quick.exists():
+            return None
+        found, self._quick = PLAN_FILE.read(self._quick), None
+        return found
 
     def take(self) -> Plan | None:
         """Wait for the end; the plan, or None, and `error`, if it found none."""
@@ -83,6 +100,7 @@ class Search:
         else:
             lines = told.decode(errors="replace").strip().splitlines()
             self.error = lines[-1] if lines else f"exit {self._process.returncode}"
+            self.is_impossible = self._process.returncode == IMPOSSIBLE
         self._directory.cleanup()
         return plan
 
@@ -98,15 +116,17 @@ class Search:
 
 
 def main(arguments: list[str]) -> int:
-    """Read a request, write the plan."""
+    """Read a request, write the plans."""
     os.nice(NICENESS)
-    request, answer = arguments
+    request, quick, answer = arguments
     asked = REQUEST_FILE.read(request)
+    with contextlib.suppress(ConfigError):
+        PLAN_FILE.write(quick, choose(asked.profile, asked.goal, QUICK_MARKS))
     try:
         PLAN_FILE.write(answer, choose(asked.profile, asked.goal))
     except ConfigError as error:
         print(error, file=sys.stderr)
-        return 1
+        return IMPOSSIBLE
     return 0
 
 

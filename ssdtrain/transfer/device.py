@@ -61,6 +61,8 @@ class Device(Protocol):
     """Copies in both directions beside compute, ordered by events."""
 
     torch_device: torch.device
+    runs_beside: bool
+    """Whether compute runs beside the calling thread."""
 
     def now(self) -> Event:
         """The present end of the caller's compute order."""
@@ -152,6 +154,8 @@ class CpuEvent:
 
 class CpuDevice:
     """Compute is the calling thread; each copy direction is one FIFO thread."""
+
+    runs_beside = False
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -260,6 +264,8 @@ class CpuDevice:
 
 class CudaDevice:
     """Three CUDA streams; the compute stream is whatever is current at the call."""
+
+    runs_beside = True
 
     def __init__(self, device: torch.device) -> None:
         # An index costs torch far less to look up than a device.

@@ -1,6 +1,7 @@
 """`plan="auto"` and saved plans under real training steps."""
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.choose import options
+from ssdtrain.plan.choose import choose, options
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.search import Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
@@ -30,10 +33,12 @@ from ssdtrain.storage.base import Slot
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.storage.throttle import Link
+from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
+LONGEST_S = 120
 WIDTH = 64
 ROWS = 32
 SETTINGS: dict[str, Any] = {
@@ -386,6 +391,63 @@ def test_a_step_that_drifts_is_observed_and_planned_again() -> None:
     # Read before a step: the first is the observation, the second comes of the drift.
     assert len(observed) == 2 and observed[1] > 8
     assert plan.prediction is not None
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
+    """Plans are searched for beside training, as on a GPU: the searches so far."""
+    found: list[Search] = []
+
+    class Known(Search):
+        def __init__(self, *asked: Any) -> None:
+            super().__init__(*asked)
+            found.append(self)
+
+    monkeypatch.setattr(CpuDevice, "runs_beside", True)
+    monkeypatch.setattr(planner, "Search", Known)
+    return found
+
+
+def await_search(searches: list[Search], at: int) -> Hook:
+    """Before this step: it takes as long as it takes."""
+
+    def wait(step: int, session: ssdtrain.Session) -> None:
+        assert step != at or searches
+        end = time.monotonic() + LONGEST_S
+        while step == at and searches[-1].is_running:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.mark.parametrize("budget", [None, 0.6])
+def test_a_plan_that_is_searched_for_beside_training(
+    budget: float | None, searches: list[Search]
+) -> None:
+    settings, limit = SETTINGS, None
+    if budget is not None:
+        _, reports, _ = train({**SETTINGS, "plan": "keep-all", "recompute": "off"})
+        limit = int(budget * reports[-1].saved_peak_bytes)
+        settings = {**SETTINGS, "memory_budget_bytes": limit}
+    wait, settled = await_search(searches, 5), []
+
+    def hook(step: int, session: ssdtrain.Session) -> None:
+        settled.append(session.is_settled)
+        wait(step, session)
+
+    ours, _, (plan, profile) = train(settings, num_steps=9, hook=hook)
+    theirs, _, _ = train(None, num_steps=9)
+    assert equal(ours, theirs)
+    goal = Goal(max_overhead=1.0, memory_budget_bytes=limit)
+    assert plan.orders == choose(profile, goal).orders
+    assert not any(settled[:5]) and settled[-1]
+
+
+def test_the_search_tells_that_no_plan_reaches_the_goal(searches: list[Search]) -> None:
+    settings = {**SETTINGS, "memory_budget_bytes": 1000}
+    with pytest.raises(ConfigError, match="least reachable peak"):
+        train(settings, num_steps=6, hook=await_search(searches, 4))
 
 
 def test_placements_of_a_plan_are_what_is_reported() -> None:

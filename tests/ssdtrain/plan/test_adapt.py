@@ -2,8 +2,8 @@
 
 import itertools
 
-from ssdtrain.plan.adapt import Drift, is_better
-from ssdtrain.plan.plan import Prediction
+from ssdtrain.plan.adapt import Drift, Trial, is_better
+from ssdtrain.plan.plan import Plan, Prediction
 
 
 def prediction(step_ms: float, peak_bytes: int) -> Prediction:
@@ -74,3 +74,33 @@ def test_a_new_plan_must_be_clearly_better() -> None:
     assert not is_better(prediction(100.0, 900), old, True, 1000)
     assert is_better(prediction(90.0, 900), old, True, 1000)
     assert is_better(prediction(150.0, 400), old, True, 450)
+
+
+def plan(step_ms: float, policy: str) -> Plan:
+    return Plan(orders={}, policy=policy, prediction=prediction(step_ms, 500))
+
+
+def tried(said: float, ran: float, num_before: int = 5) -> Plan | None:
+    """What is followed instead of a later plan, behind one that ran as it said."""
+    first = Trial(plan(100.0, "first"))
+    assert [first.step(100.0) for _ in range(num_before)] == [None] * num_before
+    later = Trial(plan(said, "later"), first)
+    found = [later.step(ms) for ms in (400.0, ran, ran, 250.0, ran, ran, ran)]
+    assert found[:4] == [None] * 4 and found[5:] == [None] * 2
+    return found[4]
+
+
+def test_a_later_plan_that_runs_as_it_says_stays() -> None:
+    assert tried(said=100.5, ran=101.0) is None
+    assert tried(said=108.0, ran=108.5) is None  # a goal of bytes: it may cost time
+    assert tried(said=90.0, ran=100.0) is None  # it gained nothing, and lost nothing
+
+
+def test_a_later_plan_that_is_slower_than_it_said_goes() -> None:
+    for said in (90.0, 101.0, 105.0):
+        back = tried(said=said, ran=120.0)
+        assert back is not None and back.policy == "first"
+
+
+def test_a_plan_that_was_hardly_measured_is_no_judge() -> None:
+    assert tried(said=101.0, ran=120.0, num_before=2) is None

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,22 @@ def test_the_same_plan_as_here() -> None:
     assert search.take() == choose(profile, goal)
 
 
+def test_a_plan_that_is_found_quickly_comes_first() -> None:
+    profile, goal = recorded(), Goal(max_overhead=0.05)
+    search = Search(profile, goal)
+    quick = None
+    while quick is None and search.is_running:
+        quick = search.take_quick()
+        time.sleep(0.01)
+    assert (quick or search.take_quick()) == choose(profile, goal, QUICK_MARKS)
+    assert search.take_quick() is None
+    search.stop()
+
+
 def test_why_there_is_no_plan() -> None:
     search = Search(recorded(), Goal(memory_budget_bytes=1))
     assert search.take() is None
+    assert search.is_impossible
     assert "memory_budget_bytes=1 cannot be reached" in search.error
 
 
