@@ -22,6 +22,7 @@ from hector.message.layers import (
     GraphConv,
     SAGEConv,
 )
+from hector.message.trees import TreeLSTM
 
 __all__ = [
     "EdgeBatch",
@@ -33,6 +34,7 @@ __all__ = [
     "GraphConv",
     "NodeBatch",
     "SAGEConv",
+    "TreeLSTM",
     "batch",
     "broadcast_nodes",
     "functions",

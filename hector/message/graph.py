@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ from hector.message.traced import (
 Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
 Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
 Apply = Callable[[NodeBatch], Mapping[str, Any]]
+
+T = TypeVar("T")
 
 
 class Graph:
@@ -95,6 +97,7 @@ class Graph:
         self.batch_num_nodes: tuple[int, ...] = (self._num_nodes,)
         """Nodes of each graph of a batch; see `hector.message.batch`."""
         self.batch_num_edges: tuple[int, ...] = (self._src.numel(),)
+        self._derived: dict[Any, Any] = {}
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
@@ -157,6 +160,13 @@ class Graph:
     def groups(self) -> Groups:
         """The edges of each destination in the caller's order."""
         return Groups(self._dst, self._num_nodes)
+
+    def derived(self, make: Callable[["Graph"], T]) -> T:
+        """What `make` makes of the edges, made once."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        found: T = self._derived[make]
+        return found
 
     def to(self, device: torch.device | str) -> "Graph":
         """The graph and its features on `device`."""

@@ -152,3 +152,26 @@ def test_batches_and_parts_share_kernels() -> None:
             whole.update_all(fn.copy_u("h", "m"), fn.max("m", "far"))
             found.append(torch.cat((whole.ndata["out"], whole.ndata["far"])).double())
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [5, 64])
+def test_levels_of_trees(width: int) -> None:
+    """The level's kernels against PyTorch's operations."""
+    from hector.message.tree_kernels import TritonCell
+    from hector.message.trees import Levels, _Run, _TorchCell
+
+    made = torch.Generator().manual_seed(1)
+    trees = []
+    for nodes in (1, 6, 9):
+        parents = [int(torch.randint(i, (1,), generator=made)) for i in range(1, nodes)]
+        src = torch.arange(1, nodes, device=DEVICE)
+        dst = torch.tensor(parents, dtype=torch.int64, device=DEVICE)
+        trees.append(Graph(src, dst, num_nodes=nodes))
+    levels = Levels(batch(trees))
+    assert levels.forest
+    x, u = rows(16, 4 * width), rows(width, 4 * width)
+    found = [
+        torch.cat(_Run.apply(x[i], u[i], levels, cell), 1)
+        for i, cell in enumerate((TritonCell, _TorchCell))
+    ]
+    same(found[0], found[1], ((x[0], u[0]), (x[1], u[1])))
