@@ -1,10 +1,12 @@
 """Launches of generated kernels, and their compilation ahead of the first one."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +87,39 @@ class Step:
     dead: tuple[Key, ...]
 
 
+@functools.cache
+def compiler_key() -> "Future[object]":
+    """Triton's digest of its own files, computed once beside the caller's work.
+
+    Every look-up in Triton's cache begins with it: half a second of hashing, more than
+    the rest of a start with kept kernels.
+    """
+    from triton.compiler import compiler
+    from triton.runtime import cache
+
+    places = (getattr(m, "triton_key", None) for m in (cache, compiler))
+    digest = next((f for f in places if f is not None), None)
+    found: Future[object] = Future()
+    if digest is None:
+        found.set_result(None)
+        return found
+
+    def compute() -> None:
+        try:
+            found.set_result(digest())
+        except Exception:
+            # Whoever compiles asks again, and gets the error where it belongs.
+            found.set_result(None)
+
+    Thread(target=compute, name="hector-compiler-key", daemon=True).start()
+    return found
+
+
+def _is_product(launch: Launch) -> bool:
+    name = launch.function.__name__
+    return "gemm" in name or "outer" in name
+
+
 def compile_together(
     wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
 ) -> None:
@@ -99,6 +134,9 @@ def compile_together(
     workers = min(len(wanted), len(os.sched_getaffinity(0)))
     if workers < 2:
         return
+    compiler_key().result()
+    # Products take several times as long as traversals: they are not to be last.
+    wanted = sorted(wanted, key=lambda w: not _is_product(w[0]))
 
     def compile_all() -> None:
         with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):

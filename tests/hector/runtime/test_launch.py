@@ -8,20 +8,26 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hector.runtime.launch import Launch, compile_together
+from hector.runtime.launch import Launch, compile_together, compiler_key
 
 
 class Kernel:
     """Compiles in Triton's pool, or fails there."""
 
-    def __init__(self, name: str, error: str = "") -> None:
+    def __init__(
+        self, name: str, error: str = "", order: list[str] | None = None
+    ) -> None:
         self.name, self.error, self.compiled = name, error, False
+        self.__name__ = name
+        self.order = order
 
     def warmup(self, *args: object, grid: object) -> None:
         from triton.runtime._async_compile import active_mode
 
         mode = active_mode.get()
         assert mode is not None
+        if self.order is not None:
+            self.order.append(self.name)
         steps: list[Callable[..., Any]] = [self._compile, self._finish]
         # Later versions also ask what to do after a failure.
         if "cleanup_fn" in inspect.signature(mode.submit).parameters:
@@ -52,3 +58,14 @@ def test_a_failed_compilation_does_not_stop_the_next_plan(
     kernels = Kernel("one"), Kernel("other")
     compile_together([(launch, {}) for launch in _launches(*kernels)])
     assert all(k.compiled for k in kernels)
+
+
+def test_products_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    order: list[str] = []
+    names = ("hector_traversal_1", "hector_gemm_2", "hector_sums_3", "hector_outer_4")
+    kernels = [Kernel(n, order=order) for n in names]
+    compile_together([(launch, {}) for launch in _launches(*kernels)])
+    assert order == [names[1], names[3], names[0], names[2]]
+    # The key is known by then: nobody computes it a second time.
+    assert compiler_key() is compiler_key() and compiler_key().done()
