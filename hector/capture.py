@@ -4,12 +4,24 @@
 each a few microseconds. Where shapes and the graph are fixed, everything that a step
 launches (forward, backward, optimizer) is captured once and replayed by one call. What
 the step reads must stay where it is: parameters, graph and inputs are changed in place.
+
+[Note: padded batches] Of mini-batches no two have the same sizes. A batch is copied
+into memory of the next larger one of a few sizes (8 between a number and its double);
+behind the real nodes and edges lie spare ones, which join nobody but one another.
+Nothing that a seed's result or a gradient depends on reads them: their rows get no
+gradient, and a row without a gradient adds zeros to that of a weight. The graph is made
+of that memory inside the captured step, so a replay sorts the new edges as well.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from hector.graph import HeteroGraph, padded_subgraph
+from hector.sampling import Drawn, SampledBatch
 
 WARM_UP = 3
 """Calls before the capture: they compile, allocate and run as they are."""
@@ -55,3 +67,112 @@ class CapturedStep:
             found = self._step()
         here.wait_stream(aside)
         return found
+
+
+def padded_size(count: int) -> int:
+    """The next larger one of 8 sizes an octave; at least 64."""
+    step = max(8, 1 << max(count.bit_length() - 4, 0))
+    return max(64, -(-count // step) * step)
+
+
+class CapturedBatches:
+    """Training steps on mini-batches, one CUDA graph for each of a few sizes.
+
+    `step(batch, *tensors, *rows)` gets a `SampledBatch` with spare nodes and edges
+    behind the real ones ([Note: padded batches]) and must look at nothing but its
+    arguments and what stays in place. On a CPU steps run as they are, padded alike.
+    """
+
+    def __init__(
+        self, step: Callable[..., Any], graph: HeteroGraph, max_sizes: int = 8
+    ) -> None:
+        """`max_sizes`: graphs that are kept; the least recently used one leaves."""
+        if max_sizes < 1:
+            raise ValueError(f"expected max_sizes of at least 1, got {max_sizes}")
+        self.step, self.graph, self.max_sizes = step, graph, max_sizes
+        self._sizes: OrderedDict[Hashable, _Padded] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Sizes that are kept."""
+        return len(self._sizes)
+
+    def __call__(
+        self, drawn: Drawn, *tensors: Tensor, rows: Sequence[Tensor] = ()
+    ) -> Any:
+        """One step on what was drawn from the graph, on `tensors`, whose shapes decide
+        the size as well, and on `rows` [drawn nodes, ...], zeros behind them. Results
+        are overwritten by later steps."""
+        nodes = padded_size(drawn.node_ids.numel() + 1)
+        edges = padded_size(drawn.edge_ids.numel())
+        kinds = tuple((t.shape, t.dtype) for t in (drawn.seeds, *tensors))
+        rest = tuple((t.shape[1:], t.dtype) for t in rows)
+        key = (nodes, edges, kinds, rest)
+        found = self._sizes.pop(key, None)
+        if found is None:
+            found = _Padded(self.step, self.graph, (nodes, edges), drawn)
+            found.room(tensors, rows)
+        self._sizes[key] = found
+        while len(self._sizes) > self.max_sizes:
+            self._sizes.popitem(last=False)
+        return found(drawn, tensors, rows)
+
+
+class _Padded:
+    """Memory for batches of one size, and the step on it."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        graph: HeteroGraph,
+        sizes: tuple[int, int],
+        drawn: Drawn,
+    ) -> None:
+        nodes, edges = sizes
+        device = graph.device
+        self._graph = graph
+        beyond = graph.num_nodes + torch.arange(nodes, device=device)
+        self._beyond = beyond
+        self._node_ids = beyond.clone()
+        self._edge_ids = torch.full((edges,), -1, device=device)
+        self._num_nodes = torch.zeros((), dtype=torch.int64, device=device)
+        self._seeds = torch.empty_like(drawn.seeds)
+        self._tensors: tuple[Tensor, ...] = ()
+        self._rows: tuple[Tensor, ...] = ()
+
+        def run() -> Any:
+            return step(self._batch(), *self._tensors, *self._rows)
+
+        self._run = CapturedStep(run) if device.type == "cuda" else run
+
+    def room(self, tensors: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Memory for tensors of these shapes, and for rows of all nodes."""
+        device = self._graph.device
+        self._tensors = tuple(torch.empty_like(t, device=device) for t in tensors)
+        size = self._node_ids.numel()
+        self._rows = tuple(
+            torch.zeros(size, *t.shape[1:], dtype=t.dtype, device=device) for t in rows
+        )
+
+    def __call__(
+        self, drawn: Drawn, tensors: Sequence[Tensor], rows: Sequence[Tensor]
+    ) -> Any:
+        nodes, edges = drawn.node_ids.numel(), drawn.edge_ids.numel()
+        self._node_ids[:nodes].copy_(drawn.node_ids)
+        self._node_ids[nodes:].copy_(self._beyond[nodes:])
+        self._edge_ids[:edges].copy_(drawn.edge_ids)
+        self._edge_ids[edges:].fill_(-1)
+        self._num_nodes.fill_(nodes)
+        self._seeds.copy_(drawn.seeds)
+        for mine, given in zip(self._tensors, tensors, strict=True):
+            mine.copy_(given, non_blocking=True)
+        for mine, given in zip(self._rows, rows, strict=True):
+            mine[:nodes].copy_(given, non_blocking=True)
+            mine[nodes:].zero_()
+        return self._run()
+
+    def _batch(self) -> SampledBatch:
+        graph = self._graph
+        made = padded_subgraph(graph, self._node_ids, self._edge_ids, self._num_nodes)
+        # Spare nodes read the last node's features.
+        known = self._node_ids.clamp(max=graph.num_nodes - 1)
+        return SampledBatch(made, known, self._seeds, self._edge_ids)

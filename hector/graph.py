@@ -499,13 +499,43 @@ def subgraph(graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor) -> HeteroGr
     """A sampled graph of ascending `node_ids` and stored `edge_ids` between them."""
     ends = (graph.src, graph.dst)
     src, dst = (torch.searchsorted(node_ids, e[edge_ids]) for e in ends)
-    kind = graph.edge_type[edge_ids]
-    num = node_ids.numel()
-    order = edge_sort(kind, dst, src, num, graph.num_edge_types)
+    edges = _Edges(src, dst, graph.edge_type[edge_ids])
+    ptr = torch.searchsorted(node_ids, graph.node_type_ptr)
+    return _sampled(graph, edges, ptr, node_ids.numel())
+
+
+def padded_subgraph(
+    graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor, num_nodes: Tensor
+) -> HeteroGraph:
+    """`subgraph` with room behind it: of `node_ids` the first `num_nodes` (int64 [], on
+    the device) are nodes and the others, at least one, are larger than any id; edges of
+    id -1 join those. Sizes are those of the tensors, so nothing waits for the device.
+    """
+    size, real = node_ids.numel(), edge_ids >= 0
+    at = edge_ids.clamp(min=0)
+    # Spread over all spare nodes: no group of edges is longer than others.
+    place = torch.arange(edge_ids.numel(), device=node_ids.device)
+    spare = num_nodes + place % (size - num_nodes)
+    src, dst = (
+        torch.where(real, torch.searchsorted(node_ids, e[at]), spare)
+        for e in (graph.src, graph.dst)
+    )
+    ptr = torch.searchsorted(node_ids, graph.node_type_ptr)
+    # Spare nodes are of the last type.
+    ptr = torch.cat((ptr[:-1], torch.full_like(ptr[-1:], size)))
+    return _sampled(graph, _Edges(src, dst, graph.edge_type[at]), ptr, size)
+
+
+def _sampled(
+    graph: HeteroGraph, edges: _Edges, node_type_ptr: Tensor, num_nodes: int
+) -> HeteroGraph:
+    """A part of a graph, its edges sorted ([Note: edge order])."""
+    src, dst, kind, _ = edges
+    order = edge_sort(kind, dst, src, num_nodes, graph.num_edge_types)
     kind = kind[order]
     return HeteroGraph(
-        num_nodes=num,
-        node_type_ptr=torch.searchsorted(node_ids, graph.node_type_ptr),
+        num_nodes=num_nodes,
+        node_type_ptr=node_type_ptr,
         etype_ptr=segment_ptr(kind, graph.num_edge_types),
         src=src[order],
         dst=dst[order],

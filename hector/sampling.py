@@ -25,6 +25,17 @@ class SampledBatch(NamedTuple):
     """int64 [num_edges]: stored edges of the whole graph, in the caller's order."""
 
 
+class Drawn(NamedTuple):
+    """What was drawn, before a graph is made of it."""
+
+    node_ids: Tensor
+    """int64 [num_nodes], ascending ids in the whole graph."""
+    edge_ids: Tensor
+    """int64 [num_edges]: stored edges of the whole graph."""
+    seeds: Tensor
+    """int64 [num_seeds]: the places of the seeds among `node_ids`."""
+
+
 class NeighborSampler:
     """Draws in-edges of the seeds, then of the nodes that these lead to, hop by hop.
 
@@ -48,6 +59,12 @@ class NeighborSampler:
         `generator` lies on the graph's device. How many edges were drawn is read from
         the device once a hop.
         """
+        found = self.draw(seeds, generator)
+        made = subgraph(self.graph, found.node_ids, found.edge_ids)
+        return SampledBatch(made, found.node_ids, found.seeds, found.edge_ids)
+
+    def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
+        """The nodes and edges of `sample`, for `hector.CapturedBatches`."""
         frontier, drawn = seeds, []
         self._taken[seeds] = True
         for fanout in self.fanouts:
@@ -59,9 +76,7 @@ class NeighborSampler:
         node_ids = self._taken.nonzero().flatten()
         self._taken[node_ids] = False
         edge_ids = torch.cat(drawn)
-        made = subgraph(self.graph, node_ids, edge_ids)
-        rows = torch.searchsorted(node_ids, seeds)
-        return SampledBatch(made, node_ids, rows, edge_ids)
+        return Drawn(node_ids, edge_ids, torch.searchsorted(node_ids, seeds))
 
     def _draw(
         self, nodes: Tensor, fanout: int, generator: torch.Generator | None

@@ -95,10 +95,15 @@ class NodeClassifier(nn.Module):
             )
             self.layers.append(make_layer(spec, graph))
 
-    def forward(self, graph: HeteroGraph, node_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        graph: HeteroGraph,
+        node_ids: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Logits of the graph's nodes; `node_ids` [num_nodes] says which of the whole
-        graph's they are, None: all of them."""
-        x = self._first(graph, node_ids)
+        graph's they are, None: all of them. `rows`: their `gathered` features."""
+        x = self._first(graph, node_ids) if rows is None else self._inputs(rows)
         for index, layer in enumerate(self.layers):
             x = layer(x, graph)
             if index + 1 < len(self.layers):
@@ -109,13 +114,21 @@ class NodeClassifier(nn.Module):
         """What the first layer reads: [graph.num_nodes, hidden_channels]."""
         if self.embedding is not None:
             return self.embedding if node_ids is None else self.embedding[node_ids]
-        if self.inputs is None or self._features is None:
-            raise RuntimeError("expected embeddings or features")
         if node_ids is None:
             node_ids = torch.arange(graph.num_nodes, device=graph.device)
-        weight = self.inputs.weight
-        rows: Tensor = self.inputs(_rows(self._features, node_ids).to(weight))
-        return rows
+        return self._inputs(*self.gathered(node_ids))
+
+    def gathered(self, node_ids: Tensor) -> tuple[Tensor, ...]:
+        """The features of nodes on the model's device; nothing if it has embeddings."""
+        if self.inputs is None or self._features is None:
+            return ()
+        return (_rows(self._features, node_ids).to(self.inputs.weight),)
+
+    def _inputs(self, *rows: Tensor) -> Tensor:
+        if self.inputs is None or not rows:
+            raise RuntimeError("expected embeddings or features")
+        found: Tensor = self.inputs(*rows)
+        return found
 
 
 def _rows(features: Features, node_ids: Tensor) -> Tensor:

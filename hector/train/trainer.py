@@ -12,14 +12,14 @@ from statistics import fmean, median, pstdev
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from hector.capture import CapturedStep
+from hector.capture import CapturedBatches, CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
-from hector.sampling import NeighborSampler
+from hector.sampling import NeighborSampler, SampledBatch
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -116,7 +116,7 @@ class NodeClassificationTrainer:
         Args:
             batch: labelled nodes of a step; None takes all, on the whole graph.
             fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
-            capture: run each full-batch step as one CUDA graph.
+            capture: run steps as CUDA graphs, mini-batches one for each of a few sizes.
             features: rows of nodes in place of learned embeddings, gathered in each
                 step for the nodes that it needs.
         """
@@ -125,10 +125,6 @@ class NodeClassificationTrainer:
         if batch is not None and len(fanouts) < model.num_layers:
             raise ValueError(
                 f"expected fanouts for {model.num_layers} layers, got {list(fanouts)}"
-            )
-        if capture and batch is not None:
-            raise ValueError(
-                "expected capture of full-batch steps, got batch; unset it"
             )
         self.batch, self.fanouts = batch, tuple(fanouts)
         self.capture, self.features = capture, features
@@ -262,18 +258,23 @@ class _Repetition:
         self.accuracies = accuracies
         seed = trainer.run_config.seed + index
         self.seed = seed
-        self.model: nn.Module = trainer.build_model(task, seed)
+        self.model = trainer.build_model(task, seed)
         config = trainer.optimizer_config
         self.optimizer = torch.optim.Adam(
             self.model.parameters(),
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
-            capturable=trainer.capture,
+            capturable=trainer.capture and trainer.device.type == "cuda",
         )
-        self._captured = CapturedStep(self._full_batch) if trainer.capture else None
+        self._captured: CapturedStep | None = None
+        self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
         if trainer.batch is not None:
             self._sampler = NeighborSampler(task.graph, trainer.fanouts)
+            if trainer.capture:
+                self._batches = CapturedBatches(self._batch_step, task.graph)
+        elif trainer.capture:
+            self._captured = CapturedStep(self._full_batch)
 
     def epochs(self, start: Checkpoint | None) -> Iterator[dict[str, Any]]:
         """Train, yielding a metrics row an epoch."""
@@ -335,16 +336,29 @@ class _Repetition:
         loss = torch.zeros((), dtype=torch.float64, device=nodes.device)
         correct = torch.zeros_like(loss)
         for chosen in order.split(self.trainer.batch or nodes.numel()):
-            found = sampler.sample(nodes[chosen])
-            self.optimizer.zero_grad(set_to_none=True)
-            logits = self.model(found.graph, found.node_ids)[found.seeds]
-            mean = functional.cross_entropy(logits, labels[chosen])
-            mean.backward()
-            self.optimizer.step()
+            if self._batches is not None:
+                drawn = sampler.draw(nodes[chosen])
+                rows = self.model.gathered(drawn.node_ids)
+                mean, right = self._batches(drawn, labels[chosen], rows=rows)
+            else:
+                mean, right = self._batch_step(
+                    sampler.sample(nodes[chosen]), labels[chosen]
+                )
             share = chosen.numel() / nodes.numel()
-            loss += share * mean.detach()
-            correct += share * _accuracy(logits.detach(), labels[chosen])
+            loss += share * mean
+            correct += share * right
         return loss, correct
+
+    def _batch_step(
+        self, found: SampledBatch, goal: Tensor, *rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`rows`: features of the nodes that were gathered before the step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(found.graph, found.node_ids, *rows)[found.seeds]
+        loss = functional.cross_entropy(logits, goal)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach(), _accuracy(logits.detach(), goal)
 
     def _save(self, epoch: int) -> None:
         path = self.trainer.checkpoint_path

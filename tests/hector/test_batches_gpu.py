@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hector.capture import CapturedStep
-from hector.graph import HeteroGraph
+from hector.capture import CapturedBatches, CapturedStep
+from hector.graph import HeteroGraph, subgraph
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.sampling import NeighborSampler
 
@@ -134,3 +134,32 @@ def test_a_captured_step_is_the_step(which: str) -> None:
     plain, ours = losses(False), losses(True)
     assert float(plain[-1]) < float(plain[0])
     assert torch.equal(torch.stack(plain), torch.stack(ours))
+
+
+@pytest.mark.parametrize("which", ["rgcn", "rgat", "hgt"])
+def test_captured_batches(which: str) -> None:
+    """Replays on new batches are the steps on the batches themselves."""
+    graph, conv = whole(), layer(which)
+    x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
+    sampler = NeighborSampler(graph, (8, 8))
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        conv.zero_grad(set_to_none=True)
+        loss.backward()
+        return [p.grad for p in conv.parameters() if p.grad is not None]
+
+    def step(batch: Any, goal: Tensor, rows: Tensor) -> list[Tensor]:
+        loss = ((conv(rows, batch.graph)[batch.seeds] - goal) ** 2).mean()
+        return [loss.detach(), *gradients(loss)]
+
+    batches = CapturedBatches(step, graph)
+    for _ in range(8):
+        seeds = torch.randperm(graph.num_nodes, device="cuda")[:100]
+        goal = torch.randn(100, WIDTH, device="cuda")
+        drawn = sampler.draw(seeds)
+        found = [t.clone() for t in batches(drawn, goal, rows=[x[drawn.node_ids]])]
+        made = subgraph(graph, drawn.node_ids, drawn.edge_ids)
+        loss = ((conv(x[drawn.node_ids], made)[drawn.seeds] - goal) ** 2).mean()
+        for mine, other in zip(found, [loss, *gradients(loss)], strict=True):
+            torch.testing.assert_close(mine, other.detach(), rtol=1e-4, atol=1e-5)
+    assert len(batches) <= 2

@@ -1,4 +1,5 @@
-"""docs/hector.md: its code runs in order and prints what the page says."""
+"""docs/hector.md and docs/message-passing.md: the code runs in order and prints what
+the pages say."""
 
 import contextlib
 import importlib.util
@@ -6,16 +7,17 @@ import io
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import hector
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "hector.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def blocks() -> list[tuple[str, str]]:
+def blocks(page: str) -> list[tuple[str, str]]:
     """(code, what the page shows below it or nothing)."""
-    parts = re.findall(r"```(\w*)\n(.*?)```", PAGE.read_text(), re.S)
+    parts = re.findall(r"```(\w*)\n(.*?)```", (DOCS / page).read_text(), re.S)
     found: list[tuple[str, str]] = []
     for language, text in parts:
         if language == "python":
@@ -25,12 +27,15 @@ def blocks() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_page_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "num_shown"), [("hector.md", 4), ("message-passing.md", 1)]
+)
+def test_the_page_runs(tmp_path: Path, page: str, num_shown: int) -> None:
     """Layers are read from their source, so each block is a file of its own."""
     torch.manual_seed(0)
     names: dict[str, object] = {}
     shown = 0
-    for i, (code, expected) in enumerate(blocks()):
+    for i, (code, expected) in enumerate(blocks(page)):
         path = tmp_path / f"block{i}" / "layers.py"
         path.parent.mkdir()
         path.write_text(code)
@@ -48,5 +53,6 @@ def test_the_page_runs(tmp_path: Path) -> None:
         names = {k: v for k, v in vars(module).items() if not k.startswith("__")}
         assert printed.getvalue().rstrip() == expected.rstrip()
         shown += bool(expected)
-    assert shown == 4
-    assert names["x"].grad is not None  # type: ignore[attr-defined]
+    assert shown == num_shown
+    if page == "hector.md":
+        assert names["x"].grad is not None  # type: ignore[attr-defined]

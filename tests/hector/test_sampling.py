@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hector.capture import CapturedBatches, padded_size
 from hector.graph import HeteroGraph
 from hector.nn import RGCNConv
 from hector.runtime.watch import RangeWatch
@@ -125,3 +126,39 @@ def test_ids_out_of_range_are_said_wherever_the_graph_goes() -> None:
     out = torch.ones(3)
     moved.check([out])
     assert bool(out.isnan().all())
+
+
+def test_padded_sizes_are_few_and_near() -> None:
+    sizes = {padded_size(n) for n in range(1, 1 << 14)}
+    assert all(n <= padded_size(n) <= max(64, 1.125 * n + 8) for n in range(1, 1 << 14))
+    assert len(sizes) < 75
+
+
+def test_batches_of_near_sizes_share_memory() -> None:
+    """A padded batch has the real nodes in front, and keeps nothing of the last one."""
+    graph, seen = whole(), []
+
+    def step(batch: SampledBatch, goal: Tensor, rows: Tensor) -> Tensor:
+        seen.append((batch.graph.num_nodes, batch.graph.num_edges))
+        ids = batch.node_ids[batch.graph.src]
+        real = batch.edge_ids[batch.graph.edge_order] >= 0
+        assert torch.equal(ids[real].sort().values, wanted)
+        spare = torch.arange(batch.graph.num_nodes) >= count
+        assert spare[batch.graph.dst[~real]].all() and spare.any()
+        assert not rows[count:].any() and torch.equal(rows[:count, 0], known)
+        assert int(batch.graph.node_type_ptr[-1]) == batch.graph.num_nodes
+        return goal * 2
+
+    sampler = NeighborSampler(graph, (3, 3))
+    batches = CapturedBatches(step, graph, max_sizes=2)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        drawn = sampler.draw(torch.randperm(60)[:4])
+        wanted = graph.src[drawn.edge_ids].sort().values
+        count, known = drawn.node_ids.numel(), drawn.node_ids
+        goal = torch.arange(4) + seed
+        made = batches(drawn, goal, rows=[known[:, None]])
+        assert torch.equal(made, 2 * goal)
+    assert len(set(seen)) == len(batches) == 1
+    with pytest.raises(ValueError, match="max_sizes"):
+        CapturedBatches(step, graph, max_sizes=0)
