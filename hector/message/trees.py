@@ -73,7 +73,7 @@ class _Memory:
     c: Tensor
 
 
-class _TorchCell:
+class TorchCell:
     """A level in PyTorch's operations: any device, dtype and graph without cycles."""
 
     @staticmethod
@@ -119,7 +119,7 @@ def _cell(lv: Levels, like: Tensor) -> Any:
         from hector.message.tree_kernels import TritonCell
 
         return TritonCell
-    return _TorchCell
+    return TorchCell
 
 
 class _Run(torch.autograd.Function):
@@ -166,6 +166,15 @@ class _Run(torch.autograd.Function):
         return d.x, m.h.t() @ d.z, None, None
 
 
+def run_levels(
+    gates: Tensor, hidden: Tensor, levels: Levels, cell: Any
+) -> tuple[Tensor, Tensor]:
+    """States and memory cells by position, for the inputs' part of the gates
+    [nodes, 4 * width] and the matrix of children's rows [width, 4 * width]."""
+    found: tuple[Tensor, Tensor] = _Run.apply(gates, hidden, levels, cell)  # type: ignore[no-untyped-call]
+    return found
+
+
 class TreeLSTM(nn.Module):
     """Child-sum TreeLSTM (arXiv 1503.00075, equations 2 to 8)."""
 
@@ -185,8 +194,5 @@ class TreeLSTM(nn.Module):
         """
         levels = g.derived(Levels)
         gates = F.linear(x[levels.order], self.lin.weight, self.lin.bias)
-        found: tuple[Tensor, Tensor] = _Run.apply(
-            gates, self.hidden, levels, _cell(levels, gates)
-        )  # type: ignore[no-untyped-call]
-        h, c = found
+        h, c = run_levels(gates, self.hidden, levels, _cell(levels, gates))
         return h[levels.position], c[levels.position]

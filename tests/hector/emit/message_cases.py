@@ -158,7 +158,7 @@ def test_batches_and_parts_share_kernels() -> None:
 def test_levels_of_trees(width: int) -> None:
     """The level's kernels against PyTorch's operations."""
     from hector.message.tree_kernels import TritonCell
-    from hector.message.trees import Levels, _Run, _TorchCell
+    from hector.message.trees import Levels, TorchCell, run_levels
 
     made = torch.Generator().manual_seed(1)
     trees = []
@@ -171,7 +171,7 @@ def test_levels_of_trees(width: int) -> None:
     assert levels.forest
     x, u = rows(16, 4 * width), rows(width, 4 * width)
     found = [
-        torch.cat(_Run.apply(x[i], u[i], levels, cell), 1)
-        for i, cell in enumerate((TritonCell, _TorchCell))
+        torch.cat(run_levels(x[i], u[i], levels, cell), 1)
+        for i, cell in enumerate((TritonCell, TorchCell))
     ]
     same(found[0], found[1], ((x[0], u[0]), (x[1], u[1])))
