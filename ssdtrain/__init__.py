@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ssdtrain.api import Session, offload
+    from ssdtrain.cache.scope import no_offload
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
     from ssdtrain.remat.registry import recipe
@@ -24,6 +25,7 @@ __all__ = [
     "Session",
     "StepReport",
     "__version__",
+    "no_offload",
     "offload",
     "recipe",
 ]
@@ -35,6 +37,7 @@ _HOME = {
     "OffloadCallback": "ssdtrain.train.callback",
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",
+    "no_offload": "ssdtrain.cache.scope",
     "recipe": "ssdtrain.remat.registry",
 }
 

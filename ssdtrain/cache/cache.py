@@ -48,6 +48,7 @@ from ssdtrain.cache.record import (
     handle_of,
 )
 from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
+from ssdtrain.cache.scope import owned
 from ssdtrain.cache.table import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
@@ -117,6 +118,7 @@ class TensorCache:
             pack, unpack = self.meter.around(pack, unpack)
         if self.lanes.current.run is None or not self._is_left_alone():
             pack, unpack = untraced(pack), untraced(unpack)
+        pack = owned(pack, self)
         self.regions.hooks_are(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -147,6 +149,14 @@ class TensorCache:
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
             return self._pack_plain(tensor, tensor._version)
+
+    def pack_staying(self, tensor: Tensor) -> Handle:
+        """Take over a tensor that stays where it is. See scope.py."""
+        with self._lock:
+            parameter = parameter_of(tensor)
+            if parameter is not None:
+                return self._pack_parameter(tensor, parameter)
+            return self._keep(tensor)
 
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a saved tensor back. Called by autograd.

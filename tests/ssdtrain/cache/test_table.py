@@ -1,7 +1,6 @@
 """The compiled plan: rows act on what they were made for, and on nothing else."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.table import HostRow, KeptItemRow
 from ssdtrain.errors import InPlaceError
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order, Plan
+from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
@@ -73,43 +71,6 @@ def train(net: nn.Module, step: Step, num_steps: int) -> Iterator[list[Tensor]]:
         yield [loss.detach(), *(p.grad.clone() for p in net.parameters())]
         optimizer.step()
         optimizer.zero_grad()
-
-
-def all_moved(session: ssdtrain.Session) -> Plan:
-    """The plan in force, but everything leaves at once and comes back at its use."""
-    plan = session.plan
-    assert plan is not None
-    orders = {
-        kind: tuple(
-            Order(
-                name=order.name,
-                num_bytes=order.num_bytes,
-                placement=Placement.OFFLOAD,
-                release_after=1,
-                load_at=at if at % 2 else 0,
-            )
-            for at, order in enumerate(reversed(own))
-        )
-        for kind, own in plan.orders.items()
-    }
-    return Plan(orders={kind: own[::-1] for kind, own in orders.items()}, policy="all")
-
-
-def nearly_all_kept(session: ssdtrain.Session) -> Plan:
-    """The plan in force, but nothing leaves, except the first tensor: a plan that keeps
-    all installs no hooks."""
-    plan = session.plan
-    assert plan is not None
-    keep = {"placement": Placement.KEEP, "release_after": 0, "load_at": 0}
-    move = {"placement": Placement.OFFLOAD, "release_after": 1, "load_at": 0}
-    orders = {
-        kind: tuple(
-            replace(order, **(keep if at else move))  # type: ignore[arg-type]
-            for at, order in enumerate(own)
-        )
-        for kind, own in plan.orders.items()
-    }
-    return Plan(orders=orders, policy="all")
 
 
 def rows_of(session: ssdtrain.Session) -> list[str]:

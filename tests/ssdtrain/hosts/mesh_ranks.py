@@ -12,7 +12,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 import ssdtrain
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.table import Run
-from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
+from tests.ssdtrain.cache.plans import all_moved, every_other_moved
 
 WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 6
 
@@ -238,8 +237,8 @@ def train(
         if case.uneven:
             stack.enter_context(model.join())
         for step in range(num_steps):
-            if session is not None and step == NUM_STEPS - 2:
-                follow_another(session)
+            if session is not None:
+                follow_another(session, step)
             spy.general.append(0)
             spy.rows.append(0)
             found += run_step(case, model, step, data_rank)
@@ -274,24 +273,17 @@ def run_step(case: Case, model: nn.Module, step: int, rank: int) -> list[Tensor]
     return found + [whole(p.grad) for p in model.parameters() if p.grad is not None]
 
 
-def follow_another(session: ssdtrain.Session) -> None:
-    """Change the plan under way: every other tensor that was moved stays."""
-    plan = session.plan
-    if plan is None:
+def follow_another(session: ssdtrain.Session, step: int) -> None:
+    """Change the plan under way, behind the one that the ranks agreed on."""
+    if session.plan is None:
         return
-    orders = {
-        kind: tuple(
-            replace(order, placement=Placement.KEEP, release_after=0)
-            if order.placement is Placement.OFFLOAD and number % 2
-            else order
-            for number, order in enumerate(found)
-        )
-        for kind, found in plan.orders.items()
-    }
-    session.follow(Plan(orders=orders, policy="every other one stays"))
+    if step == NUM_STEPS - 3:
+        session.follow(all_moved(session))
+    elif step == NUM_STEPS - 1:
+        session.follow(every_other_moved(session))
 
 
-HOST = {"target": "host", "plan": "auto", "max_overhead": 1.0}
+HOST = {"target": "host", "plan": "auto"}
 AT_ONCE = {"target": "host", "plan": "offload-all", "window_bytes": 1}
 
 

@@ -1,0 +1,58 @@
+"""Plans made of the one in force."""
+
+from dataclasses import replace
+
+import ssdtrain
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+
+
+def all_moved(session: ssdtrain.Session) -> Plan:
+    """The plan in force, but everything leaves at once and comes back at its use."""
+    plan = session.plan
+    assert plan is not None
+    orders = {
+        kind: tuple(
+            Order(
+                name=order.name,
+                num_bytes=order.num_bytes,
+                placement=Placement.OFFLOAD,
+                release_after=1,
+                load_at=at if at % 2 else 0,
+            )
+            for at, order in enumerate(reversed(own))
+        )
+        for kind, own in plan.orders.items()
+    }
+    return Plan(orders={kind: own[::-1] for kind, own in orders.items()}, policy="all")
+
+
+def nearly_all_kept(session: ssdtrain.Session) -> Plan:
+    """The plan in force, but nothing leaves, except the first tensor: a plan that keeps
+    all installs no hooks."""
+    plan = session.plan
+    assert plan is not None
+    keep = {"placement": Placement.KEEP, "release_after": 0, "load_at": 0}
+    move = {"placement": Placement.OFFLOAD, "release_after": 1, "load_at": 0}
+    orders = {
+        kind: tuple(
+            replace(order, **(keep if at else move))  # type: ignore[arg-type]
+            for at, order in enumerate(own)
+        )
+        for kind, own in plan.orders.items()
+    }
+    return Plan(orders=orders, policy="all")
+
+
+def every_other_moved(session: ssdtrain.Session) -> Plan:
+    """`all_moved`, but items of odd number stay."""
+    orders = {
+        kind: tuple(
+            replace(order, placement=Placement.KEEP, release_after=0, load_at=0)
+            if number % 2
+            else order
+            for number, order in enumerate(own)
+        )
+        for kind, own in all_moved(session).orders.items()
+    }
+    return Plan(orders=orders, policy="every other")
