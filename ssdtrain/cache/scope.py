@@ -56,10 +56,10 @@ class NoOffload(ContextDecorator):
         return NoOffload()  # calls of a decorated function may nest, in any thread
 
     def __enter__(self) -> "NoOffload":
-        untraced(self._enter)()
+        untraced(self._push)()
         return self
 
-    def _enter(self) -> None:
+    def _push(self) -> None:
         cache = innermost_cache()
         hooks = None
         if cache is not None:
@@ -74,9 +74,9 @@ class NoOffload(ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        untraced(self._exit)()
+        untraced(self._pop)()
 
-    def _exit(self) -> None:
+    def _pop(self) -> None:
         hooks = self._open.pop()
         if hooks is not None:
             hooks.__exit__()
