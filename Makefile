@@ -35,6 +35,8 @@ lint: $(VENV)/.installed-dev
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
+	"$(BIN)/mypy" --python-version 3.10
+	"$(BIN)/mypy" --python-version 3.12
 	"$(BIN)/codespell"
 	"$(BIN)/shellcheck" -x -P launch launch/* .ci/run
 

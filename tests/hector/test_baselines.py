@@ -10,20 +10,14 @@ from hector.train import LayerKind, LayerSpec
 
 pytest.importorskip("torch_geometric")
 
+from recipes.bench.rgnn.cells import KINDS
+from recipes.bench.rgnn.contenders import SORTED
 from recipes.bench.rgnn.pyg import pyg_layer
 from recipes.bench.rgnn.sorted_product import (
-    SortedHGT,
-    SortedRGAT,
-    SortedRGCN,
     loop_linear,
     reached,
 )
 
-SORTED = {
-    LayerKind.RGCN: SortedRGCN,
-    LayerKind.RGAT: SortedRGAT,
-    LayerKind.HGT: SortedHGT,
-}
 GRAPH = generate(
     GraphSpec(
         num_nodes=60,
@@ -48,7 +42,7 @@ def outputs(layer: nn.Module, x: Tensor, graph: HeteroGraph) -> dict[str, Tensor
     return {"out": out.detach(), "x": x.grad, **known}
 
 
-@pytest.mark.parametrize("kind", list(LayerKind))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("width", [8, 6])
 def test_sorted_layer_is_pygs(kind: LayerKind, heads: int, width: int) -> None:

@@ -200,7 +200,6 @@ def preload() -> None:
     import psutil
     import pytest
     import torch
-    import torch.utils.checkpoint
 
     torch.set_num_threads(1)
     del hypothesis, numpy, psutil, pytest

@@ -25,9 +25,17 @@ import torch
 
 from hector.runtime import executables
 from hector.statistics import statistics
-from hector.train import LayerKind
 from recipes.bench.rgnn import cache as rgnn_cache
-from recipes.bench.rgnn.cells import GRAPHS, Cell, Contender, Phase, Task, Work, plan
+from recipes.bench.rgnn.cells import (
+    GRAPHS,
+    KINDS,
+    Cell,
+    Contender,
+    Phase,
+    Task,
+    Work,
+    plan,
+)
 from recipes.bench.rgnn.contenders import Graphs, build, difference, step_of
 from recipes.bench.rgnn.kernels import ceilings, kernel_times
 from recipes.bench.rgnn.measure import (
@@ -61,7 +69,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="nodes and edges over Table 3.3's")
     add("--phases", nargs="+", default=[p.value for p in Phase])
     add("--graphs", nargs="+", default=list(GRAPHS))
-    add("--models", nargs="+", default=[k.value for k in LayerKind])
+    add("--models", nargs="+", default=[k.value for k in KINDS])
     add("--tasks", nargs="+", default=[t.value for t in Task])
     add("--contenders", nargs="+", default=[c.value for c in Contender])
     add("--store", type=Path, help="keep the graphs here")

@@ -29,6 +29,7 @@ from hector.train import (
 from hector.train.model import LayerFactory, compiled_layer
 from recipes.bench.common import results
 from recipes.bench.common.cells import environment
+from recipes.bench.rgnn.cells import KINDS
 from recipes.bench.rgnn.pyg import pyg_conv, pyg_layer
 
 
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--data", type=Path, required=True, help="holds directories aifb and mutag")
     add("--out", type=Path, default=Path("recipes/bench/results/rgnn/rgnn_parity.json"))
     add("--sets", nargs="+", default=["aifb", "mutag"])
-    add("--models", nargs="+", default=[k.value for k in LayerKind])
+    add("--models", nargs="+", default=[k.value for k in KINDS])
     add("--epochs", type=int, default=50)
     add("--seeds", type=int, default=10)
     add("--device", default="cpu")

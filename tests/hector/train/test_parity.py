@@ -8,13 +8,14 @@ from hector.train import DataConfig, LayerKind
 
 pytest.importorskip("torch_geometric")
 
+from recipes.bench.rgnn.cells import KINDS
 from recipes.bench.rgnn.parity import from_pygs_start, train
 from recipes.bench.rgnn.pyg import pyg_layer
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 
 
-@pytest.mark.parametrize("kind", list(LayerKind))
+@pytest.mark.parametrize("kind", KINDS)
 def test_generated_graph(kind: LayerKind) -> None:
     data = DataConfig(name="am", scale=0.0002, num_labelled=60)
     ours = train(kind, data, from_pygs_start, num_epochs=5)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.utils.checkpoint
 
 from ssdtrain.errors import AttachError
