@@ -429,5 +429,5 @@ def _open_storage(
         device=device.torch_device if look else None,
         gb_per_s=settings.write_gb_per_s,
         endurance=endurance,
-        on_fallback=lambda reason: counters.add(f"fallback:{reason.value}"),
+        on_fallback=counters.fell_back,
     )

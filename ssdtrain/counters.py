@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple
 
 
@@ -132,26 +132,73 @@ class Trace:
         return list(self._spans)
 
 
+class Count(IntEnum):
+    """What is summed up over a step: bytes, where it does not say otherwise."""
+
+    RECORDS = auto()
+    SAVED = auto()
+    """See `StepReport`, as for all up to `PARAMETERS`."""
+    KEPT = auto()
+    OFFLOADED = auto()
+    RECOMPUTED = auto()
+    FORWARDED = auto()
+    RELOADED = auto()
+    PARAMETERS = auto()
+    WRITTEN = auto()
+    """To a storage device."""
+    READ = auto()
+    """From it."""
+    VERIFIED = auto()
+    TENSORS_VERIFIED = auto()
+
+
+class Sums(NamedTuple):
+    """What was counted since the last step boundary."""
+
+    counts: dict[Count, int]
+    fallbacks: dict[Fallback, int]
+    recipes: dict[str, int]
+    """Bytes rebuilt, by recipe."""
+
+
 class Counters:
     """Running sums of one session; every method is safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[str, float] = {}
+        self._sums = _none()
 
-    def add(self, name: str, amount: float = 1) -> None:
+    def add(self, count: Count, amount: int = 1) -> None:
         """Add to a sum."""
         with self._lock:
-            self._sums[name] = self._sums.get(name, 0) + amount
+            counts = self._sums.counts
+            counts[count] = counts.get(count, 0) + amount
 
-    def add_all(self, amounts: Mapping[str, float]) -> None:
+    def add_all(self, amounts: Mapping[Count, int]) -> None:
         """Add to several sums."""
         with self._lock:
-            for name, amount in amounts.items():
-                self._sums[name] = self._sums.get(name, 0) + amount
+            counts = self._sums.counts
+            for count, amount in amounts.items():
+                counts[count] = counts.get(count, 0) + amount
 
-    def take(self) -> dict[str, float]:
-        """Return and clear the sums (at a step boundary)."""
+    def fell_back(self, reason: Fallback) -> None:
+        """Something was not done the way it was asked for."""
         with self._lock:
-            taken, self._sums = self._sums, {}
+            fallbacks = self._sums.fallbacks
+            fallbacks[reason] = fallbacks.get(reason, 0) + 1
+
+    def rebuilt(self, recipe: str, num_bytes: int) -> None:
+        """A recipe takes the place of so many bytes."""
+        with self._lock:
+            recipes = self._sums.recipes
+            recipes[recipe] = recipes.get(recipe, 0) + num_bytes
+
+    def take(self) -> Sums:
+        """Return the sums and start again (at a step boundary)."""
+        with self._lock:
+            taken, self._sums = self._sums, _none()
         return taken
+
+
+def _none() -> Sums:
+    return Sums({}, {}, {})

@@ -55,7 +55,7 @@ from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
-from ssdtrain.counters import Counters, Fallback
+from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
@@ -197,7 +197,7 @@ class TensorCache:
         return Handle(Kept(tensor.detach(), tensor._version))
 
     def _pack_parameter(self, tensor: Tensor, parameter: nn.Parameter) -> Handle:
-        self._counters.add("bytes_parameters", tensor.nbytes)
+        self._counters.add(Count.PARAMETERS, tensor.nbytes)
         view = ParameterView.of(tensor, parameter)
         if view is not None:
             return Handle(view)
@@ -294,7 +294,7 @@ class TensorCache:
             record.region = call
             call.records.add(key, record)
             record.open(raw_bytes(tensor, key))
-            self._counters.add_all({"num_records": 1, "bytes_saved": record.num_bytes})
+            self._counters.add_all({Count.RECORDS: 1, Count.SAVED: record.num_bytes})
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
@@ -305,9 +305,9 @@ class TensorCache:
             leaves = self._ask_policy(record, bytes_before, entry.held)
         if entry.held and not leaves:
             record.hold()
-        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add_all(
-            {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
+            {Count.RECORDS: 1, Count.SAVED: num_bytes, fate: num_bytes}
         )
         return record
 
@@ -334,10 +334,10 @@ class TensorCache:
         due = self.course.mark + order.release_after
         entry = Entry(item, order, due, order.name, False)
         leaves = self.moves.send(record, entry)
-        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        fate = Count.OFFLOADED if leaves else Count.KEPT
         num_bytes = record.num_bytes
         self._counters.add_all(
-            {"num_records": 1, "bytes_saved": num_bytes, fate: num_bytes}
+            {Count.RECORDS: 1, Count.SAVED: num_bytes, fate: num_bytes}
         )
         return record
 
@@ -363,7 +363,7 @@ class TensorCache:
 
     def forward_moved(self, moved: Moved) -> None:
         """Hand the live tensor back; its copy out is of no use any more."""
-        self._counters.add("bytes_forwarded", moved.num_bytes)
+        self._counters.add(Count.FORWARDED, moved.num_bytes)
         trip = moved.stay()
         self._window.linger(trip)
         discard(self.offloader, trip)
@@ -373,7 +373,7 @@ class TensorCache:
         if self._closed:
             raise SessionClosedError(_closed_before(moved.name))
         moved.start_load(self.copies)
-        self._counters.add("bytes_reloaded", moved.num_bytes)
+        self._counters.add(Count.RELOADED, moved.num_bytes)
 
     def start_load(self, record: Any) -> None:
         """Start to load what the plan wants back by now."""
@@ -405,7 +405,7 @@ class TensorCache:
         """A record that its region cannot make again goes where the policy says."""
         before = record.lane.total_bytes - record.num_bytes
         leaves = self._ask_policy(record, before, held=False)
-        fate = "bytes_offloaded" if leaves else "bytes_kept"
+        fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add(fate, record.num_bytes)
 
     def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
@@ -471,7 +471,7 @@ class TensorCache:
     def _forward(self, record: Record) -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         parcel = record.stay()
-        self._counters.add("bytes_forwarded", record.num_bytes)
+        self._counters.add(Count.FORWARDED, record.num_bytes)
         if parcel is not None:
             self._window.linger(parcel)
             self.offloader.discard(parcel)
@@ -483,7 +483,7 @@ class TensorCache:
             record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
         )
         record.start_load(data, self.offloader.load(record.parcel, data))
-        self._counters.add("bytes_reloaded", record.num_bytes)
+        self._counters.add(Count.RELOADED, record.num_bytes)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first.

@@ -5,12 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ssdtrain.cache.identity import asking_node
-from ssdtrain.counters import Counters, Peak, StepReport
+from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device, MemoryLevel
-
-FALLBACK = "fallback:"
-RECIPE = "recipe:"
 
 
 class Ledger:
@@ -128,29 +125,22 @@ class Ledger:
         plan_error = self._plan_error()
         self._seen_backward = False
 
-        def total(name: str) -> int:
-            return int(sums.get(name, 0))
-
-        def by(prefix: str) -> dict[str, int]:
-            return {
-                name.removeprefix(prefix): int(value)
-                for name, value in sorted(sums.items())
-                if name.startswith(prefix)
-            }
+        def total(count: Count) -> int:
+            return sums.counts.get(count, 0)
 
         def report() -> StepReport:
             times = recipe_ms()
             return StepReport(
                 step=step,
-                num_records=total("num_records"),
-                bytes_saved=total("bytes_saved"),
-                bytes_kept=total("bytes_kept"),
-                bytes_offloaded=total("bytes_offloaded"),
-                bytes_recomputed=total("bytes_recomputed"),
-                bytes_forwarded=total("bytes_forwarded"),
-                bytes_reloaded=total("bytes_reloaded"),
-                bytes_written=total("bytes_written"),
-                bytes_parameters=total("bytes_parameters"),
+                num_records=total(Count.RECORDS),
+                bytes_saved=total(Count.SAVED),
+                bytes_kept=total(Count.KEPT),
+                bytes_offloaded=total(Count.OFFLOADED),
+                bytes_recomputed=total(Count.RECOMPUTED),
+                bytes_forwarded=total(Count.FORWARDED),
+                bytes_reloaded=total(Count.RELOADED),
+                bytes_written=total(Count.WRITTEN),
+                bytes_parameters=total(Count.PARAMETERS),
                 stall_ms=stall_ms(),
                 recompute_ms=sum(times.values()),
                 saved_peak_bytes=peak_bytes,
@@ -158,11 +148,14 @@ class Ledger:
                 allocated=allocated,
                 reserved=reserved,
                 plan_error=plan_error(),
-                recipes=by(RECIPE),
+                recipes=dict(sorted(sums.recipes.items())),
                 recipe_ms=times,
-                fallbacks=by(FALLBACK),
-                num_verified=total("num_verified"),
-                bytes_verified=total("bytes_verified"),
+                fallbacks={
+                    reason.value: number
+                    for reason, number in sorted(sums.fallbacks.items())
+                },
+                num_verified=total(Count.TENSORS_VERIFIED),
+                bytes_verified=total(Count.VERIFIED),
             )
 
         return report

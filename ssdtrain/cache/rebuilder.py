@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
-from ssdtrain.cache.ledger import RECIPE, Ledger
+from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -32,7 +32,7 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import FromRegion, Regions
 from ssdtrain.cache.table import KeptHandle, ParameterHandle
 from ssdtrain.cache.weights import Weights
-from ssdtrain.counters import Fallback
+from ssdtrain.counters import Count, Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
@@ -174,14 +174,15 @@ class Rebuilder:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
-        self._cache.ledger.counters.add_all(
+        counters = self._cache.ledger.counters
+        counters.add_all(
             {
-                "num_records": 1,
-                "bytes_saved": spared_bytes,
-                "bytes_recomputed": spared_bytes,
-                RECIPE + expression.recipe: spared_bytes,
+                Count.RECORDS: 1,
+                Count.SAVED: spared_bytes,
+                Count.RECOMPUTED: spared_bytes,
             }
         )
+        counters.rebuilt(expression.recipe, spared_bytes)
         return rebuilt
 
     def _find(self, base: Tensor) -> Found | None:

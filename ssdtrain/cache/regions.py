@@ -34,7 +34,6 @@ from ssdtrain.cache.identity import (
     is_plain,
     raw_bytes,
 )
-from ssdtrain.cache.ledger import RECIPE
 from ssdtrain.cache.record import (
     Handle,
     Holding,
@@ -44,7 +43,7 @@ from ssdtrain.cache.record import (
     RecordState,
     RecordView,
 )
-from ssdtrain.counters import Fallback
+from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.regions.conditions import (
     Conditions,
@@ -501,8 +500,8 @@ class Regions:
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
-                counters.add("bytes_recomputed", call.dropped_bytes)
-                counters.add(RECIPE + REGION, call.dropped_bytes)
+                counters.add(Count.RECOMPUTED, call.dropped_bytes)
+                counters.rebuilt(REGION, call.dropped_bytes)
 
     def abort(self, call: RegionCall) -> None:
         """Its forward raised."""

@@ -54,6 +54,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
+from ssdtrain.counters import Count
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.remat.compiled import Compiled
@@ -530,17 +531,17 @@ class Table:
                 while row.free:
                     give_back(pool, row.free.pop())
 
-    def counters(self, num_packed: int) -> dict[str, float]:
+    def counters(self, num_packed: int) -> dict[Count, int]:
         """What the counters are told of kept rows and parameters, once a lane."""
         records, kept, parameters = (
             sum(column)
             for column in zip(Totals(), *self.totals[:num_packed], strict=True)
         )
         return {
-            "num_records": records,
-            "bytes_saved": kept,
-            "bytes_kept": kept,
-            "bytes_parameters": parameters,
+            Count.RECORDS: records,
+            Count.SAVED: kept,
+            Count.KEPT: kept,
+            Count.PARAMETERS: parameters,
         }
 
 
@@ -1020,9 +1021,9 @@ class Run:
                     self._cache.course.mark += self._table.behind.marks
                     self._live(self._table.behind.num_bytes)
         counters = self._table.counters(packed)
-        counters["num_records"] += self._num_sent
-        counters["bytes_saved"] += self._sent_bytes
-        counters["bytes_offloaded"] = self._sent_bytes
+        counters[Count.RECORDS] += self._num_sent
+        counters[Count.SAVED] += self._sent_bytes
+        counters[Count.OFFLOADED] = self._sent_bytes
         self._cache.ledger.counters.add_all(counters)
 
     # -- backward -----------------------------------------------------------------

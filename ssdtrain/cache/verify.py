@@ -39,7 +39,7 @@ from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
 from ssdtrain.cache.record import Handle, RebuiltView, RecordView, Wrapped
 from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.config import Verify
-from ssdtrain.counters import Counters
+from ssdtrain.counters import Count, Counters
 from ssdtrain.errors import ActivationChangedError
 from ssdtrain.transfer.workers import ForkedLock, Owner
 
@@ -371,8 +371,8 @@ class Verified:
 
     def _check(self, tensor: Tensor, handle: Handle, seal: Seal) -> None:
         if not self._owner.is_elsewhere:  # see [Note: after a fork]
-            self._counters.add("num_verified")
-            self._counters.add("bytes_verified", tensor.nbytes)
+            self._counters.add(Count.TENSORS_VERIFIED)
+            self._counters.add(Count.VERIFIED, tensor.nbytes)
         text = describe(handle, seal)
         if Look.of(tensor) != seal.look:
             raise ActivationChangedError(

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from ssdtrain.counters import Fallback
+from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import CpuEvent, Device, Event
@@ -106,7 +106,7 @@ class DirectOffloader(Offloader):
                 raise RuntimeError("a parcel without a slot")
             if parcel.state is ParcelState.WRITING:  # else it was discarded meanwhile
                 storage.write(slot, source)
-                self._meters.counters.add("bytes_written", parcel.num_bytes)
+                self._meters.counters.add(Count.WRITTEN, parcel.num_bytes)
                 self._meters.trace.add("write", parcel.name, start, parcel.num_bytes)
             self._written(parcel)
         except BaseException as error:
@@ -194,8 +194,7 @@ class DirectOffloader(Offloader):
             self._enqueue(parcel, load)
         else:
             load.enqueued(CpuEvent(done=True))
-            self._meters.counters.add("bytes_read", parcel.num_bytes)
-            self._meters.counters.add("bytes_loaded", parcel.num_bytes)
+            self._meters.counters.add(Count.READ, parcel.num_bytes)
 
 
 def _reason(error: BaseException) -> Fallback:

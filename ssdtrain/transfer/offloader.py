@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 import torch
 
-from ssdtrain.counters import Counters, Fallback, Trace
+from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.transfer.device import Device, Event
@@ -222,7 +222,7 @@ class Offloader:
 
     def fall_back(self, reason: Fallback, detail: str = "") -> None:
         """Count a fallback; warn the first time."""
-        self._meters.counters.add(f"fallback:{reason.value}")
+        self._meters.counters.fell_back(reason)
         with self._lock:
             first = reason not in self._warned
             self._warned.add(reason)
@@ -253,7 +253,6 @@ class Offloader:
             self._writing.discard(parcel)
             parcel.write = None
             parcel.drainable = False
-            self._meters.counters.add("writes_cancelled")
 
     def _write(self, parcel: Parcel) -> None:
         try:
@@ -293,7 +292,7 @@ class Offloader:
         except BaseException:
             storage.free(slot)
             raise
-        self._meters.counters.add("bytes_written", num_bytes)
+        self._meters.counters.add(Count.WRITTEN, num_bytes)
         self._meters.trace.add("write", "write", start, num_bytes)
         return slot
 
@@ -348,7 +347,7 @@ class Offloader:
             elif error is None:
                 parcel.state = ParcelState.STORED
                 self._recalled[parcel] = None
-                self._meters.counters.add("bytes_read", parcel.num_bytes)
+                self._meters.counters.add(Count.READ, parcel.num_bytes)
                 for load in parcel.loads:
                     self._enqueue(parcel, load)
                 parcel.loads.clear()
@@ -385,7 +384,6 @@ class Offloader:
             return
         buffer.busy.append(event)
         load.enqueued(event)
-        self._meters.counters.add("bytes_loaded", parcel.num_bytes)
         if parcel.state is ParcelState.STORED:
             # The storage still has the bytes: the buffer is free behind the copy.
             self._recalled.pop(parcel, None)

@@ -92,7 +92,9 @@ def test_input_changed_before_the_output_was_saved_is_refused() -> None:
     with ssdtrain.offload(net, **ALONE) as session:
         loss = net(source())
         assert isinstance(seen[0], RecordView)
-        assert session.cache.ledger.counters.take()[0][f"fallback:{REFUSED}"] >= 1
+        assert (
+            session.cache.ledger.counters.take().fallbacks[Fallback.RECIPE_REFUSED] >= 1
+        )
         with pytest.raises(InPlaceError):
             loss.backward()
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain import api
-from ssdtrain.counters import Counters, Fallback, Trace
+from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError
 from ssdtrain.storage import MemoryStorage, PosixStorage, Slot, Storage
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -58,9 +58,11 @@ class Gate(ForwardingStorage):
         super().write(slot, buffer)
 
 
-def open_direct(storage: Storage, cap_bytes: int = 1 << 20) -> DirectOffloader:
+def open_direct(
+    storage: Storage, cap_bytes: int = 1 << 20, counters: Counters | None = None
+) -> DirectOffloader:
     device = CpuDevice()
-    meters = Meters(counters=Counters(), trace=Trace(True))
+    meters = Meters(counters=counters or Counters(), trace=Trace(True))
     return DirectOffloader(device, PinnedPool(device, cap_bytes), storage, 2, meters)
 
 
@@ -76,14 +78,15 @@ def there_and_back(offloader: DirectOffloader, source: torch.Tensor) -> torch.Te
 @pytest.mark.parametrize("num_bytes", [1, 100, PAGE, 3 * PAGE + 5, 300_000])
 def test_bytes_come_back(num_bytes: int) -> None:
     storage = AnyBuffer(MemoryStorage())
-    offloader = open_direct(storage)
+    counters = Counters()
+    offloader = open_direct(storage, counters=counters)
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
     assert torch.equal(there_and_back(offloader, source), source)
     offloader.wait_io()
     assert storage.stats().used_bytes == 0
     assert offloader.pool.total_bytes == 0, "no staging was used"
-    sums, _ = offloader._meters.counters.take()
-    assert sums["bytes_written"] == sums["bytes_read"] == num_bytes
+    counts = counters.take().counts
+    assert counts[Count.WRITTEN] == counts[Count.READ] == num_bytes
     offloader.close()
 
 
@@ -129,7 +132,8 @@ def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
 def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     fault = Fault(operation=Operation.WRITE, kind=kind, at=0)
     storage = FaultyStorage(AnyBuffer(MemoryStorage()), [fault])
-    offloader = open_direct(storage, cap_bytes)
+    counters = Counters()
+    offloader = open_direct(storage, cap_bytes, counters)
     source = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
     kept = source.clone()
     parcel = offloader.store(source, "x", lambda: True)
@@ -143,10 +147,10 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     offloader.discard(parcel)
     assert storage.stats().used_bytes == 0
     assert offloader.pool.used_bytes == 0
-    sums, _ = offloader._meters.counters.take()
+    fallbacks = counters.take().fallbacks
     full = kind is FaultKind.NO_SPACE
     reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
-    assert sums[f"fallback:{reason.value}"] == 1
+    assert fallbacks[reason] == 1
     offloader.close()
 
 
