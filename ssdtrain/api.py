@@ -180,6 +180,7 @@ class Session:
                 self.trace,
                 modules,
                 _notes_of(settings),
+                _first_regions(settings, self.cache.device),
             )
             fall_back = self.cache.offloader.fall_back
             host: Any = megatron if megatron.is_megatron(modules) else meshes
@@ -257,7 +258,7 @@ def offload(
         meshes.keep_parts(modules, cache.keep_storage_of)
         if settings.recompute is Recompute.AUTO:
             _attach_recipes(cache, modules, patches, settings)
-        if settings.recompute is Recompute.REGIONS:
+        if _may_run_again(settings):
             _attach_regions(cache, modules, patches, settings)
         session._plan(settings, modules)
         if engine and deepspeed.is_pipeline(model):
@@ -318,7 +319,26 @@ def _attach_regions(
             )
         regions.attach(found, cache.regions, patches)
     patches.also(register_optimizer_step_pre_hook(cache.regions.before_step).remove)
-    cache.regions.choice = Choice.ALL
+    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    cache.regions.choice = Choice.ALL if fixed else Choice.PLANNED
+
+
+def _may_run_again(settings: OffloadConfig) -> bool:
+    """Whether regions may run again: all of them, or those of a plan."""
+    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    if settings.recompute is Recompute.AUTO:
+        return not fixed
+    return settings.recompute is Recompute.REGIONS
+
+
+def _first_regions(settings: OffloadConfig, device: Device) -> Choice:
+    """Which regions run again while there is no plan."""
+    limited = device.capacity_bytes() is not None
+    if settings.recompute is Recompute.REGIONS:
+        return Choice.ALL
+    if settings.recompute is Recompute.AUTO and limited:
+        return Choice.ALL
+    return Choice.NONE
 
 
 def _modules_of(model: Any) -> list[nn.Module]:

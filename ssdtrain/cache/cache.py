@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
-from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
 from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import (
     Key,
@@ -144,7 +144,7 @@ class TensorCache:
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
             call = self.regions.current
-            if call is not None and torch._C._current_graph_task_id() == -1:
+            if call is not None and self._has_place:
                 return self._pack_in_region(tensor, call)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
@@ -207,6 +207,13 @@ class TensorCache:
         inner = self._keep(found.local)  # an alias of what the parameter holds
         return WrappedHandle(tensor, found.build, inner, self.unpack)
 
+    @property
+    def _has_place(self) -> bool:
+        """Whether autograd packs it in forward: no recipe stores it for itself, and no
+        backward inside the forward."""
+        of_recipe = self.course.serving != OUTSIDE_PLAN
+        return not of_recipe and torch._C._current_graph_task_id() == -1
+
     def _pack_in_region(self, tensor: Tensor, call: RegionCall) -> Handle:
         """Every one has a place, whatever becomes of it. See [Note: regions]."""
         if not is_plain(tensor) or tensor.device != self.device.torch_device:
@@ -224,6 +231,8 @@ class TensorCache:
             if record is None
             else handle_of(record, view, self.probe_of(tensor))
         )
+        if record is not None:
+            self._tell_of_another(record)
         self.recipes.note(tensor, handle)
         return call.stored(tensor, handle)
 
@@ -256,6 +265,8 @@ class TensorCache:
             if record is None
             else handle_of(record, view, self.probe_of(tensor))
         )
+        if record is not None:
+            self._tell_of_another(record)
         self.recipes.note(tensor, handle)
         return handle
 
@@ -268,7 +279,7 @@ class TensorCache:
         entry = self.course.enter(self.lanes.current, tensor, key)
         self.moves.release_due()
         handle: Handle | None = None
-        if entry.may_be_rebuilt and not self.regions.current:
+        if self._may_be_rebuilt(entry):
             before, self.course.serving = self.course.serving, entry.number
             try:
                 handle = self.recipes.offer(tensor, key, view)
@@ -282,6 +293,19 @@ class TensorCache:
             self.course.rebuilds(handle.source.rebuilt)
         self.course.observer.seal()
         return handle
+
+    def _may_be_rebuilt(self, entry: Entry) -> bool:
+        """Inside a region recipes are looked for only to learn of them."""
+        in_region = self.regions.current is not None
+        return entry.may_be_rebuilt and (
+            not in_region or entry.order is not None or self.course.observer.listens
+        )
+
+    def _tell_of_another(self, record: Record) -> None:
+        """Autograd saves what has a record: it would, without regions, too."""
+        course = self.course
+        if course.observer.listens and course.storing < 0:
+            course.observer.saved_again(course.of(record.lane).number, record.item)
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         lane = self.lanes.current

@@ -35,6 +35,10 @@ class Saved(NamedTuple):
     """The item whose recipe it serves."""
     held: bool = False
     """Its owner holds it until the end of backward."""
+    region: int = OUTSIDE_PLAN
+    """The region call in whose forward it is saved."""
+    serves: int = OUTSIDE_PLAN
+    """The region call that stores it as its input."""
 
 
 class Entry(NamedTuple):
@@ -81,6 +85,21 @@ class Observer(Protocol):
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
 
+    def region(self, lane: int, number: int, module: str) -> None:
+        """A region call begins."""
+
+    def reads(self, lane: int, number: int, item: int) -> None:
+        """This item is an input of that region call."""
+
+    def saved_again(self, lane: int, item: int) -> None:
+        """Autograd itself has saved the item, too."""
+
+    def runs_again(self) -> None:
+        """The forward of a region is about to run again."""
+
+    def ran_again(self, lane: int, number: int) -> None:
+        """It has."""
+
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
 
@@ -103,6 +122,21 @@ class Unobserved:
         """Nothing."""
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+        """Nothing."""
+
+    def region(self, lane: int, number: int, module: str) -> None:
+        """Nothing."""
+
+    def reads(self, lane: int, number: int, item: int) -> None:
+        """Nothing."""
+
+    def saved_again(self, lane: int, item: int) -> None:
+        """Nothing."""
+
+    def runs_again(self) -> None:
+        """Nothing."""
+
+    def ran_again(self, lane: int, number: int) -> None:
         """Nothing."""
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
@@ -128,6 +162,10 @@ class Course:
         self._num_lanes = 0
         self.serving = OUTSIDE_PLAN
         """The item whose recipe is served by what is packed now."""
+        self.region = OUTSIDE_PLAN
+        """The region call that runs."""
+        self.storing = OUTSIDE_PLAN
+        """The region call whose inputs are packed now."""
         self._is_using = False
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
 
@@ -157,7 +195,9 @@ class Course:
         course.num_items = number + 1
         self.mark += 1
         if self.observer.listens:
-            saved = Saved(name, num_bytes, self.serving, held)
+            saved = Saved(
+                name, num_bytes, self.serving, held, self.region, self.storing
+            )
             self.observer.item(course.number, number, saved, tensor)
             self.observer.mark(course.number, Phase.FORWARD, number)
         due = None
@@ -226,12 +266,19 @@ class Course:
         return at
 
     def _is_absent(self, order: Order, course: LaneCourse) -> bool:
-        """Whether it would serve a recipe that is not used: not by the plan, or not
-        this time, because what is packed now serves none."""
+        """Whether it would serve a recipe or a region that is not used: not by the
+        plan, or not this time, because what is packed now serves none."""
+        if order.serves >= 0:
+            return self.storing != order.serves
         if order.owner < 0 or course.orders is None:
             return False
         placement = course.orders[order.owner].placement
         return placement is not Placement.RECOMPUTE or self.serving != order.owner
+
+    @property
+    def is_using(self) -> bool:
+        """Whether a use is served now: what it asks for itself is no mark."""
+        return self._is_using
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""

@@ -132,6 +132,8 @@ class HostMeter:
         if not isinstance(source, RecordView):
             return Placement.KEEP
         record = source.record
+        if record.region is not None:
+            return Placement.RERUN
         return Placement.KEEP if record.parcel is None else self._way_of(record)
 
     def _way_of(self, record: Any) -> Placement:

@@ -32,7 +32,8 @@ from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
+from ssdtrain.cache.regions import REGION
+from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
 
@@ -47,6 +48,21 @@ class _Lane:
     saved: list[Saved] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     recipes: dict[int, Recipe] = field(default_factory=dict)
+    regions: dict[int, "_Region"] = field(default_factory=dict)
+    autograds: set[int] = field(default_factory=set)
+    """Inputs of regions that autograd itself saves, too."""
+
+    def bytes_of(self, region: int) -> int:
+        """What is saved in a region call."""
+        return sum(each.num_bytes for each in self.saved if each.region == region)
+
+
+@dataclass
+class _Region:
+    module: str
+    inputs: list[int] = field(default_factory=list)
+    host_ns: int = 0
+    other_bytes: int = 0
 
 
 @dataclass
@@ -96,6 +112,8 @@ class Recording:
         self._lingering_bytes = lingering_bytes
         self._lanes: list[_Lane] = []
         self._rows: list[_Row] = []
+        self._alive_bytes = 0
+        self._rerun_ns = 0
         self._given: list[Tensor] = []
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
@@ -127,6 +145,35 @@ class Recording:
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
         self._lanes[lane].recipes[number] = recipe
+
+    def region(self, lane: int, number: int, module: str) -> None:
+        """A region call begins."""
+        self._lanes[lane].regions[number] = _Region(module)
+
+    def reads(self, lane: int, number: int, item: int) -> None:
+        """This item is an input of that region call."""
+        inputs = self._lanes[lane].regions[number].inputs
+        if item not in inputs:
+            inputs.append(item)
+
+    def saved_again(self, lane: int, item: int) -> None:
+        """Autograd itself has saved the item, too."""
+        self._lanes[lane].autograds.add(item)
+
+    def runs_again(self) -> None:
+        """The forward of a region is about to run again."""
+        self._device.reset_peak()
+        self._alive_bytes = self._saved_bytes()
+        self._rerun_ns = self._meter.now()
+
+    def ran_again(self, lane: int, number: int) -> None:
+        """It has: what it needed beside the saved tensors that were alive before."""
+        found, memory = self._lanes[lane].regions[number], self._device.memory()
+        found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
+        if memory is not None:
+            own_bytes = memory.max_allocated_bytes - self._base_bytes
+            own_bytes -= self._alive_bytes
+            found.other_bytes = max(found.other_bytes, own_bytes)
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
@@ -168,11 +215,14 @@ class Recording:
         start_ns = self._meter.now()
         row = self._rows[-1]
         row.end = self._clock.now()
-        own_bytes = self._ledger.live_bytes - self._ledger.held_bytes
-        row.live_bytes = own_bytes + self._lingering_bytes() + self._frames.count()
+        row.live_bytes = self._saved_bytes()
         self._device.reset_peak()
         self._sealed_ns = self._meter.now()
         self._meter.exclude(start_ns)
+
+    def _saved_bytes(self) -> int:
+        own_bytes = self._ledger.live_bytes - self._ledger.held_bytes
+        return own_bytes + self._lingering_bytes() + self._frames.count()
 
     def stop(self) -> None:
         """The step is over: what runs from now on is none of it."""
@@ -202,6 +252,7 @@ class Recording:
             copying_ms: time of all copies, which slowed the step down meanwhile.
         """
         rows = [row for row in self._rows if row.end is not None]
+        spans = list(spans)
         kinds = self._kinds(spans)
         if not rows or links is None or kinds is None:
             return None
@@ -236,6 +287,7 @@ class Recording:
         return Profile(
             lanes=tuple(lane.kind for lane in self._lanes),
             kinds=kinds,
+            regions=self._regions(spans),
             marks=marks,
             links=links,
             head_ms=ms(self._start, rows[0].begin),
@@ -275,6 +327,28 @@ class Recording:
             max(0.0, self._stopped_ns / 1e6 - ended_ms - self.waited_ms),
             max(0.0, lead_ms),
         )
+
+    def _regions(self, spans: Iterable[Span]) -> dict[str, tuple[RegionRun, ...]]:
+        """Region calls by kind. Those of all lanes of a kind are alike: the longest and
+        the largest of each place counts."""
+        costs = prices(spans)
+        found: dict[str, list[RegionRun]] = {}
+        for lane in self._lanes:
+            own = found.setdefault(lane.kind, [])
+            for number in range(1 + max(lane.regions, default=-1)):
+                region = lane.regions.get(number, _Region(""))
+                run = RegionRun(
+                    module=region.module,
+                    inputs=tuple(region.inputs),
+                    ms=costs.get((lane.kind, REGION, number), 0.0),
+                    host_ms=region.host_ns / 1e6 if self._is_gpu else 0.0,
+                    other_bytes=region.other_bytes or lane.bytes_of(number),
+                )
+                if number == len(own):
+                    own.append(run)
+                elif own[number].other_bytes < run.other_bytes:
+                    own[number] = replace(run, ms=max(run.ms, own[number].ms))
+        return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
         """Items by kind; None if a kind's lanes differ, or a lane has no kind."""
@@ -341,6 +415,8 @@ def _items(
             ),
             inputs=() if recipe is None else recipe.inputs,
             owner=saved.owner,
+            region=saved.region,
+            serves=-1 if number in lane.autograds else saved.serves,
             held=saved.held and frames is not None,
             frame_marks=(
                 0 if frames is None else frames.marks(lane.course.number, number)

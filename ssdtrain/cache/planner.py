@@ -2,6 +2,15 @@
 
 The first steps move everything that can move and wait where they must, so they fit
 wherever full offloading fits. Plans change at step boundaries only.
+
+[Note: the safe start]
+Where device memory is limited, all regions run again in the steps before the first plan
+([Note: regions] in regions.py). A region's tensors are then alive only while its
+forward runs, the first time or again, and what is seen of them there is the
+observation: their sizes and recipes in forward, the times of forward and backward, and
+what the re-run takes and needs. So these steps need what checkpointing with moved
+inputs needs, and no host memory for all activations.
+(tests/ssdtrain/regions/test_planned.py)
 """
 
 import logging
@@ -21,6 +30,7 @@ from ssdtrain.cache.hosttime import HostMeter, is_far, mixed, repriced
 from ssdtrain.cache.links import fitted_drive, fitted_links, probe
 from ssdtrain.cache.modules import ModuleNames
 from ssdtrain.cache.observer import Recording
+from ssdtrain.cache.regions import Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.adapt import Drift, Trial, is_better
@@ -90,6 +100,7 @@ class Planner:
         trace: Trace,
         roots: Sequence[nn.Module],
         notes: dict[str, str],
+        first_regions: Choice = Choice.NONE,
     ) -> None:
         self.plan: Plan | None = None
         self.profile: Profile | None = None
@@ -101,6 +112,8 @@ class Planner:
         self._trace = trace
         self._wants_trace = trace.enabled
         self._names = ModuleNames(roots)
+        self._first_regions = cache.regions.choice = first_regions
+        """While there is no plan: [Note: the safe start]."""
         self._notes = notes
         self._drift = Drift()
         self._stage = Stage.WARM_UP
@@ -181,6 +194,7 @@ class Planner:
         self._stage = Stage.OBSERVING
         self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         cache.policy = OffloadAll(spares_held=True)
+        cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = None
         cache.meter = meter = HostMeter(self._away)
@@ -367,6 +381,7 @@ class Planner:
         """The cache follows this plan from now on."""
         cache = self._cache
         cache.course.plan = plan
+        cache.regions.choice = Choice.PLANNED
         # Under a byte budget somebody must see that a batch is larger than others.
         unhooked = (
             plan.keeps_all
@@ -443,6 +458,7 @@ class Planner:
     def _rest(self, stage: Stage) -> None:
         self._stage = stage
         self._recording = None
+        self._cache.regions.choice = self._first_regions
         self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME, spares_held=True)
 
     def _keeps(self, profile: Profile, new: Plan) -> bool:

@@ -32,6 +32,7 @@ from ssdtrain.cache.identity import (
     is_plain,
 )
 from ssdtrain.errors import RegionError
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.compiled import Compiled
@@ -177,6 +178,10 @@ class LaneCourse:
         """None: not planned."""
         self.num_items = 0
         self.num_uses = 0
+        self.chosen = frozenset(
+            order.region for order in orders or () if order.placement is Placement.RERUN
+        )
+        """Region calls that run again, also if the lane leaves its plan."""
         self.records: dict[int, weakref.ref[Any]] = {}
         """A `Record`, or a `Moved` of a table, by item."""
         self.loads: dict[int, list[int]] = {}

@@ -26,7 +26,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ssdtrain.cache.course import Entry
+from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Probe,
     check_late_writer,
@@ -39,12 +39,14 @@ from ssdtrain.cache.record import (
     Holding,
     Known,
     Lane,
+    RebuiltView,
     Record,
     RecordState,
     RecordView,
 )
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
+from ssdtrain.plan.placement import Placement
 from ssdtrain.regions.conditions import (
     Conditions,
     RandomState,
@@ -222,7 +224,15 @@ class RegionCall:
                 continue
             self._inputs.append((leaf, leaf._version))
             is_parameter = isinstance(leaf, nn.Parameter)
-            self._leaves.append(Input(pack(leaf), leaf.requires_grad, is_parameter))
+            handle = pack(leaf)
+            self._leaves.append(Input(handle, leaf.requires_grad, is_parameter))
+            self._tell_of_input(handle)
+
+    def _tell_of_input(self, handle: Any) -> None:
+        course = self._cache.course
+        item = item_of(handle)
+        if course.observer.listens and item >= 0:
+            course.observer.reads(course.of(self.lane).number, self.number, item)
 
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
         """The next place; its tensor went the general way."""
@@ -235,7 +245,9 @@ class RegionCall:
 
     def makes(self, entry: Entry) -> bool:
         """Whether its re-run makes a new saved tensor again."""
-        return True
+        if entry.held or self._cache.course.serving != OUTSIDE_PLAN:
+            return False
+        return entry.order is None or entry.order.placement is Placement.RERUN
 
     def hold(self, tensor: Tensor) -> Handle:
         """The next place; nobody but its handle knows of it."""
@@ -324,6 +336,9 @@ class RegionCall:
         found: list[Tensor] = []
         leaves = [self._argument(leaf) for leaf in self._leaves]
         args, kwargs = tree_unflatten(leaves, self._spec)
+        course = self._cache.course
+        course.observer.runs_again()
+        clock = self._cache.ledger.clock
         collector = Collector(
             lambda _, tensor: found.append(tensor),
             len(self._places),
@@ -335,7 +350,8 @@ class RegionCall:
             before = RandomState.now(self._device)
             self._random.restore(self._device)
         try:
-            with self._conditions.restored():
+            place = self.lane.kind, REGION, self.number
+            with self._conditions.restored(), clock.measure(REGION, place, 0):
                 collector.run(self._forward, args, kwargs)
         finally:
             self.region.watch.set_training(training)
@@ -343,6 +359,7 @@ class RegionCall:
             if before is not None:
                 drawn = RandomState.now(self._device)
                 before.restore(self._device)
+        course.observer.ran_again(course.of(self.lane).number, self.number)
         if self._random_end is not None and drawn is not None:
             if not self._random_end.is_same(drawn):
                 return None
@@ -445,7 +462,6 @@ class Regions:
         self.unpack: Any = None
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
-        self._is_storing = False
         self._alive: list[weakref.ref[RegionCall]] = []
         self._most_alive = 64
         self._looked_at: set[Region] = set()
@@ -483,12 +499,19 @@ class Regions:
             self.refuse(region, reason)
             return None
         with self.cache.lock:
+            course = self.cache.course
+            course.observer.region(course.of(lane).number, number, region.path)
             call = RegionCall(self, region, number, forward, lane)
-            call.store(leaves, spec, self._store)
+            course.storing = number
+            try:
+                call.store(leaves, spec, self.pack)
+            finally:
+                course.storing = OUTSIDE_PLAN
             self._remember(call)
             self.cache.retired.watch(call, call.holding)
             lane.num_live += 1
             self.current = call
+            self.cache.course.region = number
         return call
 
     def end(self, call: RegionCall) -> None:
@@ -496,7 +519,7 @@ class Regions:
         if self.cache.owner.is_elsewhere:  # forked inside of it: nothing is dropped
             return
         with self.cache.lock:
-            self.current = None
+            self._leave()
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
@@ -505,23 +528,17 @@ class Regions:
 
     def abort(self, call: RegionCall) -> None:
         """Its forward raised."""
-        self.current = None
+        self._leave()
         call.abort()
 
-    def _store(self, tensor: Tensor) -> Any:
-        self._is_storing = True
-        try:
-            return self.pack(tensor)
-        finally:
-            self._is_storing = False
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether what is packed now is an input of a region."""
-        return self._is_storing
+    def _leave(self) -> None:
+        self.current = None
+        self.cache.course.region = OUTSIDE_PLAN
 
     def _is_chosen(self, lane: Lane, number: int) -> bool:
-        return self.choice is Choice.ALL
+        if self.choice is Choice.PLANNED:
+            return number in self.cache.course.of(lane).chosen
+        return True
 
     def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:
         if region.refusal is not None:
@@ -574,6 +591,14 @@ class Regions:
                 call.pin()
             else:
                 self._alive.append(weakref.ref(call))
+
+
+def item_of(handle: Any) -> int:
+    """The number of the saved tensor in its lane; -1: it has none."""
+    source = getattr(handle, "source", None)
+    if isinstance(source, RecordView):
+        return source.record.item
+    return source.rebuilt.item if isinstance(source, RebuiltView) else -1
 
 
 def _is_value(leaf: Any) -> bool:

@@ -52,6 +52,7 @@ from ssdtrain.cache.record import (
     Wrapped,
     handle_of,
 )
+from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Count
@@ -569,6 +570,10 @@ class Binding:
         before, num_acts = course.mark, moves.num_acts
         handle = self._pack(tensor)
         spec = self._spec(tensor, handle)
+        if course.storing >= 0:
+            self._inputs.add(spec.item)
+        elif course.region >= 0 and spec.parameter is None:
+            spec.is_plain = False  # it has a place in its region
         spec.marks = course.mark - before
         if spec.compiled is not None:
             # What its recipe has stored meanwhile has marks of its own.
@@ -580,6 +585,8 @@ class Binding:
 
     def unpack(self, handle: Handle) -> Tensor:
         """The general path, watched."""
+        if self._cache.course.is_using:  # for a region that runs again
+            return self._unpack(handle)
         num_acts = self._cache.moves.num_acts
         tensor = self._unpack(handle)
         if handle.number >= 0:
@@ -607,6 +614,8 @@ class Binding:
             )
         if isinstance(source, Kept):
             return Spec(num_bytes=_num_bytes(tensor), is_plain=type(tensor) is Tensor)
+        if isinstance(source, FromRegion):
+            return Spec(num_bytes=_num_bytes(tensor), is_plain=False)
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
         first = owner.item not in self._items
         self._items.add(owner.item)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ssdtrain.plan.placement import Placement, Placements
+from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.profile import Item, Phase
+from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Timeline
@@ -101,7 +102,9 @@ def with_tail_kept(
         numbers = [
             n
             for n in range(len(timeline.profile.kinds[kind]))
-            if first[base + n] != NEVER and flat[base + n] is not Placement.RECOMPUTE
+            if first[base + n] != NEVER
+            and flat[base + n] not in AGAIN_PLACEMENTS
+            and timeline.exists(base + n, flat)
         ]
         left = tail_bytes
         for number in sorted(numbers, key=lambda n: (first[base + n], -n)):
@@ -135,6 +138,14 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
 
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
     move = placed_by(timeline, lambda *_: target)
+    regions = []
+    if every := spread(timeline):
+        again = with_regions(timeline, keep, every)
+        moved = with_tail_kept(timeline, with_regions(timeline, move, every), window)
+        regions = [
+            Fixed(name="regions", placements=again, style=Style()),
+            Fixed(name="regions + offload-all", placements=moved, style=strict),
+        ]
     return [
         Fixed(name="keep-all", placements=keep, style=Style()),
         Fixed(
@@ -149,6 +160,7 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
             style=strict,
         ),
         Fixed(name="last-module", placements=last_module(timeline), style=Style()),
+        *regions,
     ]
 
 

@@ -12,7 +12,7 @@ No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
@@ -29,8 +29,9 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Item, Profile
+from ssdtrain.plan.regions import Region, is_made_again, parts, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Outcome, Run, keep_all, simulate
+from ssdtrain.plan.simulate import Outcome, Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
 ENUMERATED = 800
@@ -59,13 +60,14 @@ class Contender(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Five numbers that stand for a plan; each is a position on a grid."""
+    """Six numbers that stand for a plan; each is a position on a grid."""
 
     recipes: int
     tail: int
     window: int
     late: int
     small: int = 0
+    regions: int = 0
 
 
 class Judge:
@@ -75,7 +77,10 @@ class Judge:
         self, timeline: Timeline, goal: Goal, search_marks: int = SEARCH_MARKS
     ) -> None:
         self.timeline = timeline
-        self.keep = Run(timeline, keep_all(timeline)).run()
+        asked = timeline.profile.notes.get("recompute")
+        self._always = spread(timeline) if asked == "regions" else []
+        """Regions that run again in any case."""
+        self.keep = Run(timeline, kept_but(timeline, self._always)).run()
         self.least_peak_bytes = self.keep.peak_bytes
         budget = goal.memory_budget_bytes
         self._most_bytes = None if budget is None else budget * (1 - BUDGET_MARGIN)
@@ -94,6 +99,8 @@ class Judge:
 
     def judge(self, placements: Placements, style: Style, policy: str) -> Contender:
         """One candidate."""
+        if self._always:
+            placements = with_regions(self.timeline, placements, self._always)
         orders = schedule(self.timeline, spilled(self.timeline, placements), style)
         run = Run(self.timeline, orders)
         outcome = run.run()
@@ -123,6 +130,14 @@ class Judge:
         if outcome.step_ms > self._most_ms:
             return (1.0, outcome.step_ms, float(outcome.peak_bytes))
         return (0.0, float(outcome.peak_bytes), outcome.step_ms)
+
+
+def kept_but(
+    timeline: Timeline, regions: Sequence[Region]
+) -> dict[str, tuple[Order, ...]]:
+    """Orders under which nothing moves, and these regions run again."""
+    keep = placed_by(timeline, lambda *_: Placement.KEEP)
+    return schedule(timeline, with_regions(timeline, keep, regions))
 
 
 def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Plan:
@@ -260,10 +275,19 @@ class _Grid:
         self._largest = largest_bytes(timeline)
         self._least_bytes = _thresholds(timeline)
         small = len(self._least_bytes) - 1
-        self.ends = Family(len(self._recipes), TAIL_PARTS, WINDOW_PARTS, 1, small)
+        self._regions = parts(timeline)
+        self.ends = Family(
+            len(self._recipes),
+            TAIL_PARTS,
+            WINDOW_PARTS,
+            1,
+            small,
+            len(self._regions) - 1,
+        )
 
     def placements(self, family: Family) -> Placements:
-        """Recipes, then the tail; everything else leaves."""
+        """Regions, recipes, then the tail; everything else leaves."""
+        chosen = self._regions[family.regions]
         rebuilt = set().union(*self._recipes[: family.recipes])
         least_bytes = self._least_bytes[family.small]
 
@@ -274,6 +298,7 @@ class _Grid:
             return Placement.RECOMPUTE if is_rebuilt else self._target
 
         placements = placed_by(self._timeline, place)
+        placements = with_regions(self._timeline, placements, chosen)
         tail = int(self._lane_bytes * (family.tail / TAIL_PARTS) ** 2)
         return with_tail_kept(self._timeline, placements, tail)
 
@@ -355,11 +380,12 @@ def _start_from_grid(
 ) -> None:
     """Try a coarse grid, and the limit's edge from its best points."""
     starts = [
-        Family(recipes, tail, window, late, small)
+        Family(recipes, tail, window, late, small, regions)
         for small in (0, ends.small)[: 1 + (ends.small > 0)]
         for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
         for late in (1, 0)
         for tail in (0, 9, 6, 12)
+        for regions in sorted({at * ends.regions // 3 for at in range(4)})
         for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
     ]
     tried = []
@@ -408,42 +434,72 @@ def _near(at: Family, step: int, ends: Family) -> list[Family]:
 # -- single items ---------------------------------------------------------------------
 
 
+Change = tuple[tuple[str, int, Placement], ...]
+"""New placements of items that change together: kind, number, placement."""
+
+
 def _search_items(judge: Judge, best: Contender) -> Contender:
-    """Move single items while that helps."""
+    """Move single items, and single regions, while that helps."""
     timeline = judge.timeline
     improved = True
     while improved and not judge.is_spent:
         improved = False
-        for kind, number, placement in _moves(timeline, best):
+        for change in _changes(timeline, best):
             if judge.is_spent:
                 break
             changed = {k: list(placed) for k, placed in best.placements.items()}
-            if changed[kind][number] is placement:
+            for kind, number, placement in change:
+                changed[kind][number] = placement
+            if all(
+                changed[kind][number] is best.placements[kind][number]
+                for kind, number, _ in change
+            ):
                 continue
-            changed[kind][number] = placement
             found = judge.judge(changed, best.style, "search")
             if found.rank < best.rank:
                 best, improved = found, True
     return best
 
 
-def _moves(timeline: Timeline, best: Contender) -> list[tuple[str, int, Placement]]:
-    """Moves that may help: what is alive at the peak, largest first, then what waits
-    or costs a rebuild."""
+def _changes(timeline: Timeline, best: Contender) -> list[Change]:
+    """Changes that may help: what is alive at the peak, largest first, then what waits
+    or costs a rebuild. An item of a region that runs again changes with all others."""
     alive = Run(timeline, best.orders).run(detailed=True).live_at_peak
     size = {item: timeline.items[item].num_bytes for item in alive}
     items = sorted(alive, key=lambda item: (-size[item], item))
     waiting = sorted(best.outcome.waits, key=lambda i: (-best.outcome.waits[i], i))
-    moves: list[tuple[str, int, Placement]] = []
+    changes: list[Change] = []
     seen: set[tuple[str, int]] = set()
+    seen_regions: set[tuple[str, int]] = set()
     for item in [*items, *waiting, *range(len(timeline.items))]:
         lane = timeline.lane_of[item]
         kind, number = timeline.profile.lanes[lane], item - timeline.first_id[lane]
         if (kind, number) in seen:
             continue
         seen.add((kind, number))
-        moves.extend(
-            (kind, number, placement)
+        region = kind, timeline.items[item].region
+        if region[1] >= 0 and region not in seen_regions:
+            seen_regions.add(region)
+            changes.append(_turned(timeline, best.placements, region))
+        if best.placements[kind][number] is Placement.RERUN:
+            continue
+        changes.extend(
+            ((kind, number, placement),)
             for placement in reversed(options(timeline, timeline.items[item]))
         )
-    return moves
+    return changes
+
+
+def _turned(
+    timeline: Timeline, placements: Placements, region: tuple[str, int]
+) -> Change:
+    """A region that runs again is kept, or the other way round."""
+    kind = region[0]
+    members = [
+        number
+        for number, item in enumerate(timeline.profile.kinds[kind])
+        if is_made_again(kind, item, (region,))
+    ]
+    again = any(placements[kind][number] is Placement.RERUN for number in members)
+    to = Placement.KEEP if again else Placement.RERUN
+    return tuple((kind, number, to) for number in members)

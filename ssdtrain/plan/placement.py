@@ -20,6 +20,12 @@ class Placement(Enum):
     """Moves to the target unless that would stall compute; then kept, counted."""
     RECOMPUTE = auto()
     """Is rebuilt from another record by a recipe."""
+    RERUN = auto()
+    """Is made again when the forward of its region runs again."""
+
+
+AGAIN_PLACEMENTS = (Placement.RECOMPUTE, Placement.RERUN)
+"""Those by which bytes are not stored."""
 
 
 AWAY_PLACEMENTS = (Placement.OFFLOAD, Placement.OFFLOAD_SSD)

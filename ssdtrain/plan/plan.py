@@ -14,6 +14,7 @@ PLACEMENTS = (
     Placement.OFFLOAD,
     Placement.OFFLOAD_SSD,
     Placement.RECOMPUTE,
+    Placement.RERUN,
 )
 """What a plan may say; the others are a policy's, at the moment of packing."""
 
@@ -26,7 +27,7 @@ class Order:
     """Name and bytes of the item; a lane that brings another is not planned for."""
     num_bytes: Natural
     placement: Placement
-    """KEEP, OFFLOAD (host memory), OFFLOAD_SSD or RECOMPUTE."""
+    """KEEP, OFFLOAD (host memory), OFFLOAD_SSD, RECOMPUTE or RERUN."""
     release_after: Natural = 0
     """Marks after its pack at which compute waits for the copy and drops the bytes;
     0: never, it is kept although it was copied."""
@@ -35,6 +36,10 @@ class Order:
     first."""
     owner: Index = -1
     """As in the profile: exists only if that item is recomputed."""
+    region: Index = -1
+    """As in the profile: the region call in whose forward it is saved."""
+    serves: Index = -1
+    """As in the profile: exists only if that region runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,14 @@ class Plan:
     """How it came about: the name of a fixed policy, or `search`."""
     prediction: Prediction | None = None
 
+    def regions_of(self, kind: str) -> frozenset[int]:
+        """Region calls of a kind of lane that run again."""
+        return frozenset(
+            order.region
+            for order in self.orders.get(kind, ())
+            if order.placement is Placement.RERUN
+        )
+
     @property
     def keeps_all(self) -> bool:
         """Whether nothing moves and nothing is rebuilt: no hooks are needed."""
@@ -121,9 +134,10 @@ class Plan:
     def bytes_by_placement(self) -> dict[str, int]:
         """Bytes of one lane of each kind, by placement."""
         sums: dict[str, int] = {}
-        for orders in self.orders.values():
+        for kind, orders in self.orders.items():
             for order in orders:
-                if order.owner < 0 or _is_owned(orders, order):
+                served = order.serves < 0 or order.serves in self.regions_of(kind)
+                if served and (order.owner < 0 or _is_owned(orders, order)):
                     name = order.placement.name.lower()
                     sums[name] = sums.get(name, 0) + order.num_bytes
         return sums

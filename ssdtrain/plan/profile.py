@@ -50,11 +50,33 @@ class Item:
     """Items of the same lane that the recipe reads."""
     owner: Index = -1
     """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
+    region: Index = -1
+    """The region call (index into the kind's `Profile.regions`) in whose forward it is
+    saved, and whose re-run makes it again; -1: none."""
+    serves: Index = -1
+    """The region call for whose re-run alone it is stored; -1: it is autograd's own."""
     held: bool = False
     """Its owner holds it until the end of backward: moving it frees nothing."""
     frame_marks: Natural = 0
     """Marks from its own to the one by which the model's forward has let go of it:
     nothing frees it earlier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionRun:
+    """One call of a region's forward, as it ran again in the observed step."""
+
+    module: str = ""
+    """Path of the module."""
+    inputs: tuple[Natural, ...] = ()
+    """Items of the same lane that it reads."""
+    ms: Duration = 0.0
+    """Device time."""
+    host_ms: Duration = 0.0
+    """Host time (0: unknown)."""
+    other_bytes: Natural = 0
+    """Most device memory meanwhile, above the step's start and beside the saved tensors
+    that were alive before: what it saves, temporaries and gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +164,8 @@ class Profile:
     """Kind of each micro-batch, in the order of their forwards."""
     kinds: Mapping[str, tuple[Item, ...]]
     """Items of each kind of lane, in pack order."""
+    regions: Mapping[str, tuple[RegionRun, ...]] = field(default_factory=dict)
+    """Region calls of each kind of lane, in order; none where none ran again."""
     marks: tuple[Mark, ...]
     """In the order of the compute stream."""
     links: Links
@@ -192,7 +216,7 @@ class Profile:
             item.num_bytes
             for lane in range(len(self.lanes))
             for item in self.items_of(lane)
-            if item.owner < 0
+            if item.owner < 0 and item.serves < 0
         )
 
     def signature(self) -> tuple[Any, ...]:
@@ -204,6 +228,21 @@ class Profile:
         return self.lanes, kinds
 
 
+def _check_regions(profile: Profile) -> None:
+    for kind, items in profile.kinds.items():
+        for number, item in enumerate(items):
+            for name, region in (("region", item.region), ("serves", item.serves)):
+                if region >= len(profile.regions.get(kind, ())):
+                    where = f"kinds.{kind}[{number}].{name}"
+                    raise Unfit(where, "a region of the lane", region)
+    for kind, runs in profile.regions.items():
+        num_items = len(profile.kinds.get(kind, ()))
+        for number, run in enumerate(runs):
+            if any(each >= num_items for each in run.inputs):
+                where = f"regions.{kind}[{number}].inputs"
+                raise Unfit(where, "items of the lane", run.inputs)
+
+
 def _check(profile: Profile) -> None:
     for kind, items in profile.kinds.items():
         for number, item in enumerate(items):
@@ -212,6 +251,7 @@ def _check(profile: Profile) -> None:
                 raise Unfit(f"{where}.owner", "another item of the lane", item.owner)
             if any(each >= len(items) or each == number for each in item.inputs):
                 raise Unfit(f"{where}.inputs", "other items of the lane", item.inputs)
+    _check_regions(profile)
     for number, kind in enumerate(profile.lanes):
         if kind not in profile.kinds:
             raise Unfit(f"lanes[{number}]", "a kind of `kinds`", kind)

@@ -93,7 +93,12 @@ def _orders(
     for kind, items in timeline.profile.kinds.items():
         orders[kind] = [
             Order(
-                name=item.name, num_bytes=item.num_bytes, placement=p, owner=item.owner
+                name=item.name,
+                num_bytes=item.num_bytes,
+                placement=p,
+                owner=item.owner,
+                region=item.region,
+                serves=item.serves,
             )
             for item, p in zip(items, placements[kind], strict=True)
         ]
@@ -131,6 +136,9 @@ class _Scheduler:
                 at = self._first[item]
                 cost = line.items[item].recipe_ms
                 self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
+        for run, at in line.run_marks(self._placed).items():
+            cost = line.runs[run].ms
+            self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
 
     def run(self) -> _Pass:
         """Both directions."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from ssdtrain.curves import Curve
-from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
+from ssdtrain.plan.placement import AGAIN_PLACEMENTS, AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction, Wait
 from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.plan.timeline import NEVER, Timeline
@@ -133,6 +133,14 @@ class Run:
         """Items that the model's forward still holds: bytes that count for its sake,
         which are none while the record holds them as well."""
         self._let_go_at: dict[int, list[int]] = {}
+        self._has_run: set[int] = set()
+        """Region calls whose forward has run again."""
+        self._mark = 0
+        self._forward_end = [
+            1 + max((timeline.pack_mark[item] for item in members), default=NEVER)
+            for members in timeline.members
+        ]
+        """The mark behind the last tensor that each region call saves."""
         self._leaving: deque[tuple[int, int]] = deque()
         self._away: set[int] = set()
         self._copied: dict[int, float] = {}
@@ -183,6 +191,7 @@ class Run:
         slowdown = self._links.copy_slowdown
         last_mark = line.num_marks - 1
         for mark in range(line.num_marks):
+            self._mark = mark
             for item in self._let_go_at.pop(mark, ()):
                 self._live_bytes -= self._framed.pop(item)
             for item in self._freed_at[mark]:
@@ -274,9 +283,13 @@ class Run:
             self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
         self.outcome.step_ms = self._now + tail_ms
 
-    def _by_depth(self, item: int) -> tuple[bool, int]:
-        """Bytes before rebuilds, and inputs of recipes before their results."""
-        return self.placed[item] is Placement.RECOMPUTE, item
+    def _by_depth(self, item: int) -> tuple[int, int]:
+        """Bytes before re-runs before rebuilds, and inputs of recipes before their
+        results."""
+        placement = self.placed[item]
+        if placement is Placement.RERUN:
+            return 1, item
+        return 2 * (placement is Placement.RECOMPUTE), item
 
     def _wait(self, until_ms: float, item: int, cause: Wait) -> None:
         stall = until_ms - self._now
@@ -315,8 +328,10 @@ class Run:
     def _pack(self, item: int, mark: int) -> None:
         line, placement = self._line, self.placed[item]
         exists = line.exists(item, self.placed)
-        is_saved = exists and placement is not Placement.RECOMPUTE
+        is_saved = exists and placement not in AGAIN_PLACEMENTS
         frame_marks = line.items[item].frame_marks
+        if placement is Placement.RERUN:  # it stays until its forward has ended
+            frame_marks = max(frame_marks, self._forward_end[line.run_of[item]] - mark)
         if frame_marks:
             self._frame(item, mark + frame_marks, is_saved)
         if not is_saved:
@@ -401,9 +416,27 @@ class Run:
             start = max(start, self._now - ahead)
         return self._read.serve(start, _ms(curve, num_bytes), num_bytes)
 
+    def _run_again(self, number: int) -> None:
+        """The forward of a region, once."""
+        if number in self._has_run:
+            return
+        self._has_run.add(number)
+        run, outcome = self._line.runs[number], self.outcome
+        memory = self._live_bytes + run.other_bytes
+        if memory > outcome.peak_bytes:
+            outcome.peak_bytes, outcome.peak_mark = memory, self._mark
+            outcome.live_at_peak = frozenset([*self._live, *self._line.members[number]])
+        self._now += run.ms
+        outcome.recompute_ms += run.ms
+        if self._is_hosted:
+            self._host_ms += run.host_ms
+
     def _use(self, item: int) -> None:
         placement = self.placed[item]
-        if placement is Placement.RECOMPUTE:
+        if placement is Placement.RERUN:
+            self._run_again(self._line.run_of[item])
+            self._alive(item)
+        elif placement is Placement.RECOMPUTE:
             self._alive(item)
             time_ms = self._line.items[item].recipe_ms
             self._now += time_ms
@@ -421,6 +454,7 @@ def _costs_by_placement(costs: HostCosts) -> dict[Placement, HostCost]:
         Placement.OFFLOAD: costs.host,
         Placement.OFFLOAD_SSD: costs.ssd,
         Placement.RECOMPUTE: costs.rebuild,
+        Placement.RERUN: costs.keep,
     }
 
 
@@ -442,6 +476,8 @@ def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
                 num_bytes=item.num_bytes,
                 placement=Placement.KEEP,
                 owner=item.owner,
+                region=item.region,
+                serves=item.serves,
             )
             for item in items
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement, Placements
-from ssdtrain.plan.profile import Item, Phase, Profile
+from ssdtrain.plan.profile import Item, Phase, Profile, RegionRun
 
 NEVER = -1
 
@@ -63,6 +63,16 @@ class Timeline:
         out, into = profile.links.ways
         self.copy_out_ms = self._times(out.seconds)
         self.copy_in_ms = self._times(into.seconds)
+        self.runs: list[RegionRun] = []
+        """Region calls of all lanes, numbered through."""
+        self.run_of: list[int] = []
+        """The region call of each item; NEVER: none."""
+        self.members: list[list[int]] = []
+        """Items of each region call."""
+        self.read_by: list[list[int]] = []
+        """Items that each region call reads."""
+        self._first_run: list[int] = []
+        self._number_regions()
         self._orders = {
             kind: _consumers_first(items) for kind, items in profile.kinds.items()
         }
@@ -71,6 +81,34 @@ class Timeline:
     def num_marks(self) -> int:
         """Marks of the step."""
         return len(self.length_ms)
+
+    def _number_regions(self) -> None:
+        for lane, kind in enumerate(self.profile.lanes):
+            base, first = self.first_id[lane], len(self.runs)
+            self._first_run.append(first)
+            runs = self.profile.regions.get(kind, ())
+            self.runs.extend(runs)
+            self.read_by.extend([base + each for each in run.inputs] for run in runs)
+            self.members.extend([] for _ in runs)
+            for number, item in enumerate(self.profile.kinds[kind]):
+                run = NEVER if item.region < 0 else first + item.region
+                self.run_of.append(run)
+                if run != NEVER:
+                    self.members[run].append(base + number)
+
+    def run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
+        """The mark at which each region call runs again, of those that do."""
+        found: dict[int, int] = {}
+        for run, members in enumerate(self.members):
+            uses = [
+                at
+                for item in members
+                if placed[item] is Placement.RERUN
+                for at in self.uses[item]
+            ]
+            if uses:
+                found[run] = min(uses)
+        return found
 
     def _times(self, seconds: object) -> list[float]:
         known: dict[int, float] = {}
@@ -97,6 +135,8 @@ class Timeline:
         first = [min(uses) if uses else NEVER for uses in self.uses]
         last = [self.node_end[max(uses)] if uses else NEVER for uses in self.uses]
         ended: set[int] = set()
+        for run, at in self.run_marks(placed).items():
+            self._read_again(run, at, placed, first, last, ended)
         for lane, kind in enumerate(self.profile.lanes):
             base = self.first_id[lane]
             for number in self._orders[kind]:
@@ -117,13 +157,42 @@ class Timeline:
                             ended.add(source)
         return Residency(first, last, ended)
 
+    def _read_again(
+        self,
+        run: int,
+        at: int,
+        placed: Sequence[Placement],
+        first: list[int],
+        last: list[int],
+        ended: set[int],
+    ) -> None:
+        """A region call runs again at this mark: its tensors and inputs are there."""
+        until = at
+        for item in self.members[run]:
+            if placed[item] is Placement.RERUN and first[item] != NEVER:
+                first[item] = at
+                until = max(until, last[item])
+        for item in self.read_by[run]:
+            if first[item] == NEVER or at < first[item]:
+                first[item] = at
+            # The call holds what stays until its last tensor is gone.
+            stays = placed[item] is Placement.KEEP
+            end = until if stays else at
+            if end > last[item]:
+                last[item] = end
+                if not stays:
+                    ended.add(item)
+
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:
-        """Whether the item is saved at all: one that serves a recipe may not be."""
-        owner = self.items[item].owner
-        if owner < 0:
+        """Whether the item is saved at all: one that serves a recipe or a region may
+        not be."""
+        found, lane = self.items[item], self.lane_of[item]
+        if found.serves >= 0:
+            members = self.members[self._first_run[lane] + found.serves]
+            return any(placed[each] is Placement.RERUN for each in members)
+        if found.owner < 0:
             return True
-        base = self.first_id[self.lane_of[item]]
-        return placed[base + owner] is Placement.RECOMPUTE
+        return placed[self.first_id[lane] + found.owner] is Placement.RECOMPUTE
 
 
 def _consumers_first(items: Sequence[Item]) -> list[int]:

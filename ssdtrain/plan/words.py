@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.timeline import Timeline
@@ -40,9 +40,11 @@ def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
                 plan.orders[kind][owner].placement is not Placement.RECOMPUTE
             ):
                 continue
+            if order.serves >= 0 and order.serves not in plan.regions_of(kind):
+                continue
             name = item.module or NO_MODULE
             row = found.get(name, ModuleRow(name, 0, 0, 0, 0, 0, 0.0))
-            rebuilt = placement is Placement.RECOMPUTE
+            rebuilt = placement in AGAIN_PLACEMENTS
             found[name] = ModuleRow(
                 name,
                 row.num_items + 1,
@@ -50,7 +52,8 @@ def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
                 row.host_bytes + _if(placement is Placement.OFFLOAD, item.num_bytes),
                 row.ssd_bytes + _if(placement is Placement.OFFLOAD_SSD, item.num_bytes),
                 row.recomputed_bytes + _if(rebuilt, item.num_bytes),
-                row.recompute_ms + (item.recipe_ms if rebuilt else 0.0),
+                row.recompute_ms
+                + (item.recipe_ms if placement is Placement.RECOMPUTE else 0.0),
             )
     return list(found.values())
 

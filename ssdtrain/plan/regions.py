@@ -1,0 +1,61 @@
+"""Regions in a plan: which forwards run again, and what becomes of their tensors.
+
+A region is chosen as a whole: one re-run makes everything again that autograd saved in
+its forward. Regions of a kind of lane are mostly alike, so how many matters more than
+which; those that are chosen lie evenly over the lane, because the links then have time
+between them for what the others move.
+"""
+
+from collections.abc import Collection
+
+from ssdtrain.plan.placement import Placement, Placements
+from ssdtrain.plan.profile import Item
+from ssdtrain.plan.timeline import Timeline
+
+MAX_PARTS = 16
+"""Steps between no region and all of them."""
+GOLDEN = 0.6180339887498949
+
+Region = tuple[str, int]
+"""Kind of lane, and number of the call in its lane."""
+
+
+def spread(timeline: Timeline) -> list[Region]:
+    """All region calls, in an order of which every beginning lies evenly."""
+    found: list[tuple[float, str, int]] = []
+    for kind, runs in sorted(timeline.profile.regions.items()):
+        saving = {item.region for item in timeline.profile.kinds[kind]}
+        numbers = [number for number in range(len(runs)) if number in saving]
+        ranks = sorted(range(len(numbers)), key=lambda at: (at * GOLDEN) % 1.0)
+        # The `rank`-th place along the lane comes when its turn is.
+        for place, turn in enumerate(ranks):
+            found.append((turn / len(numbers), kind, numbers[place]))
+    return [(kind, number) for _, kind, number in sorted(found)]
+
+
+def parts(timeline: Timeline) -> list[frozenset[Region]]:
+    """Sets of regions from none to all, each within the next."""
+    order = spread(timeline)
+    count = min(len(order), MAX_PARTS)
+    sizes = (
+        [round(len(order) * at / count) for at in range(count + 1)] if count else [0]
+    )
+    return [frozenset(order[:size]) for size in sizes]
+
+
+def is_made_again(kind: str, item: Item, chosen: Collection[Region]) -> bool:
+    """Whether a re-run of one of these regions makes the item."""
+    return item.region >= 0 and not item.held and (kind, item.region) in chosen
+
+
+def with_regions(
+    timeline: Timeline, placements: Placements, chosen: Collection[Region]
+) -> dict[str, tuple[Placement, ...]]:
+    """The placements, but what these regions save is made again."""
+    return {
+        kind: tuple(
+            Placement.RERUN if is_made_again(kind, item, chosen) else placement
+            for item, placement in zip(items, placements[kind], strict=True)
+        )
+        for kind, items in timeline.profile.kinds.items()
+    }
