@@ -307,6 +307,8 @@ class RegionCall:
             InPlaceError: an input, a weight or a buffer was changed meanwhile.
         """
         with self._lock:
+            with self._cache.lock:
+                self._cache.enter_backward(self.lane)
             self._check()
             for _ in range(MAX_DRAWS):
                 found = self._collect()
