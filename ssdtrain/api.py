@@ -36,7 +36,7 @@ from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.reasons import explain_step
-from ssdtrain.quantities import resolved
+from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder
@@ -174,9 +174,14 @@ class Session:
     def _plan(self, settings: OffloadConfig, modules: list[nn.Module]) -> None:
         """Start to plan, or to follow a saved plan."""
         if settings.plan == PlanChoice.AUTO.value:
+            device = self.cache.device
+            goal = _goal_of(settings, device)
+            if goal.device_bytes is not None and settings.device_memory != FIT:
+                # What the allocator caches must not exceed the limit either.
+                self._patches.also(device.limit_memory(goal.device_bytes))
             self._planner = Planner(
                 self.cache,
-                _goal_of(settings, self.cache.device.torch_device),
+                goal,
                 self.trace,
                 modules,
                 _notes_of(settings),
@@ -374,14 +379,37 @@ def _policy_of(settings: OffloadConfig) -> Policy:
     return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
 
 
-def _goal_of(settings: OffloadConfig, device: torch.device) -> Goal:
+def _goal_of(settings: OffloadConfig, device: Device) -> Goal:
     return Goal(
         max_overhead=settings.max_overhead,
         memory_budget_bytes=resolved(
-            settings.memory_budget_bytes, lambda: _memory_of(device)
+            settings.memory_budget_bytes, lambda: _memory_of(device.torch_device)
         ),
+        device_bytes=_device_bytes(settings, device),
         ssd_bytes_per_s=_ssd_bytes_per_s(settings),
     )
+
+
+def _device_bytes(settings: OffloadConfig, device: Device) -> int | None:
+    """What `device_memory` asks for.
+
+    Raises:
+        ConfigError: the model alone takes more.
+    """
+    asked = settings.device_memory
+    if asked == FIT:
+        capacity_bytes = device.capacity_bytes()
+        if capacity_bytes is None:
+            return _memory_of(device.torch_device)
+        return capacity_bytes
+    limit = resolved(asked, lambda: _memory_of(device.torch_device))  # type: ignore[arg-type]
+    memory = device.memory()
+    if limit is not None and memory is not None and memory.allocated_bytes > limit:
+        raise ConfigError(
+            f"device_memory={limit} is less than what is allocated already "
+            f"({memory.allocated_bytes} bytes: the model, for the most part); set more."
+        )
+    return limit
 
 
 def _memory_of(device: torch.device) -> int:

@@ -7,15 +7,17 @@ passes plain values inwards.
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import (
+    PARSE,
     Share,
     did_you_mean,
     fraction,
+    parse_device_memory,
     parse_fields,
     parse_path,
     places,
@@ -103,6 +105,7 @@ class OffloadOptions(TypedDict, total=False):
     window_bytes: Bytes | None
     prefetch_bytes: Bytes | None
     memory_budget_bytes: Bytes | Share | None
+    device_memory: Bytes | Share | Literal["fit"] | None
     max_overhead: float | str
     recompute: Recompute | Literal["auto", "regions", "off"]
     regions: str | Sequence[str]
@@ -145,6 +148,12 @@ class OffloadConfig:
     """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
     memory_budget_bytes: int | Share | None = size(None, share=True)
     """Activation memory the planner must stay within (least time under it); a
+    percentage is of the device's memory."""
+    device_memory: int | Share | str | None = field(
+        default=None, metadata={PARSE: parse_device_memory}
+    )
+    """Device memory for everything, weights, gradients and optimizer included: the
+    planner takes the fastest plan that fits. `fit`: what this process can get; a
     percentage is of the device's memory."""
     max_overhead: float = fraction(0.01)
     """Step-time overhead the planner may spend (least peak under it): 0.01 or "1%"."""
@@ -190,6 +199,11 @@ class OffloadConfig:
             raise ConfigError(
                 "target='ssd' needs a directory on the SSD, got directory=None; set "
                 "directory='/path/on/nvme', or target='host'."
+            )
+        if self.device_memory is not None and self.plan != PlanChoice.AUTO.value:
+            raise ConfigError(
+                "device_memory asks for the fastest plan that fits, so it expects "
+                f"plan='auto', got plan={self.plan!r}; leave one of them out."
             )
         if type(self.io_threads) is not int or self.io_threads < 1:
             raise ConfigError(

@@ -144,6 +144,24 @@ def size(default: int | None, *, least: int = 1, share: bool = False) -> Any:
     return field(default=default, metadata={PARSE: parse})
 
 
+FIT = "fit"
+"""All memory of a device that this process may take."""
+
+
+def parse_device_memory(name: str, value: Any) -> "int | Share | str":
+    """As `parse_size_or_share`, or `fit`.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if isinstance(value, str) and value.strip().lower() == FIT:
+        return FIT
+    try:
+        return parse_size_or_share(name, value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or {FIT!r}{did_you_mean(value, [FIT])}") from None
+
+
 def fraction(default: float) -> Any:
     """A field from 0 to 1."""
     return field(default=default, metadata={PARSE: parse_fraction})

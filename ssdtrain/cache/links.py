@@ -49,6 +49,7 @@ def fitted_links(
 
 def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> list[Copy]:
     """Measure copies of a buffer of its own: for steps that moved too little."""
+    num_bytes = min(num_bytes, pool.cap_bytes // 2)
     buffer = pool.take(num_bytes, for_load=True)
     if buffer is None:
         return []

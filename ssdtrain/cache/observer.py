@@ -118,7 +118,7 @@ class Recording:
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
         memory = device.memory()
-        self._base_bytes = 0
+        self._base_bytes = self._rest_bytes = 0
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._meter = meter
@@ -229,6 +229,9 @@ class Recording:
         self._given.clear()
         self._end = self._clock.now()
         self._stopped_ns = self._meter.now()
+        memory = self._device.memory()
+        if memory is not None:  # since the last mark: the optimizer's step
+            self._rest_bytes = memory.max_allocated_bytes - self._base_bytes
 
     def _read_peak(self) -> None:
         memory = self._device.memory()
@@ -292,6 +295,8 @@ class Recording:
             links=links,
             head_ms=ms(self._start, rows[0].begin),
             tail_ms=tail_ms,
+            base_bytes=max(0, self._base_bytes),
+            rest_bytes=max(0, self._rest_bytes),
             head_host_ms=host.head_ms,
             tail_host_ms=host.tail_ms,
             host_lead_ms=host.lead_ms,

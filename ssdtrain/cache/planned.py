@@ -69,7 +69,7 @@ class PlannedMoves:
         while course.reading and self._offloader.storage is not None:
             record = course.record(course.reading[-1])
             if (
-                record is not None
+                isinstance(record, Record)  # a `Moved` rests in host memory
                 and record.state is RecordState.AWAY
                 and record.parcel is not None
                 and not self._offloader.recall(record.parcel)

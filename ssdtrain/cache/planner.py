@@ -156,7 +156,11 @@ class Planner:
             self._cache.course.step_starts()
             return
         self._step = num_steps
-        if self._stage is Stage.WARM_UP and num_steps >= NUM_WARM_UPS:
+        if self._stage is Stage.WARM_UP and num_steps < NUM_WARM_UPS:
+            if self._goal.device_bytes is not None:
+                self._record()  # whether it fits must be known before the second step
+        elif self._stage is Stage.WARM_UP:
+            self._check_memory()
             self._observe()
         elif self._stage is Stage.OBSERVING:
             self._conclude()
@@ -189,9 +193,33 @@ class Planner:
     # -- observing ----------------------------------------------------------------
 
     def _observe(self) -> None:
-        cache = self._cache
         self._trial = None
         self._stage = Stage.OBSERVING
+        self._record()
+
+    def _check_memory(self) -> None:
+        """Whether any plan fits, by what the first step showed of its memory.
+
+        Raises:
+            ConfigError: none does; the text says by how much and where.
+        """
+        if self._recording is None:
+            return
+        profile, self._recording = self._observed(is_cold=True), None
+        memory = self._cache.device.memory()
+        if profile is None or memory is None:
+            return
+        # The optimizer makes its state at the end of the first step.
+        base_bytes = max(profile.base_bytes, memory.allocated_bytes)
+        rest_bytes = max(0, profile.base_bytes + profile.rest_bytes - base_bytes)
+        choose(
+            replace(profile, base_bytes=base_bytes, rest_bytes=rest_bytes),
+            self._goal,
+            QUICK_MARKS,
+        )
+
+    def _record(self) -> None:
+        cache = self._cache
         self._pause = (cache.ledger.closed, cache.ledger.clock.now())
         cache.policy = OffloadAll(spares_held=True)
         cache.regions.choice = self._first_regions
@@ -241,11 +269,12 @@ class Planner:
         memory = self._cache.device.memory()
         if capacity_bytes is None or memory is None:
             return False
-        if self._goal.memory_budget_bytes is not None:
-            return False  # it would break the budget
         keep = Run(Timeline(profile), keep_all(Timeline(profile))).run()
-        most_bytes = memory.allocated_bytes + keep.peak_bytes
-        return most_bytes < PLAIN_SHARE * capacity_bytes
+        limit = self._goal.most_bytes(profile)
+        if limit is not None and keep.peak_bytes > limit:
+            return False
+        needed_bytes = memory.allocated_bytes + keep.peak_bytes
+        return needed_bytes < PLAIN_SHARE * capacity_bytes
 
     def _run_plain(self) -> None:
         """Let the next step run without hooks; plan when enough of them have."""
@@ -385,7 +414,7 @@ class Planner:
         # Under a byte budget somebody must see that a batch is larger than others.
         unhooked = (
             plan.keeps_all
-            and self._goal.memory_budget_bytes is None
+            and not self._goal.is_by_memory
             and not cache.verifier.checks_all
         )
         cache.bypass = Unhooked() if unhooked else None
@@ -400,7 +429,7 @@ class Planner:
     def _is_on_gpu(self) -> bool:
         return self._cache.device.torch_device.type == "cuda"
 
-    def _observed(self) -> Profile | None:
+    def _observed(self, *, is_cold: bool = False) -> Profile | None:
         cache, recording = self._cache, self._recording
         if recording is not None:
             recording.stop()  # before what follows, which waits for the device
@@ -414,7 +443,7 @@ class Planner:
         clock.keep_spans = False
         copies = cache.device.watched_copies()
         grown_bytes = cache.offloader.pool.total_bytes - self._pinned_bytes
-        if grown_bytes > COLD_BYTES and not self._attempts:
+        if grown_bytes > COLD_BYTES and not self._attempts and not is_cold:
             return None  # once: the next step finds the memory there
         copying_ms = sum(copy.ms for copy in copies)
         if len({copy.outwards for copy in copies}) < 2:
@@ -434,7 +463,7 @@ class Planner:
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
-        if profile is None or meter is None or not self._is_on_gpu:
+        if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:
             # What a table does not serve costs under a plan what it costs now.
@@ -467,7 +496,7 @@ class Planner:
         if old is None or before is None or before.signature() != profile.signature():
             return False
         priced = simulate(Timeline(profile), old.orders)
-        budget = self._goal.memory_budget_bytes
+        budget = self._goal.most_bytes(profile)
         limit = (1 + self._goal.max_overhead) * priced.keep_ms
         if not self._goal.allows(priced.links["ssd_write"].num_bytes, priced.step_ms):
             return False

@@ -106,6 +106,8 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
         links=_links([p.links for p in profiles]),
         head_ms=max(p.head_ms for p in profiles),
         tail_ms=max(p.tail_ms for p in profiles),
+        base_bytes=max(p.base_bytes for p in profiles),
+        rest_bytes=max(p.rest_bytes for p in profiles),
         head_host_ms=max(p.head_host_ms for p in profiles),
         tail_host_ms=max(p.tail_host_ms for p in profiles),
         host_lead_ms=min(p.host_lead_ms for p in profiles),

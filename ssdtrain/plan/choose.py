@@ -7,8 +7,7 @@ stay; how many bytes may be on their way out; whether backward may wait; where e
 tensor costs the host time, how many bytes of the smallest stay) by pattern search, then
 single items that are alive at the peak or make compute wait. Every plan is scheduled
 just in time and simulated; the fixed policies are candidates too, so the result cannot
-lose to them.
-No clock is read: the same profile gives the same plan on every rank.
+lose to them. No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
@@ -31,6 +30,7 @@ from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import Region, is_made_again, parts, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -40,8 +40,6 @@ SEARCH_MARKS = 1_200_000
 """Marks simulated in a search, over all its candidates (two to seven seconds)."""
 QUICK_MARKS = 120_000
 """Of a search on the training thread: some tenths of a second."""
-BUDGET_MARGIN = 0.019
-"""Share of a memory budget that is left for what the profile did not see."""
 HOOKS_OVERHEAD = 0.002
 """Part of `max_overhead` that is left for the hooks where their host time is unknown;
 never more than half of it."""
@@ -81,9 +79,11 @@ class Judge:
         self._always = spread(timeline) if asked == "regions" else []
         """Regions that run again in any case."""
         self.keep = Run(timeline, kept_but(timeline, self._always)).run()
-        self.least_peak_bytes = self.keep.peak_bytes
-        budget = goal.memory_budget_bytes
-        self._most_bytes = None if budget is None else budget * (1 - BUDGET_MARGIN)
+        self.least = self.keep
+        """Of all candidates that host memory has room for, the least peak."""
+        self.short_of_host = False
+        """Whether a candidate would fit if there were more host memory."""
+        self._most_bytes = goal.most_bytes(timeline.profile)
         allowed = goal.max_overhead
         if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
             allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
@@ -110,8 +110,10 @@ class Judge:
             for kind, own in orders.items()
         }
         rank = self.rank(outcome)
-        if rank[0] < 2:
-            self.least_peak_bytes = min(self.least_peak_bytes, outcome.peak_bytes)
+        if rank[0] < 2 and outcome.peak_bytes < self.least.peak_bytes:
+            self.least = outcome
+        if rank[0] == 2.0 and self._most_bytes is not None:
+            self.short_of_host |= outcome.peak_bytes <= self._most_bytes
         return Contender(rank, orders, outcome, placed, style, policy)
 
     def rank(self, outcome: Outcome) -> tuple[float, ...]:
@@ -149,42 +151,31 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
         search_marks: how long to search; `QUICK_MARKS` for a plan to begin with.
 
     Raises:
-        ConfigError: no plan stays within `memory_budget_bytes`; the text names the
-            least reachable peak.
+        ConfigError: no plan stays within the memory that the goal allows; the text
+            names the least reachable peak, and where it is.
     """
+    check_rest(profile, goal)
     timeline = Timeline(profile)
     judge = Judge(timeline, goal, search_marks)
     best: Contender | None = None
     for fixed in fixed_policies(timeline):
         found = judge.judge(fixed.placements, fixed.style, fixed.name)
         best = found if best is None or found.rank < best.rank else best
-        if goal.memory_budget_bytes is not None and best.policy == "keep-all":
-            if best.rank[0] == 0.0:
-                break  # nothing is needed
+        if goal.is_by_memory and best.policy == "keep-all" and best.rank[0] == 0.0:
+            break  # nothing is needed
     if best is None:
         raise ConfigError("the profile holds no items; observe a training step")
-    if best.policy != "keep-all" or goal.memory_budget_bytes is None or best.rank[0]:
+    if best.policy != "keep-all" or not goal.is_by_memory or best.rank[0]:
         best = _search(judge, best)
-    if best.rank[0] == 1.0 and goal.memory_budget_bytes is not None:
-        least = judge.least_peak_bytes / (1 - BUDGET_MARGIN)
-        raise ConfigError(
-            f"memory_budget_bytes={goal.memory_budget_bytes} cannot be reached: the "
-            f"least reachable peak of activations is {int(least) + 1} bytes (everything"
-            f" kept: {judge.keep.peak_bytes}). Set memory_budget_bytes to at least "
-            f"that, or use a smaller micro-batch.{_wear_limit(goal)}"
+    if best.rank[0] == 1.0 and goal.is_by_memory:
+        raise Shortage(timeline, goal, judge.keep, judge.least).error(
+            judge.short_of_host
         )
     return Plan(
         orders=best.orders,
         policy=best.policy,
         prediction=simulate(timeline, best.orders),
     )
-
-
-def _wear_limit(goal: Goal) -> str:
-    if goal.ssd_bytes_per_s is None:
-        return ""
-    rate = goal.ssd_bytes_per_s / 1e6
-    return f" write_budget holds this rank to {rate:.1f} MB/s of SSD writes: raise it."
 
 
 def _search(judge: Judge, best: Contender) -> Contender:

@@ -2,15 +2,26 @@
 
 from dataclasses import dataclass
 
+from ssdtrain.plan.profile import Profile
+
+BUDGET_MARGIN = 0.019
+"""Share of a memory budget that is left for what the profile did not see."""
+DEVICE_RESERVE = 0.03
+"""Share of `device_bytes` that no plan uses: what the allocator rounds up and cannot
+join, libraries' workspaces, and what the observed step did not show."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a plan is judged by. A memory budget goes before an overhead."""
+    """What a plan is judged by. A memory limit goes before an overhead."""
 
     max_overhead: float = 0.01
     """Least peak within this fraction of the step with everything kept."""
     memory_budget_bytes: int | None = None
     """Least time within this peak."""
+    device_bytes: int | None = None
+    """Least time within this much device memory for everything: weights, gradients,
+    optimizer and all else included."""
     ssd_bytes_per_s: float | None = None
     """What this rank may write to its SSDs on average; None: no limit. A plan that
     writes more is never chosen: keeping everything writes nothing."""
@@ -19,3 +30,24 @@ class Goal:
         """Whether a step of `step_ms` may write `ssd_bytes`."""
         rate = self.ssd_bytes_per_s
         return rate is None or ssd_bytes <= rate * step_ms / 1e3
+
+    @property
+    def is_by_memory(self) -> bool:
+        """Whether the least time in a limit is asked for."""
+        return self.memory_budget_bytes is not None or self.device_bytes is not None
+
+    def most_bytes(self, profile: Profile) -> float | None:
+        """The peak above the step's start that a plan may have; None: any."""
+        found = []
+        if self.memory_budget_bytes is not None:
+            found.append(self.memory_budget_bytes * (1 - BUDGET_MARGIN))
+        if self.device_bytes is not None:
+            found.append(self.device_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes)
+        return min(found, default=None)
+
+    @property
+    def memory_limit(self) -> str:
+        """The limit as it was set, for errors."""
+        if self.device_bytes is not None:
+            return f"device_memory={self.device_bytes}"
+        return f"memory_budget_bytes={self.memory_budget_bytes}"

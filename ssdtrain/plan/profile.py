@@ -173,6 +173,10 @@ class Profile:
     """From the start of the first forward to the first mark."""
     tail_ms: Duration = 0.0
     """Of the step, behind the last mark's operators: the optimizer, and so on."""
+    base_bytes: Natural = 0
+    """Device memory in use when the step starts: weights, optimizer, and so on."""
+    rest_bytes: Natural = 0
+    """Most above that behind the last mark: gradients and the optimizer's own."""
     head_host_ms: Duration = 0.0
     """Host time of `head_ms`."""
     tail_host_ms: Duration = 0.0

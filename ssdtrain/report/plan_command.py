@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-budget", type=size_argument, metavar="BYTES", help="least time in it"
     )
+    parser.add_argument(
+        "--device-memory",
+        type=size_argument,
+        metavar="BYTES",
+        help="least time with weights, gradients and optimizer in it as well",
+    )
     parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
     parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
     parser.add_argument(
@@ -186,7 +192,9 @@ def run(args: argparse.Namespace) -> int:
             return _sweep(args)
         profile = _profile(args)
         goal = Goal(
-            max_overhead=args.max_overhead, memory_budget_bytes=args.memory_budget
+            max_overhead=args.max_overhead,
+            memory_budget_bytes=args.memory_budget,
+            device_bytes=args.device_memory,
         )
         plan = choose(profile, goal)
         if args.save is not None:

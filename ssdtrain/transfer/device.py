@@ -108,6 +108,10 @@ class Device(Protocol):
     def capacity_bytes(self) -> int | None:
         """Memory that this process may take; None where nobody counts it."""
 
+    def limit_memory(self, num_bytes: int) -> Callable[[], None]:
+        """Let the caching allocator take no more than this; it frees what it caches
+        before it fails. Returns what undoes it."""
+
     def reset_peak(self) -> None:
         """Let the allocator's maxima start again from the present level."""
 
@@ -215,6 +219,10 @@ class CpuDevice:
 
     def capacity_bytes(self) -> None:
         """Nobody counts CPU tensors."""
+
+    def limit_memory(self, num_bytes: int) -> Callable[[], None]:
+        """CPU tensors have no caching allocator."""
+        return lambda: None
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
@@ -391,6 +399,15 @@ class CudaDevice:
         own = free + torch.cuda.memory_reserved(self.torch_device)
         fraction = torch.cuda.get_per_process_memory_fraction(self.torch_device)
         return int(min(own, fraction * total))
+
+    def limit_memory(self, num_bytes: int) -> Callable[[], None]:
+        """By `torch.cuda.set_per_process_memory_fraction`, never above its value."""
+        device = self.torch_device
+        before = torch.cuda.get_per_process_memory_fraction(device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        fraction = min(before, num_bytes / total)
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
 
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""

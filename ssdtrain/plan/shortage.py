@@ -1,0 +1,92 @@
+"""Why no plan fits into memory: by how much, at which module, and what would help."""
+
+from typing import NamedTuple
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.simulate import Outcome
+from ssdtrain.plan.timeline import Timeline
+
+
+class Shortage(NamedTuple):
+    """The least that was found, and it is too much."""
+
+    timeline: Timeline
+    goal: Goal
+    keep: Outcome
+    """Everything kept."""
+    least: Outcome
+    """The plan of the least peak."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """By how much the least peak exceeds what a plan may have."""
+        most = self.goal.most_bytes(self.timeline.profile)
+        return 0 if most is None else max(0, int(self.least.peak_bytes - most) + 1)
+
+    @property
+    def module(self) -> str:
+        """Where the least peak is."""
+        line = self.timeline
+        item = line.items[line.item_of_mark[self.least.peak_mark]]
+        where = f" of module {item.module}" if item.module else ""
+        return f"{item.name}{where}"
+
+    def error(self, short_of_host: bool) -> ConfigError:
+        """The error for the user.
+
+        Args:
+            short_of_host: a plan would fit if there were more pinned host memory.
+        """
+        goal, least = self.goal, self.least.peak_bytes
+        profile = self.timeline.profile
+        if goal.device_bytes is None:
+            needed = int(least / (1 - BUDGET_MARGIN)) + 1
+            whole = ""
+            setting = f"Set memory_budget_bytes to at least {needed}"
+        else:
+            needed = int((least + profile.base_bytes) / (1 - DEVICE_RESERVE)) + 1
+            whole = (
+                f" Beside them {profile.base_bytes} bytes are in use when a step starts"
+                f" (weights, optimizer), and {100 * DEVICE_RESERVE:g} % are a reserve."
+            )
+            setting = f"Set device_memory to at least {needed}"
+        host = (
+            f" Pinned host memory is short as well (host_bytes={profile.host_bytes}): "
+            "raise it, or give a directory on an SSD."
+            if short_of_host
+            else ""
+        )
+        return ConfigError(
+            f"{goal.memory_limit} cannot be reached: short by {self.missing_bytes} "
+            f"bytes at {self.module}. The least reachable peak of activations is "
+            f"{needed if goal.device_bytes is None else least} bytes (everything kept: "
+            f"{self.keep.peak_bytes}).{whole} {setting}, or use a smaller micro-batch."
+            f"{host}{_wear_limit(goal)}"
+        )
+
+
+def check_rest(profile: Profile, goal: Goal) -> None:
+    """What no plan changes must fit into the device as well.
+
+    Raises:
+        ConfigError: the optimizer alone needs more.
+    """
+    if goal.device_bytes is None:
+        return
+    needed = profile.base_bytes + profile.rest_bytes
+    if needed > goal.device_bytes:
+        raise ConfigError(
+            f"{goal.memory_limit} cannot be reached: weights, gradients and the "
+            f"optimizer's step take {needed} bytes, {needed - goal.device_bytes} too "
+            "many, whatever happens to activations. Set device_memory to more, shard "
+            "the model, or use an optimizer with less state."
+        )
+
+
+def _wear_limit(goal: Goal) -> str:
+    if goal.ssd_bytes_per_s is None:
+        return ""
+    rate = goal.ssd_bytes_per_s / 1e6
+    return f" write_budget holds this rank to {rate:.1f} MB/s of SSD writes: raise it."
