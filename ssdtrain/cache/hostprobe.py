@@ -84,6 +84,7 @@ def _measured(cache: TensorCache, chain: _Chain) -> HostMeter:
             with cache.hooks():
                 result, saved = chain()
         finally:
+            cache.regions.forward_ends()
             cache.lanes.end(lane)
         saved.clear()
         result.sum().backward()
