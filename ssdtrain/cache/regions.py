@@ -342,7 +342,7 @@ class RegionCall:
         course.observer.runs_again()
         clock = self._cache.ledger.clock
         collector = Collector(
-            lambda _, tensor: found.append(tensor),
+            lambda number, tensor: found.append(self._take(number, tensor)),
             len(self._places),
             stops_early=self._random_end is None,
         )
@@ -381,22 +381,30 @@ class RegionCall:
             return tensor
         return tensor.detach().requires_grad_(leaf.requires_grad)
 
+    def _take(self, number: int, tensor: Tensor) -> Tensor:
+        """What is kept of a tensor until all are there: no part of the graph."""
+        place = self._places[number]
+        if Look.of(tensor) != place.look:
+            raise RegionError(
+                f"{self.region.path}: the saved tensor {number} was {place.look} in "
+                f"its forward and is {Look.of(tensor)} now that it ran again. Set "
+                "regions to leave it out, or recompute='off'."
+            )
+        owner = None if place.owner is None else place.owner()
+        if isinstance(owner, Record):
+            key, _ = identify(tensor)
+            return raw_bytes(tensor, key)
+        return self._cache.nothing if owner is None else tensor.detach()
+
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0
-        for number, (place, tensor) in enumerate(zip(self._places, found, strict=True)):
-            if Look.of(tensor) != place.look:
-                raise RegionError(
-                    f"{self.region.path}: the saved tensor {number} was {place.look} "
-                    f"in its forward and is {Look.of(tensor)} now that it ran again. "
-                    "Set regions to leave it out, or recompute='off'."
-                )
+        for place, tensor in zip(self._places, found, strict=True):
             owner = None if place.owner is None else place.owner()
             if isinstance(owner, Record):
                 if owner.state is RecordState.DROPPED:
-                    key, _ = identify(tensor)
-                    owner.made_again(raw_bytes(tensor, key))
+                    owner.made_again(tensor)
             elif owner is not None and owner.tensor is None:
-                owner.tensor = tensor.detach()
+                owner.tensor = tensor
                 made_bytes += owner.num_bytes
         if made_bytes:
             self.holding.live_bytes += made_bytes

@@ -17,6 +17,7 @@ class _Stop(BaseException):
 
 
 Taker = Callable[[int, Tensor], None]
+"""May keep an alias of the tensor's bytes, but not the tensor: it holds the graph."""
 
 
 class Collector:
@@ -42,18 +43,20 @@ class Collector:
             raise _Stop
         return tensor.detach()
 
-    def unpack(self, tensor: Tensor) -> Tensor:
-        """For a backward inside the forward."""
-        return tensor
-
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Run the forward up to the last place that is needed."""
         hooks = torch.autograd.graph.saved_tensors_hooks
         try:
-            with hooks(self.pack, self.unpack):
+            with hooks(self.pack, _as_it_is):
                 forward(*args, **kwargs)
         except _Stop:
             pass
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    """For a backward inside the forward. Nodes hold it: it must not hold the collector,
+    which may hold what they made, or no garbage collection finds the cycle."""
+    return tensor
 
 
 def is_parameter(tensor: Tensor) -> bool:
