@@ -167,6 +167,13 @@ class Session:
         return self.cache.offloader.path
 
     @property
+    def graph_bytes(self) -> int:
+        """Pinned host memory that captured CUDA graphs copy to, in bytes. It stays as
+        long as the model."""
+        copies = self.cache.captures.copies
+        return 0 if copies is None else copies.used_bytes
+
+    @property
     def wear(self) -> list[WearReport]:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
         return wear_of(self.cache.offloader.storage)
@@ -266,6 +273,7 @@ def offload(
         if _may_run_again(settings):
             _attach_regions(cache, modules, patches, settings)
         session._plan(settings, modules)
+        cache.captures.attach(modules[0], lambda: session.is_settled)
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         elif megatron.is_megatron(modules):

@@ -14,6 +14,11 @@ class AttachError(RuntimeError):
     """`offload()` met a model, engine or framework version it must refuse."""
 
 
+class CaptureError(RuntimeError):
+    """A CUDA graph is being captured, and what this session is to do in it is the
+    host's work, which no replay would repeat; the text says what to set."""
+
+
 class ActivationLostError(RuntimeError):
     """Bytes that autograd saved cannot be brought back; training must stop.
 

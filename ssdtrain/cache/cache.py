@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
+from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
 from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import (
@@ -57,9 +58,11 @@ from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.places import Place, copies_of, discard, place_for
 from ssdtrain.transfer.workers import Owner
@@ -87,7 +90,7 @@ class TensorCache:
         self._counters = counters
         self._records = Known()
         self.retired = Retired()
-        self._window = ReleaseWindow(offloader)
+        self._window = self.window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._unplanned = UnplannedMoves(offloader, self._window)
@@ -99,6 +102,7 @@ class TensorCache:
         self.meter: HostMeter | None = None
         """While a step's hooks are timed on the host."""
         self.regions = Regions(self)
+        self.captures = Captures(self)
         self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()
@@ -323,7 +327,10 @@ class TensorCache:
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
         num_bytes = record.num_bytes
-        if entry.order is not None and entry.order.placement in PLANNED:
+        planned = entry.order is not None and entry.order.placement in PLANNED
+        if self.captures.is_forward:
+            leaves = self._capture(record, bytes_before, entry)
+        elif planned:
             leaves = self.moves.send(record, entry)
         else:
             leaves = self._ask_policy(record, bytes_before, entry.held)
@@ -434,18 +441,33 @@ class TensorCache:
 
     def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
         """Whether it leaves."""
-        lane = record.lane
-        window_bytes = self.limits.window_of(lane.expected_largest_bytes)
+        window_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
+        placement = self._placement_of(record, bytes_before, window_bytes, held)
+        return self._unplanned.send(record, placement, window_bytes)
+
+    def _placement_of(
+        self, record: Record, bytes_before: int, window_bytes: int, held: bool
+    ) -> Placement:
         candidate = Candidate(
             ordinal=record.ordinal,
             num_bytes=record.num_bytes,
             bytes_before=bytes_before,
             tail_bytes=window_bytes,
-            outlook=lane.profile.outlook,
+            outlook=record.lane.profile.outlook,
             held=held,
         )
-        placement = self.policy.place(candidate)
-        return self._unplanned.send(record, placement, window_bytes)
+        return self.policy.place(candidate)
+
+    def _capture(self, record: Record, bytes_before: int, entry: Entry) -> bool:
+        """Whether it leaves inside a CUDA graph."""
+        if entry.order is not None:
+            placement = entry.order.placement
+        else:
+            window_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
+            placement = self._placement_of(
+                record, bytes_before, window_bytes, entry.held
+            )
+        return self.captures.send(record, placement, entry.due)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -475,7 +497,10 @@ class TensorCache:
 
     def enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
-            self.ledger.backward_starts()
+            if lane.is_captured:
+                self.captures.backward_starts()
+            else:
+                self.ledger.backward_starts()
             self.lanes.start_backward(lane)
 
     def _fetch(self, record: Record) -> Tensor:
@@ -498,7 +523,7 @@ class TensorCache:
         self._counters.add(Count.FORWARDED, record.num_bytes)
         if parcel is not None:
             self._window.linger(parcel)
-            self.offloader.discard(parcel)
+            discard(self.offloader, parcel)
 
     def _start_load(self, record: Record) -> None:
         if self._closed or record.parcel is None:
@@ -506,8 +531,14 @@ class TensorCache:
         data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
         )
-        record.start_load(data, self.offloader.load(record.parcel, data))
+        record.start_load(data, self._load_of(record.parcel, data))
         self._counters.add(Count.RELOADED, record.num_bytes)
+
+    def _load_of(self, parcel: Any, data: Tensor) -> Any:
+        copies = self.captures.copies
+        if copies is not None and type(parcel) is GraphParcel:
+            return copies.load(parcel, data)
+        return self.offloader.load(parcel, data)
 
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first.
@@ -560,6 +591,8 @@ class TensorCache:
             self._window.let_go()
 
     def _bury(self) -> None:
+        if self.captures.must_wait:
+            return
         while self.retired.queue:
             retired = self.retired.pop()
             if retired.known is not None:

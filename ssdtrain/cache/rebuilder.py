@@ -8,12 +8,13 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -53,6 +54,7 @@ class Cache(Protocol):
     offloader: Offloader
     retired: Retired
     regions: Regions
+    captures: Captures
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
@@ -206,15 +208,22 @@ class Rebuilder:
         return plain
 
     def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
+        if self._cache.captures.is_forward:
+            # Nothing can be compared now: what earlier steps admitted is admitted.
+            return self._known(expression, base)
         if expression.is_compared_always:
             equal = self._check(expression, base)
             return Verdict.ADMITTED if equal else Verdict.REFUSED
-        layout = Layout.of(base).shape_class
-        signature = expression.signature, layout, base.device
-        verdict = self._admission.verdict(signature)
+        verdict = self._known(expression, base)
         if verdict is Verdict.UNKNOWN:
-            verdict = self._admission.decide(signature, self._check(expression, base))
+            equal = self._check(expression, base)
+            verdict = self._admission.decide(_signature(expression, base), equal)
         return verdict
+
+    def _known(self, expression: Expression, base: Tensor) -> Verdict:
+        if expression.is_compared_always:
+            return Verdict.UNKNOWN
+        return self._admission.verdict(_signature(expression, base))
 
     def _check(self, expression: Expression, base: Tensor) -> bool:
         try:
@@ -402,6 +411,10 @@ class Rebuilder:
                 "alone. Set recompute='off', or mend the recipe."
             )
         return tensor
+
+
+def _signature(expression: Expression, base: Tensor) -> Hashable:
+    return expression.signature, Layout.of(base).shape_class, base.device
 
 
 def _count_handle(handle: Handle) -> None:

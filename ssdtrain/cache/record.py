@@ -223,6 +223,8 @@ class Lane:
         self.open = True
         self.backward_follows = False
         self.in_backward = False
+        self.is_captured = False
+        """Whether its forward is a CUDA graph's."""
         self.uses: list[int] = []
         self.course: LaneCourse | None = None
         """Its items and orders, from its first saved tensor on."""

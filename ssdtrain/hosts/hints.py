@@ -19,6 +19,7 @@ from enum import Enum, auto
 
 import torch
 
+from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import StepReport
@@ -111,7 +112,10 @@ class Hints:
         ):
             yield
             return
-        self._refuse_capture()
+        if self._cache.device.is_capturing():
+            with self._captured(chunk or self._chunk, micro_batch):
+                yield
+            return
         self._steps.forward_begins()
         bypass = self._cache.bypass
         if bypass is not None:
@@ -141,14 +145,22 @@ class Hints:
             if not self._cache.owner.is_elsewhere:  # forked inside this forward
                 self._cache.lanes.end(lane)
 
-    def _refuse_capture(self) -> None:
-        on_gpu = self._cache.device.torch_device.type == "cuda"
-        if on_gpu and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a CUDA graph is being captured, and what ssdtrain does between "
-                "forward and backward is done by the host, once, and not replayed; "
-                "close() the session before capture, or leave the model uncaptured."
-            )
+    @contextmanager
+    def _captured(self, chunk: str, micro_batch: int | None) -> Iterator[None]:
+        """Around a forward that is captured into a CUDA graph: not part of a step."""
+        cache = self._cache
+        if isinstance(cache.bypass, Unhooked):
+            yield  # the plan keeps everything
+            return
+        lane = cache.lanes.begin(chunk, micro_batch)
+        cache.recipes.forward_begins()
+        self._depth += 1
+        try:
+            with cache.captures.forward(lane):
+                yield
+        finally:
+            self._depth -= 1
+            cache.lanes.end(lane)
 
     def set_stage(
         self, stage: Stage, *, micro_batch: int | None = None, chunk: str = "model"

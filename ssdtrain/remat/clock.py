@@ -52,6 +52,9 @@ class Clock:
             gradient_bytes: of its gradient, which the operator that asked for the
                 tensor is about to make while it still holds it; 0: it makes none.
         """
+        if self._cuda and torch.cuda.is_current_stream_capturing():
+            yield  # no time passes while a graph is written down
+            return
         self.sample()
         high_bytes, start = self._high_bytes, self.now()
         try:

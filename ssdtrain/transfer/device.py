@@ -57,6 +57,24 @@ class Copy(NamedTuple):
     ms: float
 
 
+class GraphEvent:
+    """A point inside a CUDA graph. See [Note: captured copies] in graphs.py."""
+
+    __slots__ = ("_is_joined", "event")
+
+    def __init__(self, event: Any, is_joined: Callable[[], bool]) -> None:
+        """is_joined: whether compute is behind it already."""
+        self.event = event
+        self._is_joined = is_joined
+
+    def query(self) -> bool:
+        """Whether nobody needs to wait for it any more."""
+        return self._is_joined()
+
+    def synchronize(self) -> None:
+        """The host never waits for what is only written down."""
+
+
 class Device(Protocol):
     """Copies in both directions beside compute, ordered by events."""
 
@@ -72,6 +90,9 @@ class Device(Protocol):
 
     def wait(self, event: Event, order: object = None) -> None:
         """Let compute (the caller's order, or `order`) wait for `event`."""
+
+    def is_capturing(self) -> bool:
+        """Whether the caller's compute order is captured into a graph."""
 
     def copy_out(
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
@@ -180,6 +201,10 @@ class CpuDevice:
         """Block the calling thread."""
         with self.stall():
             event.synchronize()
+
+    def is_capturing(self) -> bool:
+        """There are no graphs."""
+        return False
 
     def copy_out(
         self, source: torch.Tensor, buffer: torch.Tensor, after: Sequence[Event]
@@ -291,6 +316,8 @@ class CudaDevice:
         self._num_cuts = 0
         self._times_waits = True
         self._stall_ms = 0.0
+        self._captures = False
+        """Whether a graph was ever captured."""
 
     def now(self) -> torch.cuda.Event:
         """An event recorded on the current stream."""
@@ -324,11 +351,24 @@ class CudaDevice:
                 event.synchronize()
             return
         stream: Any = self._compute.get() if order is None else order
+        if type(event) is GraphEvent:
+            if not event.query():
+                stream.wait_event(event.event)
+            return
+        if self._captures and self.is_capturing():
+            return  # of before the capture, which began behind a synchronization
         if not self._times_waits:
             stream.wait_event(event)
             return
         with Stall(stream, self._stalls):
             stream.wait_event(event)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is captured; True at least once: captures count
+        from then on."""
+        found: bool = torch.cuda.is_current_stream_capturing()
+        self._captures |= found
+        return found
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""

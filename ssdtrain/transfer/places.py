@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.transfer.device import CudaDevice, Device, Event
+from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
@@ -203,11 +204,11 @@ def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:
     return place
 
 
-def discard(offloader: Offloader, parcel: Parcel | Trip) -> None:
-    """Nobody needs the bytes any more."""
+def discard(offloader: Offloader, parcel: Parcel | Trip | GraphParcel) -> None:
+    """Nobody needs the bytes any more. A graph's replays do."""
     if type(parcel) is Trip:
         parcel.free.append(parcel.place)
-    else:
+    elif type(parcel) is not GraphParcel:
         offloader.discard(parcel)  # type: ignore[arg-type]
 
 

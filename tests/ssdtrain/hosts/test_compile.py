@@ -106,16 +106,3 @@ def test_one_graph_is_refused_by_dynamo() -> None:
         call = torch.compile(net, backend=BACKEND, fullgraph=True)
         with pytest.raises(Exception, match=r"[Uu]nsupported|disable|graph break"):
             step(call, net)
-
-
-def test_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = model()
-    with ssdtrain.offload(net, **SETTINGS) as session:
-        with monkeypatch.context() as patch:
-            device = session.cache.device
-            patch.setattr(device, "torch_device", torch.device("cuda", 0))
-            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            with pytest.raises(RuntimeError, match=r"close\(\) the session before"):
-                net(torch.randn(32, 64))
-        step(net, net)
-        assert session.last_step is not None

@@ -1,0 +1,151 @@
+"""A forward that is captured into a CUDA graph, and its backward.
+
+See [Note: captured copies] in transfer/graphs.py. The general path serves them under
+the plan in force: what it keeps stays, what it rebuilds is rebuilt by the recipes that
+earlier steps admitted, and the rest moves inside the graph. Nothing is measured, and
+nothing counts as a step.
+(tests/ssdtrain/hosts/test_graphs.py)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.autograd import Variable
+from torch.autograd.graph import saved_tensors_hooks
+
+from ssdtrain.cache.record import Lane, Record
+from ssdtrain.cache.scope import owned
+from ssdtrain.cache.traced import untraced
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import CaptureError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.transfer.graphs import GraphCopies, relaxed_capture
+from ssdtrain.transfer.offloader import Drain
+
+MEMORY = "_ssdtrain_graph_memory"
+"""Attribute of the model: the pinned memory that its graphs copy to. Graphs may
+outlive the session, and never the model."""
+KEEPS = (Placement.KEEP, Placement.KEEP_LAST)
+
+
+class Captures:
+    """The captured forwards and backwards of one cache."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self.copies: GraphCopies | None = None
+        """None before the first capture."""
+        self.is_forward = False
+        """Whether a captured forward is running."""
+        self._model: nn.Module | None = None
+        self._is_settled: Callable[[], bool] = lambda: True
+        self._is_sweeping = False
+
+    def attach(self, model: nn.Module, is_settled: Callable[[], bool]) -> None:
+        """The graphs will be of this model.
+
+        is_settled: whether the plan that a graph would hold is made.
+        """
+        self._model, self._is_settled = model, is_settled
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether what dead records held can only be given back behind a capture."""
+        if self.copies is None or self._is_sweeping:
+            return False
+        return bool(self._cache.device.is_capturing())
+
+    @contextmanager
+    def forward(self, lane: Lane) -> Iterator[None]:
+        """Around a forward that is captured.
+
+        Raises:
+            CaptureError: a graph cannot hold what this session is to do.
+        """
+        self._check()
+        copies = self._open()
+        lane.is_captured = self.is_forward = True
+        pack = owned(untraced(self._cache.pack), self._cache)
+        try:
+            with saved_tensors_hooks(pack, untraced(self._cache.unpack)):
+                yield
+        finally:
+            self.is_forward = False
+            copies.join()
+
+    def _check(self) -> None:
+        cache = self._cache
+        if not self._is_settled():
+            raise CaptureError(
+                "a CUDA graph is being captured, and the plan that it would hold is "
+                "not made yet; run eager steps until session.is_settled is True."
+            )
+        if cache.verifier.checks_all:
+            raise CaptureError(
+                "a CUDA graph is being captured, and saved bytes are checked by the "
+                "host, which no replay would do; set verify='off'."
+            )
+        if cache.offloader.drain is Drain.AT_ONCE or not cache.moves_to_host:
+            raise CaptureError(_NO_SSD)
+        self._is_sweeping = True
+        try:
+            with relaxed_capture():
+                cache.collect_now()
+        finally:
+            self._is_sweeping = False
+        if not cache.lanes.is_idle:
+            raise CaptureError(
+                "a CUDA graph is being captured while tensors of an eager forward are "
+                "away; run its backward, or drop its loss, before the capture."
+            )
+
+    def _open(self) -> GraphCopies:
+        if self.copies is None:
+            pool = self._cache.offloader.pool
+            free_bytes = pool.cap_bytes - pool.total_bytes
+            self.copies = GraphCopies(self._cache.device, free_bytes)
+            if self._model is not None:
+                object.__setattr__(self._model, MEMORY, self.copies.slabs)
+        return self.copies
+
+    def send(self, record: Record, placement: Placement, due: int | None) -> bool:
+        """Move a new record inside the graph, if it is to move and there is memory.
+
+        Args:
+            record: whose bytes are on the device.
+            placement: where the plan, or the policy, wants it.
+            due: mark of its release; None: when the window is full.
+
+        Raises:
+            CaptureError: the plan wants it on the SSD.
+        """
+        if placement is Placement.OFFLOAD_SSD:
+            raise CaptureError(_NO_SSD)
+        copies, data = self.copies, record.data
+        if placement in KEEPS or copies is None or data is None:
+            return False
+        parcel = copies.store(data, record.name)
+        if parcel is None:
+            self._cache.offloader.fall_back(Fallback.KEPT_HOST_FULL)
+            return False
+        record.leave(parcel)  # type: ignore[arg-type]
+        self._cache.window.add(record, data, parcel, due)
+        if due is None:
+            largest_bytes = record.lane.expected_largest_bytes
+            limit_bytes = self._cache.limits.window_of(largest_bytes)
+            self._cache.window.release_down_to(limit_bytes)
+        return True
+
+    def backward_starts(self) -> None:
+        """Backward asks for the first tensor of a captured forward."""
+        if self.copies is not None:
+            # torch has no public name for it (2.11 to 2.13).
+            Variable._execution_engine.queue_callback(self.copies.join)
+
+
+_NO_SSD = (
+    "a CUDA graph is being captured, and it is the host that writes to the SSD, which "
+    "no replay would do; set target='host', or leave the model uncaptured."
+)

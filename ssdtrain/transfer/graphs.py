@@ -1,0 +1,165 @@
+"""Copies that are nodes of a CUDA graph.
+
+[Note: captured copies]
+What runs while a graph is captured is not done but written down, and done at every
+replay, without any of our Python. So a captured copy goes to pinned memory that it
+never shares and that stays where it is for as long as the model lives, and order is
+kept by the graph's edges alone: compute waits in the graph for the copy out before the
+tensor's memory is used again, and for the copy in before the operator that reads it.
+Both copy streams are joined with compute where a captured forward or backward ends,
+because a capture may end there (`make_graphed_callables` captures each by itself).
+Nothing may be asked of an event of a capture, and nothing that was recorded before it
+may be waited for; a capture begins behind a synchronization of the device.
+(tests/ssdtrain/transfer/test_graphs.py, tests/ssdtrain/hosts/test_graphs.py)
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdtrain.transfer.device import Device, GraphEvent
+from ssdtrain.transfer.parcel import ParcelState
+from ssdtrain.transfer.pinned import GRAIN_BYTES
+
+SLAB_BYTES = 256 * 1024 * 1024
+RELAXED = 2
+"""cudaStreamCaptureModeRelaxed"""
+
+
+class GraphParcel:
+    """The place of one tensor of one graph."""
+
+    state = ParcelState.STAGED
+    """It goes nowhere else."""
+
+    def __init__(self, name: str, memory: Tensor, copied: GraphEvent) -> None:
+        self.name = name
+        self.memory = memory
+        self.copied = copied
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.memory.numel()
+
+
+class GraphLoad:
+    """A copy in, inside a graph; keeps the memory that it fills until somebody waits,
+    or the capture is over."""
+
+    def __init__(self, event: GraphEvent, target: Tensor) -> None:
+        self._event = event
+        self.target = target
+
+    def poll(self) -> bool:
+        """It stands in the graph."""
+        return True
+
+    def wait(self, device: Device) -> None:
+        """Order compute behind it."""
+        device.wait(self._event)
+
+    settle = wait
+
+
+class GraphCopies:
+    """Stores and loads of all captures of a session, and the memory they go to."""
+
+    def __init__(self, device: Device, cap_bytes: int) -> None:
+        self._device = device
+        self._cap_bytes = cap_bytes
+        self._turn = 0
+        """Rises where the copy streams are joined."""
+        self._pending: dict[bool, GraphEvent] = {}
+        """The last copy out, and in, since then."""
+        self.slabs: list[Tensor] = []
+        """Pinned memory, torch's own: it is given back when nobody holds it."""
+        self._left = 0
+        self.used_bytes = 0
+
+    def store(self, source: Tensor, name: str) -> GraphParcel | None:
+        """Copy bytes (1-D uint8) out; None where no memory can be had."""
+        memory = self._take(source.numel())
+        if memory is None:
+            return None
+        event = self._device.copy_out(source, memory, [self._device.now()])
+        return GraphParcel(name, memory, self._noted(event, outwards=True))
+
+    def load(self, parcel: GraphParcel, target: Tensor) -> GraphLoad:
+        """Copy the bytes into `target`, behind compute."""
+        after = [self._device.now()]
+        if not parcel.copied.query():
+            after.append(parcel.copied.event)
+        event = self._device.copy_in(parcel.memory, target, after)
+        return GraphLoad(self._noted(event, outwards=False), target)
+
+    def join(self) -> None:
+        """Order compute behind all copies; no event is waited for any more."""
+        for event in self._pending.values():
+            self._device.wait(event)
+        self._pending.clear()
+        self._turn += 1
+
+    def _noted(self, event: Any, *, outwards: bool) -> GraphEvent:
+        turn = self._turn
+        found = GraphEvent(event, lambda: self._turn != turn)
+        self._pending[outwards] = found
+        return found
+
+    def _take(self, num_bytes: int) -> Tensor | None:
+        size = -(-num_bytes // GRAIN_BYTES) * GRAIN_BYTES
+        if self.used_bytes + size > self._cap_bytes:
+            return None
+        if size > self._left:
+            slab = self._pinned(max(size, min(SLAB_BYTES, self._cap_bytes)))
+            if slab is None:
+                return None
+            self.slabs.append(slab)
+            self._left = slab.numel()
+        slab = self.slabs[-1]
+        start = slab.numel() - self._left
+        self._left -= size
+        self.used_bytes += size
+        return slab[start : start + num_bytes]
+
+    def _pinned(self, num_bytes: int) -> Tensor | None:
+        pins = self._device.torch_device.type == "cuda"
+        try:
+            with relaxed_capture():
+                return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pins)
+        except RuntimeError:  # there is no more
+            return None
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """While a graph is captured, CUDA refuses this thread whatever might wait for the
+    device, pinning memory and looking at older events among it. Neither does here."""
+    exchange = _exchange() if torch.cuda.is_initialized() else None
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
+def _exchange() -> Callable[..., int] | None:
+    """The runtime's function, from the library that torch has loaded."""
+    # torch binds it for its own allocators only (2.11 to 2.13).
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if "libcudart" in path:
+            library = ctypes.CDLL(path)
+            function = library.cudaThreadExchangeStreamCaptureMode
+            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
+            return function
+    return None

@@ -1,0 +1,237 @@
+"""CUDA graphs: captured forwards and backwards, on a device that stands in for one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain import api
+from ssdtrain.cache.captured import MEMORY
+from ssdtrain.errors import CaptureError
+from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
+from tests.ssdtrain.cache.plans import all_moved
+
+WIDTH, ROWS = 32, 64
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1}
+
+
+class StrictEvent(CpuEvent):
+    """Of a capture: nothing may be asked of it. Of before: not during a capture."""
+
+    def __init__(self, inner: CpuEvent, device: "GraphDevice") -> None:
+        super().__init__(done=True)
+        self.inner = inner
+        self.device = device
+        self.capture = device.capture
+
+    def query(self) -> bool:
+        if self.capture or (self.device.capture and not self.device.is_relaxed):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return self.inner.query()
+
+    def synchronize(self) -> None:
+        if self.capture or self.device.capture:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.inner.synchronize()
+
+
+class GraphDevice(CpuDevice):
+    """A CPU whose calls can be "captured", with the rules that CUDA has for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.capture = 0
+        """Number of the capture under way; 0: none."""
+        self.num_captures = 0
+        self.is_relaxed = False
+        self.forked: set[bool] = set()
+        """Directions with copies in this capture that compute is not behind yet."""
+        self.copies: list[tuple[bool, int, int]] = []
+        """Direction, address on the host, bytes: of captured copies."""
+
+    def is_capturing(self) -> bool:
+        return self.capture > 0
+
+    def now(self) -> CpuEvent:
+        return StrictEvent(super().now(), self)
+
+    def wait(self, event: Any, order: object = None) -> None:
+        if type(event) is GraphEvent:
+            if event.query():
+                return
+            assert event.event.capture == self.capture, "an event of another capture"
+            event.event.inner.synchronize()
+            self.forked.discard(event.event.outwards)
+            return
+        if not self.capture:
+            super().wait(event, order)
+
+    def _copy(
+        self, outwards: bool, source: Tensor, target: Tensor, after: Sequence[Any]
+    ) -> CpuEvent:
+        for event in after:
+            assert event.capture == self.capture or not self.capture
+        inner = super()._copy(outwards, source, target, [])
+        inner.synchronize()
+        found = StrictEvent(inner, self)
+        found.outwards = outwards
+        if self.capture:
+            self.forked.add(outwards)
+            host = target if outwards else source
+            self.copies.append((outwards, host.data_ptr(), host.nbytes))
+        return found
+
+    @contextmanager
+    def graph(self) -> Iterator[None]:
+        self.num_captures += 1
+        self.capture = self.num_captures
+        yield
+        self.capture = 0
+        assert not self.forked, "a copy stream was not joined"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> GraphDevice:
+    found = GraphDevice()
+    monkeypatch.setattr(api, "open_device", lambda _: found)
+
+    @contextmanager
+    def relaxed() -> Iterator[None]:
+        found.is_relaxed = True
+        yield
+        found.is_relaxed = False
+
+    monkeypatch.setattr("ssdtrain.cache.captured.relaxed_capture", relaxed)
+    return found
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)))
+
+
+def step(model: nn.Module) -> list[Tensor]:
+    model.zero_grad()
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    loss = model(x).square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("recompute", ["auto", "off"])
+@pytest.mark.parametrize("plan", ["offload-all", "auto"])
+def test_a_captured_step_moves_and_rebuilds(
+    device: GraphDevice, plan: str, recompute: str
+) -> None:
+    theirs, model = step(made()), made()
+    settings = {**SETTINGS, "plan": plan, "recompute": recompute}
+    if plan == "offload-all":
+        settings["window_bytes"] = 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ssdtrain.offload(model, **settings) as session:
+        for _ in range(4):
+            assert same(step(model), theirs)
+            optimizer.step()
+        if plan == "auto":
+            session.follow(all_moved(session))
+            assert same(step(model), theirs)
+            optimizer.step()
+        num_steps = len(session.steps)
+        with device.graph():
+            assert same(step(model), theirs)
+        num_out = sum(outwards for outwards, _, _ in device.copies)
+        assert num_out > (2 if recompute == "auto" else 6)
+        places = [place[1:] for place in device.copies if place[0]]
+        assert len(set(places)) == len(places), "two tensors share a place"
+        assert {place[1:] for place in device.copies if not place[0]} <= set(places)
+        assert session.graph_bytes >= sum(size for _, size in places)
+        assert len(getattr(model, MEMORY)) == 1
+        # Eager steps go on, beside the graph's memory, and no step was counted.
+        assert same(step(model), theirs)
+        optimizer.step()
+        assert len(session.steps) == num_steps + 1
+        used = {start for start, _ in places}
+        again = len(device.copies)
+        with device.graph():
+            assert same(step(model), theirs)
+        assert used.isdisjoint(start for _, start, _ in device.copies[again:])
+    assert getattr(model, MEMORY), "the graphs may outlive the session"
+
+
+def test_forward_and_backward_in_graphs_of_their_own(device: GraphDevice) -> None:
+    """As `make_graphed_callables` captures: no event crosses from one to the other."""
+    theirs, model = step(made()), made()
+    settings = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
+    with ssdtrain.offload(model, **settings, recompute="off"):
+        assert same(step(model), theirs)
+        model.zero_grad()
+        x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+        with device.graph():
+            loss = model(x).square().mean()
+        with device.graph():
+            loss.backward()
+        ours = [loss.detach(), *(p.grad for p in model.parameters())]
+        assert same(ours, theirs)
+        assert {outwards for outwards, _, _ in device.copies} == {True, False}
+
+
+ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({**ALL_LEAVE, "target": "ssd"}, "target='host'"),
+        ({**ALL_LEAVE, "verify": "shadow"}, "verify='off'"),
+        ({**SETTINGS, "plan": "auto"}, "is_settled"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_refused(
+    device: GraphDevice, tmp_path: Any, settings: dict[str, Any], text: str
+) -> None:
+    model = made()
+    if settings["target"] == "ssd":
+        settings = {**settings, "directory": str(tmp_path)}
+    with ssdtrain.offload(model, **settings) as session:
+        with device.graph(), pytest.raises(CaptureError, match=text):
+            step(model)
+        step(model)  # nothing was lost
+        assert session.last_step is not None
+
+
+def test_an_eager_forward_in_flight_is_refused(device: GraphDevice) -> None:
+    model = made()
+    settings = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
+    with ssdtrain.offload(model, **settings):
+        loss = model(torch.randn(ROWS, WIDTH)).sum()
+        with device.graph(), pytest.raises(CaptureError, match="eager forward"):
+            step(model)
+        loss.backward()
+
+
+def test_memory_that_is_full_keeps_the_rest(device: GraphDevice) -> None:
+    theirs, model = step(made()), made()
+    settings = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
+    with ssdtrain.offload(model, **settings, host_bytes=40_000) as session:
+        with device.graph():
+            assert same(step(model), theirs)
+        assert 0 < session.graph_bytes <= 40_000
