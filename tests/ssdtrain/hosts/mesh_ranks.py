@@ -202,9 +202,9 @@ def watched(spy: Spy) -> Iterator[None]:
         TensorCache.pack, Run.hooks = pack, hooks  # type: ignore[method-assign]
 
 
-def batch(step: int, part: int, rank: int) -> Tensor:
+def batch(step: int, part: int, rank: int, device: torch.device) -> Tensor:
     draw = torch.Generator().manual_seed(100 * step + 10 * part + rank)
-    return torch.randn(2, ROWS, WIDTH, generator=draw)
+    return torch.randn(2, ROWS, WIDTH, generator=draw).to(device)
 
 
 def digest(plan: Plan | None) -> int:
@@ -223,7 +223,11 @@ def train(
 ) -> tuple[list[Tensor], Spy]:
     """Losses, gradients of every step, and the weights behind the last one."""
     torch.manual_seed(0)
-    model, spy, found = case.make(mesh), Spy(), []
+    device = torch.device(mesh.device_type)
+    with device:
+        model, spy, found = case.make(mesh), Spy(), []
+    # On a GPU two steps more run without hooks, and the search goes on beside them.
+    last = NUM_STEPS if device.type == "cpu" else 2 * NUM_STEPS
     slow_down(model, case.slow_ms * data_rank)
     session = None
     with contextlib.ExitStack() as stack:
@@ -233,15 +237,15 @@ def train(
                 ssdtrain.offload(model, min_bytes=0, **settings)
             )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        num_steps = NUM_STEPS - data_rank if case.uneven else NUM_STEPS
+        num_steps = last - data_rank if case.uneven else last
         if case.uneven:
             stack.enter_context(model.join())
         for step in range(num_steps):
             if session is not None:
-                follow_another(session, step)
+                follow_another(session, last - step)
             spy.general.append(0)
             spy.rows.append(0)
-            found += run_step(case, model, step, data_rank)
+            found += run_step(case, model, step, data_rank, device)
             optimizer.step()
             optimizer.zero_grad()
             if session is not None:
@@ -258,14 +262,16 @@ def slow_down(model: nn.Module, slow_ms: float) -> None:
             part.register_forward_pre_hook(lambda *_: time.sleep(slow_ms / 1e3))
 
 
-def run_step(case: Case, model: nn.Module, step: int, rank: int) -> list[Tensor]:
+def run_step(
+    case: Case, model: nn.Module, step: int, rank: int, device: torch.device
+) -> list[Tensor]:
     """Losses and gradients of one step."""
     found = []
     inner = getattr(model, "module", model)
     inner.asks_for_spare = step % 3 == 1
     for part in range(case.parts):
         with case.last_only(model, part):
-            loss = model(batch(step, part, rank)).float().square().mean()
+            loss = model(batch(step, part, rank, device)).float().square().mean()
             if isinstance(loss, DTensor):
                 loss = loss.full_tensor()
             loss.backward()
@@ -273,13 +279,13 @@ def run_step(case: Case, model: nn.Module, step: int, rank: int) -> list[Tensor]
     return found + [whole(p.grad) for p in model.parameters() if p.grad is not None]
 
 
-def follow_another(session: ssdtrain.Session, step: int) -> None:
+def follow_another(session: ssdtrain.Session, num_left: int) -> None:
     """Change the plan under way, behind the one that the ranks agreed on."""
     if session.plan is None:
         return
-    if step == NUM_STEPS - 3:
+    if num_left == 3:
         session.follow(all_moved(session))
-    elif step == NUM_STEPS - 1:
+    elif num_left == 1:
         session.follow(every_other_moved(session))
 
 
@@ -334,25 +340,29 @@ def compared(
     }
 
 
-def main(rank: int, world: int, store: str, out: Path, names: list[str]) -> None:
+def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+        torch.use_deterministic_algorithms(True)
     dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(store, world),
+        "gloo" if kind == "cpu" else "nccl",
+        store=dist.FileStore(str(out / "store"), world),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=120),
     )
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    shape = (world // 2, 2)
+    square = init_device_mesh(kind, shape, mesh_dim_names=("dp", "tp"))
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as directory:
         for number, (name, (case, wanted)) in enumerate(cases().items()):
             both = name == "fsdp2 x tp"
-            # Two ranks do one half of the cases, and two the other.
-            others = not both and number % 2 != rank // 2
-            if others or (names and name not in names):
+            # Two of four ranks do one half of the cases, and two the other.
+            others = not both and number % (world // 2) != rank // 2
+            if others or (names and name not in names) or (both and world < 4):
                 continue
             mesh = square if both else square["tp"]
             place = rank // 2 if both else rank % 2
@@ -369,5 +379,8 @@ def main(rank: int, world: int, store: str, out: Path, names: list[str]) -> None
 if __name__ == "__main__":
     import torch.multiprocessing as mp
 
-    folder = Path(sys.argv[1])
-    mp.spawn(main, (4, str(folder / "store"), folder, sys.argv[2:]), nprocs=4)
+    # OUT DEVICE [CASE ...]: four ranks on a CPU, one a GPU there.
+    device = sys.argv[2]
+    ranks = 4 if device == "cpu" else torch.cuda.device_count()
+    arguments = (ranks, Path(sys.argv[1]), sys.argv[3:], device)
+    mp.spawn(main, arguments, nprocs=ranks)

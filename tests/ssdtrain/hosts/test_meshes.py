@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     out = tmp_path_factory.mktemp("meshes")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ssdtrain.hosts.mesh_ranks", str(out)],
+        [sys.executable, "-m", "tests.ssdtrain.hosts.mesh_ranks", str(out), "cpu"],
         env=environment,
         cwd=ROOT,
         capture_output=True,

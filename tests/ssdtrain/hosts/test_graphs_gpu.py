@@ -1,0 +1,106 @@
+"""CUDA graphs on a GPU: captured steps, replayed, byte for byte."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.errors import CaptureError
+
+pytestmark = pytest.mark.gpu
+WIDTH, ROWS, NUM_REPLAYS = 256, 512, 50
+MOVES: dict[str, Any] = {"target": "host", "min_bytes": 1, "plan": "offload-all"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        return nn.Sequential(*(Block() for _ in range(4)))
+
+
+def inputs(number: int) -> Tensor:
+    draw = torch.Generator("cuda").manual_seed(number)
+    return torch.randn(ROWS, WIDTH, device="cuda", generator=draw)
+
+
+def captured(model: nn.Module, x: Tensor) -> Callable[[], list[Tensor]]:
+    """Forward and backward in one graph; gives the gradients of a replay."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    grads = [p.grad for p in model.parameters()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch._foreach_zero_(grads)
+        loss = model(x).square().mean()
+        loss.backward()
+
+    def replay() -> list[Tensor]:
+        graph.replay()
+        return [loss.detach().clone(), *(grad.clone() for grad in grads)]
+
+    return replay
+
+
+def warm_up(model: nn.Module, x: Tensor) -> None:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(x).square().mean().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize("recompute", ["auto", "off"])
+def test_replays_are_byte_equal(recompute: str) -> None:
+    x, model = inputs(0), made()
+    warm_up(model, x)
+    plain = captured(model, x)
+    with ssdtrain.offload(model, **MOVES, recompute=recompute) as session:
+        warm_up(model, x)
+        ours = captured(model, x)
+        assert session.graph_bytes > 0
+        for number in range(NUM_REPLAYS):
+            x.copy_(inputs(number))
+            for a, b in zip(ours(), plain(), strict=True):
+                assert torch.equal(a, b), number
+    assert all(torch.equal(a, b) for a, b in zip(ours(), plain(), strict=True))
+
+
+def test_callables_are_graphed_in_two_parts() -> None:
+    x, model, theirs = inputs(0), made(), made()
+    with ssdtrain.offload(model, **MOVES) as session:
+        warm_up(model, x)
+        graphed = torch.cuda.make_graphed_callables(model, (x.requires_grad_(),))
+        assert session.graph_bytes > 0
+        for number in range(5):
+            both = []
+            for net in (graphed, theirs):
+                net.zero_grad()
+                y = inputs(number).requires_grad_()
+                net(y).square().mean().backward()
+                both.append([y.grad, *(p.grad for p in net.parameters())])
+            assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_a_plan_that_is_not_made_is_refused() -> None:
+    x, model = inputs(0), made()
+    warm_up(model, x)
+    with ssdtrain.offload(model, target="host", min_bytes=1):
+        with pytest.raises(CaptureError, match="is_settled"):
+            captured(model, x)
+        torch.cuda.synchronize()
+        model(x).square().mean().backward()
