@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.counters import Count
 from ssdtrain.hosts.hints import Stage
 
 SCRIPT = Path(__file__).with_name("hinted_ranks.py")
@@ -53,9 +54,9 @@ def test_lane_per_micro_batch_and_prefetch_before_backward(everything: Any) -> N
             hints.set_next_stage(Stage.BACKWARD, micro_batch=micro_batch)
             loaded.take()
             hints.prefetch_last_module()
-            sums, _ = loaded.take()
+            counts = loaded.take().counts
             if micro_batch < 2:  # the youngest is still in the window
-                assert sums["bytes_reloaded"] > 0
+                assert counts[Count.RELOADED] > 0
             found = torch.autograd.grad(outputs[micro_batch], [x])[0]
             assert torch.equal(found, expected[micro_batch])
             hints.wait_io()
