@@ -18,7 +18,7 @@ from ssdtrain.train.compose import packaged_directory
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import (
     DataSettings,
-    HostSettings,
+    EngineSettings,
     ModelSettings,
     TrainSettings,
 )
@@ -32,8 +32,8 @@ GROUPS: tuple[tuple[str, type, str], ...] = (
         "of `LightningCallback`, and the fields of `ssdtrain.OffloadConfig`.",
     ),
     ("model", ModelSettings, "The transformers of `ssdtrain train`."),
-    ("host", HostSettings, "Who runs the training step, on how many ranks."),
-    ("parallel", Parallel, "How `host=megatron` spreads a model."),
+    ("engine", EngineSettings, "Who runs the training step, on how many ranks."),
+    ("parallel", Parallel, "How `engine=megatron` spreads a model."),
     ("data", DataSettings, "Which text is read."),
     ("train", TrainSettings, "The loop."),
 )

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """BERT, masked tokens: `ssdtrain train model=bert` with any override after it.
 
-recipes/bert.py size=small host=plain offload=host train.steps=100
+recipes/bert.py size=small engine=plain offload=host train.steps=100
 """
 
 import sys

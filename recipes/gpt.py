@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GPT, next token: `ssdtrain train model=gpt` with any override after it.
 
-recipes/gpt.py size=small host=plain offload=host train.steps=100
+recipes/gpt.py size=small engine=plain offload=host train.steps=100
 """
 
 import sys

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """T5, span corruption: `ssdtrain train model=t5` with any override after it.
 
-recipes/t5.py size=small host=plain offload=host train.steps=100
+recipes/t5.py size=small engine=plain offload=host train.steps=100
 """
 
 import sys

@@ -25,7 +25,7 @@ from ssdtrain.report.trace import write_trace
 HELP = "train, and compare with the same run without ssdtrain"
 EXAMPLES = """examples:
   ssdtrain train                                      a laptop's GPT, two ranks, SSD
-  ssdtrain train host=plain offload=host              one process, pinned host memory
+  ssdtrain train engine=plain offload=host              one process, pinned host memory
   ssdtrain train size=small offload.directory=/mnt/nvme0 train.steps=100
   ssdtrain train --config my.yaml                     your own root config
   ssdtrain train --cfg job model=bert                 show the composed config

@@ -29,13 +29,13 @@ TESTED = (
         package="deepspeed",
         least=(0, 19, 6),
         below=(0, 20),
-        needed_for="host=deepspeed",
+        needed_for="engine=deepspeed",
     ),
     Tested(
         package="megatron-core",
         least=(0, 16),
         below=(0, 20),
-        needed_for="host=megatron",
+        needed_for="engine=megatron",
     ),
     Tested(
         package="kvikio-cu13",

@@ -6,6 +6,7 @@ from pathlib import Path
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.report.page import page, read_run
+from ssdtrain.report.progress import Progress
 
 HELP = "one HTML page of a run, or of several beside one another"
 EXAMPLES = """examples:
@@ -33,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: no such run, or it has not finished.
     """
     paths = [find(name) for name in args.runs]
-    text = page([read_run(path) for path in paths])
+    with Progress(1) as progress:
+        progress.part("searching the frontiers")
+        text = page(list(map(read_run, paths)))
     out = Path(args.out).expanduser() if args.out else paths[0] / "report.html"
     try:
         out.write_text(text, encoding="utf-8")

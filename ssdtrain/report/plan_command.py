@@ -24,6 +24,7 @@ from ssdtrain.plan.profile import COPY_SLOWDOWN, PROFILE_FILE, Links, Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain, rows
 from ssdtrain.report.estimate import Learned, Rates, Speeds
+from ssdtrain.report.progress import Progress, each
 from ssdtrain.report.subject import (
     Build,
     build_of,
@@ -190,13 +191,18 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.sweep:
             return _sweep(args)
-        profile = _profile(args)
-        goal = Goal(
-            max_overhead=args.max_overhead,
-            memory_budget_bytes=args.memory_budget,
-            device_bytes=args.device_memory,
-        )
-        plan = choose(profile, goal)
+        with Progress(2) as progress:
+            progress.part("reading the profile" if args.profile else "a step")
+            profile = _profile(args)
+            progress.part("searching for a plan")
+            plan = choose(
+                profile,
+                Goal(
+                    max_overhead=args.max_overhead,
+                    memory_budget_bytes=args.memory_budget,
+                    device_bytes=args.device_memory,
+                ),
+            )
         if args.save is not None:
             PLAN_FILE.write(args.save, plan)
         if args.save_profile is not None:
@@ -288,7 +294,10 @@ def _sweep(args: argparse.Namespace) -> int:
         raise ConfigError("--sweep needs --model: a profile holds one size only")
     build = build_of(args.model, args.sequence)
     sizes = [n for n in range(1, args.batch + 1) if args.batch % n == 0]
-    found = [_sized(args, build, size) for size in sizes]
+    found = [
+        _sized(args, build, size)
+        for size in each(sizes, lambda size: f"micro-batches of {size}")
+    ]
     if args.json:
         print(json.dumps([entry._asdict() for entry in found], indent=1))
         return 0

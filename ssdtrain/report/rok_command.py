@@ -25,6 +25,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.report.plan_command import add_subject, profile_of
+from ssdtrain.report.progress import each
 from ssdtrain.report.subject import Build, build_of
 
 HELP = "recompute, offload or keep: peak against throughput over batch sizes"
@@ -84,7 +85,8 @@ def _points(args: argparse.Namespace) -> list[Point]:
     if args.results is not None:
         return read_points(args.results)
     build = build_of(args.model, args.sequence)
-    return [p for batch in args.batches for p in _predicted(args, build, batch)]
+    batches = each(args.batches, lambda batch: f"predicting batch {batch}")
+    return [p for batch in batches for p in _predicted(args, build, batch)]
 
 
 def read_points(path: str) -> list[Point]:

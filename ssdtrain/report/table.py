@@ -132,7 +132,7 @@ def render(result: Mapping[str, Any]) -> Table:
     """The table for a terminal."""
     verdict = result.get("verdict", {})
     bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
-    title = f"{result['model']} on {result['host']}, {result['num_ranks']} rank(s)"
+    title = f"{result['model']} on {result['engine']}, {result['num_ranks']} rank(s)"
     table = Table(title=title, caption=_caption(verdict, bad))
     table.add_column("")
     table.add_column(WITHOUT, justify="right")

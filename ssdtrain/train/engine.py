@@ -31,8 +31,8 @@ def import_deepspeed() -> Any:
         import deepspeed
     except ImportError as error:
         raise ConfigError(
-            f"host=deepspeed needs DeepSpeed ({error}); install it with "
-            "`pip install 'ssdtrain[deepspeed]'`, or set host=plain."
+            f"engine=deepspeed needs DeepSpeed ({error}); install it with "
+            "`pip install 'ssdtrain[deepspeed]'`, or set engine=plain."
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # DeepSpeed sends between stages by broadcasting tensors that require a gradient.
@@ -65,15 +65,15 @@ def quiet() -> Iterator[None]:
 
 
 def engine_config(settings: RunSettings) -> dict[str, Any]:
-    """The DeepSpeed configuration that the settings imply, `host.engine` merged over.
+    """The DeepSpeed configuration that the settings imply, `engine.config` merged over.
 
     Raises:
         ConfigError: DeepSpeed has no such precision.
     """
-    train, host = settings.train, settings.host
+    train, engine = settings.train, settings.engine
     if train.precision is Precision.BF16_AUTOCAST:
         raise ConfigError(
-            "train.precision=bf16-autocast is for host=plain; DeepSpeed expects "
+            "train.precision=bf16-autocast is for engine=plain; DeepSpeed expects "
             "train.precision=bf16, fp16 or fp32."
         )
     config: dict[str, Any] = {
@@ -81,12 +81,12 @@ def engine_config(settings: RunSettings) -> dict[str, Any]:
         "gradient_accumulation_steps": train.num_micro_batches,
         "gradient_clipping": train.gradient_clipping,
         "steps_per_print": _NEVER,
-        "zero_optimization": {"stage": host.zero_stage},
+        "zero_optimization": {"stage": engine.zero_stage},
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": train.precision is Precision.BF16},
         "fp16": {"enabled": train.precision is Precision.FP16},
     }
-    return _merged(config, host.engine or {})
+    return _merged(config, engine.config or {})
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

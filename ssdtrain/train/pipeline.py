@@ -25,7 +25,7 @@ def choose_stages(asked: int | None, world_size: int) -> int:
         return 1 if world_size % 2 else 2
     if asked and world_size % asked:
         raise ConfigError(
-            f"host.num_stages={asked} must divide the number of ranks, got "
+            f"engine.num_stages={asked} must divide the number of ranks, got "
             f"{world_size}; start a multiple of {asked} ranks."
         )
     return asked
@@ -58,7 +58,7 @@ def _module(deepspeed: Any, workload: Workload) -> Any:
     with quiet():
         return deepspeed.pipe.PipelineModule(
             layers=[_spec(deepspeed, layer) for layer in workload.model.layers()],
-            num_stages=choose_stages(settings.host.num_stages, ranks.world_size),
+            num_stages=choose_stages(settings.engine.num_stages, ranks.world_size),
             loss_fn=token_loss,
             seed_layers=True,
             seed_fn=_seed_layer,

@@ -30,8 +30,8 @@ class PlainRunner:
         settings, ranks = workload.settings.train, workload.ranks
         if ranks.world_size > 1:
             raise ConfigError(
-                f"host=plain runs in one process, the launcher started "
-                f"{ranks.world_size}; set host=deepspeed."
+                f"engine=plain runs in one process, the launcher started "
+                f"{ranks.world_size}; set engine=deepspeed."
             )
         torch.manual_seed(settings.seed)
         self._workload = workload

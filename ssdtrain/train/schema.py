@@ -13,7 +13,7 @@ from ssdtrain.quantities import PARSE
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import (
     DataSettings,
-    HostSettings,
+    EngineSettings,
     ModelSettings,
     TrainSettings,
 )
@@ -53,7 +53,7 @@ def register() -> None:
     store = ConfigStore.instance()
     for group, cls in (
         ("model", ModelSettings),
-        ("host", HostSettings),
+        ("engine", EngineSettings),
         ("offload", OffloadConfig),
         ("data", DataSettings),
         ("train", TrainSettings),

@@ -35,7 +35,7 @@ class Family(str, Enum):
     """Encoder and decoder, span corruption."""
 
 
-class HostKind(str, Enum):
+class EngineKind(str, Enum):
     """Who runs the training step."""
 
     PLAIN = "plain"
@@ -134,10 +134,10 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostSettings:
+class EngineSettings:
     """Who runs the step, on how many ranks."""
 
-    kind: HostKind = HostKind.PLAIN
+    kind: EngineKind = EngineKind.PLAIN
     """plain, deepspeed or megatron."""
     num_ranks: int | None = None
     """Processes that `ssdtrain train` starts on this node when no launcher did; None:
@@ -147,19 +147,21 @@ class HostSettings:
     pipeline, data parallel with `zero_stage`."""
     zero_stage: int = 0
     """ZeRO stage 0 to 3 (2 and 3 need num_stages=0)."""
-    engine: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
     """More DeepSpeed configuration, merged over what the other settings imply."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", choose("host.kind", HostKind, self.kind))
-        at_least("host.num_ranks", self.num_ranks, 1)
-        at_least("host.num_stages", self.num_stages, 0)
+        object.__setattr__(self, "kind", choose("engine.kind", EngineKind, self.kind))
+        at_least("engine.num_ranks", self.num_ranks, 1)
+        at_least("engine.num_stages", self.num_stages, 0)
         if self.zero_stage not in (0, 1, 2, 3):
-            raise ConfigError(f"host.zero_stage expects 0 to 3, got {self.zero_stage}")
+            raise ConfigError(
+                f"engine.zero_stage expects 0 to 3, got {self.zero_stage}"
+            )
         if self.zero_stage > 1 and self.num_stages != 0:
             raise ConfigError(
-                f"host.zero_stage={self.zero_stage} shards gradients, which "
-                "DeepSpeed's pipeline cannot; set host.num_stages=0 (no pipeline)."
+                f"engine.zero_stage={self.zero_stage} shards gradients, which "
+                "DeepSpeed's pipeline cannot; set engine.num_stages=0 (no pipeline)."
             )
 
 
@@ -264,7 +266,7 @@ class RunSettings:
     run_directory: str
     """Metrics, checkpoints, reports and (by default) the activations of this run."""
     model: ModelSettings
-    host: HostSettings
+    engine: EngineSettings
     data: DataSettings
     train: TrainSettings
     parallel: Parallel
@@ -287,7 +289,7 @@ class RunSettings:
         return cls(
             run_directory=str(values.get("run_directory") or "runs/latest"),
             model=_group(ModelSettings, "model", values),
-            host=_group(HostSettings, "host", values),
+            engine=_group(EngineSettings, "engine", values),
             data=_group(DataSettings, "data", values),
             train=_group(TrainSettings, "train", values),
             parallel=_group(Parallel, "parallel", {"parallel": {}, **values}),

@@ -32,7 +32,7 @@ from ssdtrain.train.pipeline import PipelineRunner, choose_stages
 from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
-from ssdtrain.train.settings import HostKind, RunSettings
+from ssdtrain.train.settings import EngineKind, RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
 from ssdtrain.train.zero import ZeroRunner
 
@@ -68,19 +68,19 @@ class Trainer:
         """Processes that have to be started for this run; 0: this one is enough.
 
         Raises:
-            ConfigError: the stages asked for do not divide them, or host=megatron
+            ConfigError: the stages asked for do not divide them, or engine=megatron
                 without a GPU.
         """
-        host = self.settings.host
-        if host.kind is HostKind.PLAIN or Ranks.from_environment().launched:
+        engine = self.settings.engine
+        if engine.kind is EngineKind.PLAIN or Ranks.from_environment().launched:
             return 0
-        num_ranks = host.num_ranks or torch.cuda.device_count() or 2
-        if host.kind is HostKind.MEGATRON:
+        num_ranks = engine.num_ranks or torch.cuda.device_count() or 2
+        if engine.kind is EngineKind.MEGATRON:
             if not torch.cuda.is_available():
                 raise ConfigError(NO_GPU)
             self.settings.parallel.check_ranks(num_ranks)
         else:
-            choose_stages(host.num_stages, num_ranks)
+            choose_stages(engine.num_stages, num_ranks)
         return num_ranks
 
     def run(self) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class Trainer:
         self, workload: Workload, leg: Leg, sinks: Sinks | None, stop: Stop
     ) -> LegResult:
         if sinks is not None:
-            host = workload.settings.host.kind.value
-            sinks.stage(f"{leg.value}: building the model on {host}")
+            engine = workload.settings.engine.kind.value
+            sinks.stage(f"{leg.value}: building the model on {engine}")
         runner = runner_of(workload)
         try:
             return Loop(workload, runner, sinks, stop).run(leg)
@@ -162,24 +162,24 @@ class Trainer:
 
 def tokens_per_step(settings: RunSettings, world_size: int) -> int:
     """Tokens that all ranks together train on in one optimizer step."""
-    host, parallel = settings.host, settings.parallel
+    engine, parallel = settings.engine, settings.parallel
     ranks_a_replica = 1
-    if host.kind is HostKind.MEGATRON:
+    if engine.kind is EngineKind.MEGATRON:
         ranks_a_replica = parallel.tensor * parallel.pipeline
-    elif host.kind is HostKind.DEEPSPEED:
-        ranks_a_replica = choose_stages(host.num_stages, world_size) or 1
+    elif engine.kind is EngineKind.DEEPSPEED:
+        ranks_a_replica = choose_stages(engine.num_stages, world_size) or 1
     sequences = settings.train.micro_batch_size * settings.train.num_micro_batches
     replicas = max(1, world_size // ranks_a_replica)
     return sequences * settings.model.sequence_length * replicas
 
 
 def runner_of(workload: Workload) -> Runner:
-    """The host that the settings ask for, with a freshly built model."""
-    if workload.settings.host.kind is HostKind.PLAIN:
+    """The engine that the settings ask for, with a freshly built model."""
+    if workload.settings.engine.kind is EngineKind.PLAIN:
         return PlainRunner(workload)
-    if workload.settings.host.kind is HostKind.MEGATRON:
+    if workload.settings.engine.kind is EngineKind.MEGATRON:
         return megatron_runner(workload)
-    if choose_stages(workload.settings.host.num_stages, workload.ranks.world_size):
+    if choose_stages(workload.settings.engine.num_stages, workload.ranks.world_size):
         return PipelineRunner(workload)
     return ZeroRunner(workload)
 
@@ -194,8 +194,8 @@ def megatron_runner(workload: Workload) -> Runner:
         from ssdtrain.train.mcore.runner import MegatronRunner
     except ImportError as error:
         raise ConfigError(
-            f"host=megatron needs megatron-core ({error}); install it with "
-            "`pip install 'ssdtrain[megatron]'`, or set host=deepspeed."
+            f"engine=megatron needs megatron-core ({error}); install it with "
+            "`pip install 'ssdtrain[megatron]'`, or set engine=deepspeed."
         ) from error
     return MegatronRunner(workload)
 
@@ -232,7 +232,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     """What happened, over all ranks, as plain values."""
     result: dict[str, Any] = {
         "model": settings.model.family.value,
-        "host": settings.host.kind.value,
+        "engine": settings.engine.kind.value,
         "target": settings.offload.get("target"),
         "num_ranks": len(next(iter(legs.values()))),
         "device": _device_name(),

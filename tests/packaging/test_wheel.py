@@ -13,7 +13,7 @@ import ssdtrain
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
-    "host=plain offload=host offload.min_bytes=0 train.steps=1 size.hidden_size=32 "
+    "engine=plain offload=host offload.min_bytes=0 train.steps=1 size.hidden_size=32 "
     "size.num_layers=2 size.num_heads=2 size.sequence_length=16 data.max_bytes=50000 "
     "train.tensorboard=false data.cache_directory=cache --quiet"
 ).split()

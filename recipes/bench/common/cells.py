@@ -133,6 +133,8 @@ class Cells:
         if name in self or time.monotonic() > self._deadline:
             return
         start = time.monotonic()
+        if sys.stderr.isatty():
+            print(f"{name}: {self.left_s():.0f} s left ...", file=sys.stderr)
         error: dict[str, Any] = {}
         result: dict[str, Any] = {}
         try:

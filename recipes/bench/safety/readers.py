@@ -192,7 +192,7 @@ def _make_group(directory: Path) -> Path:
 
 
 def _compose(name: str, *overrides: str) -> None:
-    words = [*overrides, "host=plain"]
+    words = [*overrides, "engine=plain"]
     try:
         config = compose_config(name, words)
     except HydraException as error:  # as the command line does

@@ -46,7 +46,7 @@ def check(settings: ModelSettings, parallel: Parallel) -> None:
             raise ConfigError(
                 "megatron-core pipelines T5 only as encoder | decoder on two stages; "
                 "set parallel.pipeline=2 and no parallel.virtual_pipeline, or "
-                "host=deepspeed for deeper pipelines."
+                "engine=deepspeed for deeper pipelines."
             )
     elif layers % stages:
         raise ConfigError(

@@ -8,8 +8,8 @@ from torch import distributed
 from ssdtrain.errors import ConfigError
 
 NO_GPU = (
-    "host=megatron needs a GPU on every rank (megatron-core puts its tensors on CUDA "
-    "devices); set host=deepspeed or host=plain."
+    "engine=megatron needs a GPU on every rank (megatron-core puts its tensors on CUDA "
+    "devices); set engine=deepspeed or engine=plain."
 )
 
 

@@ -58,7 +58,7 @@ class MegatronRunner:
         precision = self._workload.settings.train.precision
         if precision not in DTYPES:
             raise ConfigError(
-                f"train.precision={precision.value} is for host=plain; Megatron "
+                f"train.precision={precision.value} is for engine=plain; Megatron "
                 "expects train.precision=bf16, fp16 or fp32."
             )
         return DTYPES[precision]

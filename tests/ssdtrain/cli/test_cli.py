@@ -162,8 +162,11 @@ def test_help_and_version_need_no_torch() -> None:
         (["train", "resume=nothing"], "resume=nothing: no such run"),
         (["train", "train.steps=many"], "could not be converted to Integer"),
         (["train", "--config", "none.yaml"], "--config expects a YAML file"),
-        (["train", "host=plain", "offload=host", "offload.io_threads=0"], "io_threads"),
-        (["train", "host.zero_stage=3"], "set host.num_stages=0"),
+        (
+            ["train", "engine=plain", "offload=host", "offload.io_threads=0"],
+            "io_threads",
+        ),
+        (["train", "engine.zero_stage=3"], "set engine.num_stages=0"),
         (["--local_rank=1", "train", "nonsense=1"], "Could not override 'nonsense'"),
     ],
 )
@@ -230,7 +233,7 @@ def test_a_plain_run_writes_its_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
-        "host=plain", "offload.min_bytes=0", "offload.trace=true", "train.steps=2",
+        "engine=plain", "offload.min_bytes=0", "offload.trace=true", "train.steps=2",
         "size.hidden_size=32", "size.num_layers=2", "size.num_heads=2",
         "size.sequence_length=16", "data.max_bytes=50000", "train.tensorboard=false",
         f"data.cache_directory={tmp_path / 'cache'}",

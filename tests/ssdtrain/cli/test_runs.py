@@ -17,7 +17,7 @@ from ssdtrain.cli import main
 LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
 ROOT = Path(__file__).resolve().parents[3]
 TINY = (
-    "host=plain",
+    "engine=plain",
     "offload=host",
     "size.hidden_size=32",
     "size.num_layers=2",

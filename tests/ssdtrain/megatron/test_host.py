@@ -287,7 +287,7 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
         with pytest.raises(ConfigError, match="needs a GPU on every rank"):
             runner.megatron_device()
         values = OmegaConf.to_container(
-            compose_config("ssdtrain.yaml", ["host=megatron"]), resolve=True
+            compose_config("ssdtrain.yaml", ["engine=megatron"]), resolve=True
         )
         with pytest.raises(ConfigError, match="needs a GPU on every rank"):
             Trainer.from_config(values).ranks_to_start()
@@ -325,10 +325,10 @@ def free_port() -> int:
 
 
 def train(directory: Path, *more: str) -> dict[str, Any]:
-    """`ssdtrain train host=megatron` on two ranks; the first one's result."""
+    """`ssdtrain train engine=megatron` on two ranks; the first one's result."""
     port, out, ranks = free_port(), directory / "result.json", []
     overrides = [
-        *("host=megatron", "model=t5", "parallel.pipeline=2"),
+        *("engine=megatron", "model=t5", "parallel.pipeline=2"),
         *("parallel.distributed_optimizer=true", "train.tensorboard=false"),
         *("size.hidden_size=32", "size.num_heads=2", "size.num_layers=4"),
         *("size.sequence_length=32", "train.num_micro_batches=3", "train.steps=3"),

@@ -1,4 +1,4 @@
-"""One rank of `ssdtrain train host=megatron` on the CPU stand-in; run as a script.
+"""One rank of `ssdtrain train engine=megatron` on the CPU stand-in; run as a script.
 
 train_ranks.py OUT_FILE [override ...]
 """

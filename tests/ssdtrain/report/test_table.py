@@ -23,7 +23,7 @@ def a_result(**changes: Any) -> dict[str, Any]:
     leg = {"losses": [2.0, 1.0], "step_ms": 10.0, "totals": {}, "fallbacks": {}}
     result = {
         "model": "gpt",
-        "host": "plain",
+        "engine": "plain",
         "num_ranks": 2,
         "peak_of": "saved tensors",
         "step_ratio": 1.1,

@@ -35,7 +35,7 @@ def tiny(tmp_path: Path, text: Path) -> Callable[..., RunSettings]:
         values: dict[str, Any] = {
             "run_directory": str(tmp_path / "run"),
             "model": {**TINY_MODEL, **groups.get("model", {})},
-            "host": {"kind": "plain", **groups.get("host", {})},
+            "engine": {"kind": "plain", **groups.get("engine", {})},
             "data": {
                 "files": [str(text)],
                 "cache_directory": str(tmp_path / "cache"),

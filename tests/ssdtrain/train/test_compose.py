@@ -17,7 +17,7 @@ from ssdtrain.train.compose import (
 )
 from ssdtrain.train.settings import RunSettings
 
-GROUPS = ("size", "model", "host", "offload", "data", "train")
+GROUPS = ("size", "model", "engine", "offload", "data", "train")
 CHOICES = [
     (group, path.stem)
     for group in GROUPS

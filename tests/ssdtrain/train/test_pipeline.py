@@ -78,6 +78,6 @@ def test_two_stages_equal_losses_and_exact_resume(tmp_path: Path) -> None:
 
 
 def test_stages_that_do_not_fit_fail_before_any_rank_starts(tmp_path: Path) -> None:
-    done = train(tmp_path, "host.num_stages=3", "host.num_ranks=2")
+    done = train(tmp_path, "engine.num_stages=3", "engine.num_ranks=2")
     assert done.returncode == 2
-    assert "host.num_stages=3 must divide the number of ranks, got 2" in done.stderr
+    assert "engine.num_stages=3 must divide the number of ranks, got 2" in done.stderr

@@ -17,9 +17,9 @@ Make = Callable[..., RunSettings]
         ("model", {"family": "rnn"}, "model.family expects 'gpt'"),
         ("model", {"num_heads": 3}, "divisible by model.num_heads"),
         ("model", {"checkpointing": "yes"}, "model.checkpointing expects 'none'"),
-        ("host", {"kind": "horovod"}, "host.kind expects 'plain', 'deepspeed'"),
-        ("host", {"zero_stage": 4}, "host.zero_stage expects 0 to 3"),
-        ("host", {"zero_stage": 2}, "set host.num_stages=0"),
+        ("engine", {"kind": "horovod"}, "engine.kind expects 'plain', 'deepspeed'"),
+        ("engine", {"zero_stage": 4}, "engine.zero_stage expects 0 to 3"),
+        ("engine", {"zero_stage": 2}, "set engine.num_stages=0"),
         ("train", {"precision": "int8"}, "train.precision expects 'fp32'"),
         ("train", {"steps": 0}, "train.steps expects a number >= 1"),
         ("data", {"max_bytes": 0}, "data.max_bytes expects at least 1 bytes, got 0"),
@@ -38,5 +38,5 @@ def test_stages(asked: int | None, ranks: int, stages: int) -> None:
 
 
 def test_stages_must_divide_the_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"host.num_stages=2 must divide.*got 3"):
+    with pytest.raises(ConfigError, match=r"engine.num_stages=2 must divide.*got 3"):
         choose_stages(2, 3)

@@ -76,7 +76,7 @@ def workload_of(
                 "num_heads": 4,
                 "sequence_length": 32,
             },
-            "host": {"kind": "deepspeed", **HOSTS[host]},
+            "engine": {"kind": "deepspeed", **HOSTS[host]},
             "data": {"files": [text], "cache_directory": str(where / "cache")},
             "train": {
                 "steps": STEPS,
