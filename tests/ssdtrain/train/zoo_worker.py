@@ -43,7 +43,7 @@ HOSTS: dict[str, dict[str, Any]] = {
     "zero3": {
         "num_stages": 0,
         "zero_stage": 3,
-        "engine": {"zero_optimization": RELEASE},
+        "config": {"zero_optimization": RELEASE},
     },
     # Last: a pipeline leaves its groups in DeepSpeed's process-wide state.
     "pipeline": {"num_stages": 2},
