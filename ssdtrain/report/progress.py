@@ -60,7 +60,8 @@ class Progress:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
 
 def each(items: Iterable[T], text: Callable[[T], str]) -> Iterator[T]:
