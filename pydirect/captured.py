@@ -268,5 +268,5 @@ def _scores_of(
 
 
 def _with_slack(num: int) -> int:
-    """A tenth more, in steps."""
-    return -(-(num + num // 10 + 1) // _ROUND) * _ROUND
+    """Batches of as many seeds differ by a percent or two; in steps."""
+    return -(-(num + num // 32 + 1) // _ROUND) * _ROUND

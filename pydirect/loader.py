@@ -60,9 +60,10 @@ class LoaderConfig:
     num_buffers: int = 2
     """Batches on the device at once; 1 turns overlap with training off."""
 
-    max_sms: int | None = 4
-    """Streaming multiprocessors that gathering may use; None: the gather decides. Four
-    nearly fill the link (docs/pydirect-gather.md), and training keeps the others."""
+    max_sms: int | None = 16
+    """Streaming multiprocessors that gathering may use; None: the gather decides.
+    Sixteen fill the link beside training; where training takes longer than copying,
+    fewer leave it more."""
 
     shuffle: bool = True
     seed: int = 0

@@ -6,6 +6,7 @@ its GPU. Rows in GPU memory are read by the other processes' GPUs in place
 (`Ranks.open_all`). Gradients are averaged by PyTorch's DistributedDataParallel.
 """
 
+import atexit
 import math
 import os
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ class Ranks:
             torch.cuda.set_device(kind)
         if not distributed.is_initialized():
             distributed.init_process_group("nccl" if kind.type == "cuda" else "gloo")
+            atexit.register(_leave)
         return cls(
             rank=distributed.get_rank(),
             size=distributed.get_world_size(),
@@ -259,6 +261,11 @@ class Ranks:
         return open_shared(
             SharedFile(pid=pid, descriptor=descriptor, num_bytes=num_bytes)
         )
+
+
+def _leave() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _with_index(device: torch.device) -> torch.device:

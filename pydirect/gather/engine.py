@@ -141,6 +141,9 @@ class Engine:
         gather = self.arguments(request, space.order)
         gather.position = arguments.position
         gather.total = arguments.counts + 4 * (arguments.num_buckets + 1)
+        if arguments.near_buckets:
+            near = arguments.num_buckets - arguments.near_buckets
+            gather.split = arguments.counts + 4 * near
         shape = _shape_of(
             num_blocks=self._budget(max_sms, self._wanted(request, Path.SORTED)),
             share=self.tuning.share,

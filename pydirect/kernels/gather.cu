@@ -91,6 +91,7 @@ struct GatherArgs {
   const void* index;     // what to read, in reading order; int32 or int64
   const int* position;   // where each row goes, or null: where its index stands
   const int* total;      // device: how many places of the index are in use, or null: all
+  const int* split;      // device: where rows of GPU memory begin; see [Note: Two queues]
   u64* error;            // device: taken by the first bad index
   i64* fault;            // host: [0] 1 + position of that index, [1] value, [2] rows
   i64 num_indices;
@@ -182,23 +183,49 @@ DEVICE void store(bool wanted, const Row& row, u64 at, const Word& word) {
              (Unit*)(row.out + (at - row.begin)), unit[k]);
 }
 
+// The places of the index that a group of lanes takes: every `stride` from `first` on.
+struct Turn {
+  i64 first, last, stride;
+};
+
+// [Note: Two queues] An ordered index ends with the rows that GPUs hold. Dealt out in one
+// piece, the blocks of its end would have rows of GPU memory alone and be done at once,
+// and of eight blocks five would be left for the link (an epoch with a tenth of its rows
+// near was as slow as one without). So every block takes its share of both parts: warps
+// of even number read the host, the others GPU memory, at the same time.
+template <bool TIERED> DEVICE Turn turn_of(const GatherArgs& a) {
+  const i64 total = a.total ? *a.total : a.num_indices;
+  i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
+  i64 low = 0, high = total;
+  if (TIERED && a.split) {
+    const i64 warp = threadIdx.x / 32, a_warp = 32 / a.lanes;
+    const bool near = warp & 1;
+    low = near ? *a.split : 0;
+    high = near ? total : *a.split;
+    group = warp / 2 * a_warp + (threadIdx.x & 31) / a.lanes;
+    groups /= 2;
+  }
+  const i64 share = (high - low + gridDim.x - 1) / gridDim.x;
+  const i64 begin = low + (a.contiguous ? blockIdx.x * share : 0);
+  const i64 limit = a.contiguous ? begin + share : high;
+  Turn turn;
+  turn.last = limit < high ? limit : high;
+  turn.stride = a.contiguous ? groups : groups * gridDim.x;
+  turn.first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
+  return turn;
+}
+
 // ROWS rows by WORDS words of each are in flight per lane before the first is stored,
 // in units of their common alignment.
 template <typename Index, typename Word, typename Unit, int ROWS, int WORDS,
           bool TIERED = false>
 DEVICE void gather(const GatherArgs& a) {
   const int lane = threadIdx.x & (a.lanes - 1);
-  const i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
-  const i64 total = a.total ? *a.total : a.num_indices;
-  const i64 share = (total + gridDim.x - 1) / gridDim.x;
-  const i64 begin = a.contiguous ? blockIdx.x * share : 0;
-  const i64 limit = a.contiguous ? begin + share : total;
-  const i64 last = limit < total ? limit : total;
-  const i64 stride = a.contiguous ? groups : groups * gridDim.x;
-  const i64 first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
+  const Turn turn = turn_of<TIERED>(a);
+  const i64 last = turn.last, stride = turn.stride;
   const u64 step = (u64)a.lanes * sizeof(Word);
   const u64 width = sizeof(Word);
-  for (i64 i = first; i < last; i += ROWS * stride) {
+  for (i64 i = turn.first; i < last; i += ROWS * stride) {
     Row row[ROWS];
     find_rows<Index, ROWS, TIERED>(a, i, stride, last, row);
     u64 span = 0;

@@ -43,6 +43,7 @@ class GatherArgs(ctypes.Structure):
         ("index", ctypes.c_void_p),
         ("position", ctypes.c_void_p),
         ("total", ctypes.c_void_p),
+        ("split", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
         ("fault", ctypes.c_void_p),
         ("num_indices", ctypes.c_int64),

@@ -1,11 +1,4 @@
-"""Launch the kernels of sample.cu.
-
-[Note: Sorted reads] Single ids of a list in host memory cost a request and a
-translation each when they are read in the order of the draws, which is random. In the
-order of their edges the draws of one node share requests, and those of its neighbours
-in memory share translations. Sorting takes a fraction of a millisecond a million draws,
-in GPU memory; numbers of nodes do not depend on it.
-"""
+"""Launch the kernels of sample.cu."""
 
 import ctypes
 import functools
@@ -20,7 +13,6 @@ from pydirect.sampling.resident import MAX_PARTS, ResidentGraph
 
 _THREADS = 256
 _MAX_BLOCKS = 4096
-_LAST = torch.iinfo(torch.int64).max
 
 
 class SampleArgs(ctypes.Structure):
@@ -33,7 +25,6 @@ class SampleArgs(ctypes.Structure):
         ("offsets", ctypes.c_void_p),
         ("nodes", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
-        ("order", ctypes.c_void_p),
         ("edge", ctypes.c_void_p),
         ("target", ctypes.c_void_p),
         ("neighbor", ctypes.c_void_p),
@@ -102,13 +93,7 @@ class GpuHopper:
         arguments.slot, arguments.base = known.slot.data_ptr(), known.count
         arguments.num_nodes, arguments.room = num, room
         ids = "i32" if graph.parts[0].dtype == torch.int32 else "i64"
-        if graph.in_host:
-            edge.fill_(_LAST)
         self._launch(_pick_of(draw), arguments, num, stream)
-        if graph.in_host:
-            # See [Note: Sorted reads].
-            order = edge.argsort()
-            arguments.order = order.data_ptr()
         self._launch(f"read_{ids}", arguments, room, stream)
         self._launch("mark_new", arguments, room, stream)
         torch.cumsum(rank, 0, dtype=torch.int32, out=rank)

@@ -35,9 +35,6 @@ class ResidentGraph:
     """The edges: one part, or blocks of ``2**part_shift`` that take turns."""
 
     part_shift: int
-    in_host: bool
-    """Whether the edges lie in host memory and reads cross the link."""
-
     running: torch.Tensor | None
     """float64, shape (num_edges,): running sums of the weights."""
 
@@ -88,7 +85,6 @@ def settle(
         offsets=graph.offsets.to(target),
         parts=parts,
         part_shift=_BLOCK_EDGES_SHIFT,
-        in_host=where is Residence.HOST,
         running=running,
         positive=None if positive is None else positive.to(target),
     )

@@ -22,7 +22,6 @@ struct SampleArgs {
   const i64* offsets;
   const i64* nodes;       // the frontier
   const i64* starts;      // num_nodes + 1: where each node's draws go
-  const i64* order;       // draws in the order of their edges, or null: as drawn
   i64* edge;              // drawn: number of the edge
   i64* target;            // drawn: position in the frontier
   i64* neighbor;          // drawn: the neighbour
@@ -191,9 +190,7 @@ template <typename Id> DEVICE i64 id_of(const SampleArgs& a, i64 e) {
 
 // Read the neighbours; the first draw of a new node claims it.
 template <typename Id> DEVICE void read(const SampleArgs& a) {
-  for (i64 i = thread_number(); i < a.room; i += num_threads()) {
-    const i64 t = a.order ? a.order[i] : i;
-    if (t >= a.starts[a.num_nodes]) continue;
+  for (i64 t = thread_number(); t < a.starts[a.num_nodes]; t += num_threads()) {
     const i64 neighbor = id_of<Id>(a, a.edge[t]);
     a.neighbor[t] = neighbor;
     atomicMin(a.slot + neighbor, (int)t);

@@ -31,6 +31,8 @@ from pydirect.train import NodeClassificationTrainer
 from recipes.bench.common import results
 from recipes.bench.common.cells import environment
 
+# The gather's own trials, which this thread has not had.
+_TRIALS = 14
 SHARES = (0.0, 0.05, 0.10, 0.25)
 
 
@@ -183,8 +185,8 @@ class Bench:
         drawn = [b for _, b in zip(range(6), loader.sampled(), strict=False)]
         drew = self.clock()
         scale = len(loader) / len(drawn)
-        for batch in drawn[:2]:
-            there = loader.fetch(batch)
+        for turn in range(_TRIALS):
+            there = loader.fetch(drawn[turn % len(drawn)])
         start = self.clock()
         for batch in drawn:
             there = loader.fetch(batch)
@@ -236,7 +238,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fanouts", type=int, nargs="+", default=[12, 12, 12])
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--max-sms", type=int, default=8)
+    parser.add_argument("--max-sms", type=int, default=LoaderConfig().max_sms)
     parser.add_argument("--cases", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
     parser.add_argument("--budget-s", type=float, default=100.0)

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +117,9 @@ def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
     for name, which, residence in (
         ("device", graph, "device"),
         ("host, pinned", graph, "host"),
-        ("host, pinned, reads as drawn", graph, "host"),
         ("host, large pages", table, "host"),
-        ("host, large pages, reads as drawn", table, "host"),
     ):
         there = settle(which, run.device, residence)
-        if name.endswith("as drawn"):
-            there = replace(there, in_host=False)
         sampler = DeviceSampler(there, fanouts)
         run.rate(
             name,
