@@ -192,7 +192,7 @@ class Course:
         course, name, held = self.of(lane), self._name_of(tensor), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
         number, order = self._expected(course, name, num_bytes)
-        course.num_items = number + 1
+        course.num_items = max(course.num_items, number + 1)
         self.mark += 1
         if self.observer.listens:
             saved = Saved(
@@ -220,13 +220,25 @@ class Course:
         self, course: LaneCourse, name: str, num_bytes: int
     ) -> tuple[int, Order | None]:
         self._pass_absent(course)
-        number, orders = course.num_items, course.orders
+        orders = course.orders
         if orders is None:
-            return number, None
-        if number < len(orders):
+            return course.num_items, None
+        while course.num_items < len(orders):
+            number = course.num_items
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
                 return number, order
+            if not order.floats:
+                break
+            course.floating.append(number)
+            course.num_items += 1
+            self._pass_absent(course)
+        for number in course.floating:
+            # Another view of it may have given it its name.
+            if orders[number].num_bytes == num_bytes:
+                course.floating.remove(number)
+                return number, orders[number]
+        number = course.num_items
         course.orders = None
         self._stray()
         return number, None
@@ -237,6 +249,8 @@ class Course:
         while course.num_items < len(orders):
             if not self._is_absent(orders[course.num_items], course):
                 return
+            if orders[course.num_items].serves >= 0:
+                course.floating.append(course.num_items)
             course.num_items += 1
             self.mark += 1
 

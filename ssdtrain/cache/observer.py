@@ -422,6 +422,7 @@ def _items(
             owner=saved.owner,
             region=saved.region,
             serves=-1 if number in lane.autograds else saved.serves,
+            floats=saved.serves >= 0 and number in lane.autograds,
             held=saved.held and frames is not None,
             frame_marks=(
                 0 if frames is None else frames.marks(lane.course.number, number)

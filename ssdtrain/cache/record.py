@@ -177,6 +177,8 @@ class LaneCourse:
         self.orders = orders
         """None: not planned."""
         self.num_items = 0
+        self.floating: list[int] = []
+        """Inputs of regions that did not come in their place, and may come later."""
         self.num_uses = 0
         self.chosen = frozenset(
             order.region for order in orders or () if order.placement is Placement.RERUN

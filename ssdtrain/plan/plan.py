@@ -40,6 +40,8 @@ class Order:
     """As in the profile: the region call in whose forward it is saved."""
     serves: Index = -1
     """As in the profile: exists only if that region runs again."""
+    floats: bool = False
+    """As in the profile: it may be saved later."""
 
 
 @dataclass(frozen=True, kw_only=True)

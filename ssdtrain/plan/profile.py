@@ -55,6 +55,9 @@ class Item:
     saved, and whose re-run makes it again; -1: none."""
     serves: Index = -1
     """The region call for whose re-run alone it is stored; -1: it is autograd's own."""
+    floats: bool = False
+    """An input of a region that autograd saves as well: where its region does not run
+    again, it is saved later."""
     held: bool = False
     """Its owner holds it until the end of backward: moving it frees nothing."""
     frame_marks: Natural = 0

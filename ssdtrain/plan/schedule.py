@@ -99,6 +99,7 @@ def _orders(
                 owner=item.owner,
                 region=item.region,
                 serves=item.serves,
+                floats=item.floats,
             )
             for item, p in zip(items, placements[kind], strict=True)
         ]

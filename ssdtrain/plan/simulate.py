@@ -478,6 +478,7 @@ def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
                 owner=item.owner,
                 region=item.region,
                 serves=item.serves,
+                floats=item.floats,
             )
             for item in items
         )
