@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.cache import regions as in_cache
+from ssdtrain.counters import Fallback
 from ssdtrain.plan.choose import options
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.plan.regions import spread, with_regions
@@ -58,7 +60,7 @@ def test_the_peak_of_any_plan_with_regions_is_predicted(
         PROFILE_FILE.write(tmp_path / "profile.json", profile)
         assert PROFILE_FILE.read(tmp_path / "profile.json") == profile
         timeline = Timeline(profile)
-        for number in range(14):
+        for number in range(8):
             every = spread(timeline)
             chosen = draw.sample(every, draw.randint(0, len(every)))
             placements = with_regions(
@@ -131,3 +133,60 @@ def test_a_budget_that_moves_cannot_meet_is_met_by_regions() -> None:
             assert last.recipes["region"] > 0
             session.close()
     assert all(map(torch.equal, *results))
+
+
+class Rotary(nn.Module):
+    """Attention's rotation: all blocks are given the same tables, and save them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = START, nn.ModuleList(Turned() for _ in range(3))
+        self.speeds = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        x, table = self.first(x), torch.arange(ROWS).unsqueeze(1) * self.speeds
+        for block in self.blocks:
+            x = block(x, tables=(table.cos(), table.sin()))
+        return x
+
+
+class Turned(Block):
+    """Its first tensor is not its input, and the tables are saved as views."""
+
+    def forward(self, x: Tensor, tables: Any = None) -> Tensor:  # type: ignore[override]
+        """(ROWS, WIDTH) to the same."""
+        q = self.proj(torch.sigmoid(x))
+        cos, sin = (each.unsqueeze(0) for each in tables)
+        return super().forward((q * cos + q.flip(-1) * sin).squeeze(0))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.55, 0.8])
+def test_shared_inputs_keep_their_place_in_a_plan(share: float, meter: Meter) -> None:
+    """Where the region that stores them first is not chosen, they come later."""
+    torch.manual_seed(0)
+    model, x = Rotary(), torch.randn(ROWS, WIDTH, requires_grad=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with ssdtrain.offload(model, **SETTINGS, recompute="off") as plain, meter:
+        for _ in range(3):
+            step(model, x, meter)
+    assert plain.plan is not None and plain.plan.prediction is not None
+    budget = int(share * plain.plan.prediction.keep_peak_bytes)
+    settings = {**SETTINGS, "memory_budget_bytes": budget}
+    with ssdtrain.offload(model, **settings) as session, meter:
+        for _ in range(7):
+            step(model, x, meter)
+        timeline = Timeline(session.profile)  # type: ignore[arg-type]
+        for chosen in ([], spread(timeline)[:1], spread(timeline)[1:]):
+            keep = {
+                kind: [Placement.KEEP for _ in items]
+                for kind, items in timeline.profile.kinds.items()
+            }
+            orders = schedule(timeline, with_regions(timeline, keep, chosen))
+            session.follow(Plan(orders=orders, policy="some"))
+            for _ in range(2):
+                step(model, x, meter)
+        assert not any(
+            Fallback.PLAN_MISMATCH.value in report.fallbacks for report in session.steps
+        )
