@@ -16,8 +16,8 @@ from recipes.bench.common.cells import RESULTS, ROOT
 from recipes.bench.common.headline import headline
 from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import Data, find
-from recipes.bench.gather.tables import gather
-from recipes.bench.gnn.tables import gnn
+from recipes.bench.gather.tables import gather, one_call
+from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
 from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
@@ -142,27 +142,25 @@ PAGES = {
     "gather": Page(
         "Gathering rows of host memory",
         "How much of the link does `features[index]` reach?",
-        (("gather", gather),),
+        (("gather", of_file("one_call", one_call)), ("gather", gather)),
     ),
     "gnn": Page(
         "GNN training with features in host memory",
         "How much faster is an epoch?",
-        (("gnn", gnn),),
+        (("gnn", gnn), ("gnn", tiering)),
     ),
     "sampling": Page(
         "Neighbour sampling",
         "How many edges a second does the GPU draw, and what is an epoch worth?",
         (("sampling", sampling),),
-        "Measured before neighbours in host memory were read in the order of their "
-        "edges.",
     ),
     "traversal": Page(
         "Graph traversal out of memory",
         "How close to the link's speed are searches over edges in host memory?",
         (("traversal", traversal),),
-        "Measured before breadth-first search kept a bit for each node it has seen, "
-        "components hooked trees in shuffled order, and directed graphs could be "
-        "placed with their reverse.",
+        "On the H100 components looked for roots before they compared parents. Levels "
+        "of graphs whose lists are a line or two long are bound by requests, not by "
+        "bytes: docs/traversal.md says how.",
     ),
     "relational": Page(
         "Relational layers",

@@ -63,6 +63,42 @@ def gather(results_dir: Path | str) -> str:
     return "\n\n".join(join_lists(part for part in parts if part))
 
 
+def one_call(data: Cell) -> str:
+    """`table[index]`, one call and one wait."""
+    calls = {name: cell for name, cell in data["cells"].items() if "burst_ms" in cell}
+    if not calls:
+        return ""
+    sizes = list(dict.fromkeys(name.split("/", 1)[1] for name in calls))
+    rows = []
+    for size in sizes:
+        row_bytes, num = (int(part) for part in size.split("/"))
+        row = [f"{row_bytes} B x {num:,}"]
+        for way in ("unify", "to"):
+            cell = calls.get(f"{way}/{size}")
+            row += (
+                [f"{cell['share']:.2f} ({cell['burst_share']:.2f})", cell["path"]]
+                if cell
+                else ["-", "-"]
+            )
+        rows.append(row)
+    regrets = [cell["regret"] for cell in calls.values()]
+    near = sum(regret <= NEAR_BEST for regret in regrets)
+    head = ["rows", "`unify`", "path", '`.to("unified")`', "path"]
+    peak = data["cells"]["link"]["dma_peak_gb_s"]
+    return "\n\n".join(
+        [
+            "**One call.** `table[index]` on a unified tensor of "
+            f"{data['settings']['table_bytes'] / 2**30:.1f} GiB, one call and one "
+            f"wait: share of the DMA peak of this run ({peak:.1f} GB/s), in brackets a "
+            "call of a burst.",
+            markdown(head, rows),
+            f"- The chooser is within 5 % of the best path in {near} of "
+            f"{len(regrets)} cells; worst {max(regrets):.2f} of its time.",
+            where(data),
+        ]
+    )
+
+
 def join_lists(parts: Iterable[str]) -> list[str]:
     """Neighbouring list items become one block."""
     joined: list[str] = []

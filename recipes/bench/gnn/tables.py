@@ -9,7 +9,7 @@ from typing import Any
 
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.common.results import find
-from recipes.bench.common.text import where
+from recipes.bench.common.text import markdown, where
 
 LEAST_CUT, LEAST_SPEEDUP = 0.47, 1.6
 SIDES = {"pyg": "PyG's way", "pydirect": "pydirect"}
@@ -40,6 +40,59 @@ def gnn(results_dir: Path | str) -> str:
         where(data),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def tiering(results_dir: Path | str) -> str:
+    """Epochs with hot rows in GPU memory; empty where none is recorded."""
+    parts = []
+    for path in sorted(Path(results_dir).glob("tiering*.json")):
+        data = find(path)
+        if data is not None:
+            parts += [_tiers(data["cells"]), where(data)]
+    if not parts:
+        return ""
+    head = (
+        "**Tiering.** GraphSAGE, fan-outs 12, 12, 12, batches of 1024 seeds a GPU, 6M "
+        "nodes and 90M edges, features in pinned host memory; *share*: of the rows "
+        "that each GPU holds, the hottest by weighted reverse PageRank. Several GPUs "
+        "hold different rows and read one another's in place. Stages alone, in seconds "
+        "an epoch; *untiered*: times the epoch of as many GPUs without; *one GPU*: "
+        "times the epoch of one GPU with the same share."
+    )
+    return "\n\n".join([head, *parts])
+
+
+def _tiers(cells: dict[str, Cell]) -> str:
+    rows = []
+    epochs = {name: cell for name, cell in cells.items() if "epoch_s" in cell}
+    for name, cell in epochs.items():
+        case, gpus, share = name.split("/")
+        plain = epochs.get(f"{case}/{gpus}/0.0")
+        alone = epochs.get(f"{case}/1 GPU/{share}") if gpus != "1 GPU" else None
+        rows.append(
+            [
+                case,
+                gpus,
+                f"{float(share):.0%}",
+                f"{cell['hit_rate']:.2f}" if "hit_rate" in cell else "-",
+                f"{cell['drawing_alone_s']:.2f} / {cell['copying_alone_s']:.2f} / "
+                f"{cell['training_alone_s']:.2f}",
+                f"{cell['epoch_s']:.3f}",
+                f"{plain['epoch_s'] / cell['epoch_s']:.2f}x" if plain else "-",
+                f"{alone['epoch_s'] / cell['epoch_s']:.2f}x" if alone else "-",
+            ]
+        )
+    best = next((c for name, c in cells.items() if name.startswith("hit rates")), {})
+    shares = [key.split()[1] for key in best if key.startswith("best ")]
+    scored = "weighted_reverse_pagerank"
+    told = ", ".join(
+        f"{float(share):.0%} of the rows {best[f'{scored} {share}']:.2f} of "
+        f"{best[f'best {share}']:.2f}"
+        for share in shares
+    )
+    columns = ["rows", "GPUs", "share", "hits", "drawing / copying / training"]
+    table = markdown([*columns, "epoch s", "untiered", "one GPU"], rows)
+    return table + (f"\n\nHit rates, of the best there are: {told}." if told else "")
 
 
 def whole_cases(cells: dict[str, Cell]) -> dict[str, dict[str, Cell]]:
