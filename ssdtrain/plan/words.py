@@ -120,7 +120,7 @@ def _slowdowns(profile: Profile) -> str:
 def _waits(profile: Profile, plan: Plan, prediction: Prediction) -> list[str]:
     """What compute waits for, by cause."""
     if plan.keeps_all:
-        return ["Everything is kept, and no hooks are installed."]
+        return ["Everything is kept; unless memory is limited, no hooks are installed."]
     lines = []
     causes = {cause: ms for cause, ms in prediction.waits.items() if ms >= LEAST_MS}
     if causes:
