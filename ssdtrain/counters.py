@@ -100,6 +100,9 @@ class StepReport:
     """Time of `recompute_ms`, by recipe."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """How often each `Fallback` happened."""
+    num_resized: int = 0
+    """Saved tensors that had another size than the plan's and were placed as it says
+    (a batch of another length)."""
     num_verified: int = 0
     """Saved tensors that `verify` compared when backward got them."""
     bytes_verified: int = 0
@@ -150,6 +153,8 @@ class Count(IntEnum):
     """From it."""
     VERIFIED = auto()
     TENSORS_VERIFIED = auto()
+    RESIZED = auto()
+    """Tensors that had another size than the plan's."""
 
 
 class Sums(NamedTuple):

@@ -17,6 +17,7 @@ from ssdtrain.cache.record import (
     RebuiltView,
     RecordView,
 )
+from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Phase
@@ -159,6 +160,10 @@ class Course:
         self.mark = 0
         self.num_strayed = 0
         """Lanes of this step that the plan did not fit."""
+        self.num_resized = 0
+        """Tensors of this step that had another size than the plan's."""
+        self.planned_bytes = self.resized_bytes = 0
+        """Of those: by the plan, and as they were."""
         self._num_lanes = 0
         self.serving = OUTSIDE_PLAN
         """The item whose recipe is served by what is packed now."""
@@ -172,7 +177,8 @@ class Course:
     def step_starts(self) -> None:
         """Lanes count from 0 again."""
         self._num_lanes = 0
-        self.num_strayed = 0
+        self.num_strayed = self.num_resized = 0
+        self.planned_bytes = self.resized_bytes = 0
 
     def of(self, lane: Lane) -> LaneCourse:
         """The lane's course."""
@@ -228,6 +234,9 @@ class Course:
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
                 return number, order
+            if order.name != name and is_same_item(order.name, name):
+                self.resized(order.num_bytes, num_bytes)
+                return number, order
             if not order.floats:
                 break
             course.floating.append(number)
@@ -235,13 +244,23 @@ class Course:
             self._pass_absent(course)
         for number in course.floating:
             # Another view of it may have given it its name.
-            if orders[number].num_bytes == num_bytes:
+            order = orders[number]
+            resized = order.name != name and is_same_item(order.name, name)
+            if resized:
+                self.resized(order.num_bytes, num_bytes)
+            if resized or order.num_bytes == num_bytes:
                 course.floating.remove(number)
                 return number, orders[number]
         number = course.num_items
         course.orders = None
         self._stray()
         return number, None
+
+    def resized(self, planned_bytes: int, num_bytes: int) -> None:
+        """A tensor of another size than the plan's: see [Note: sizes]."""
+        self.num_resized += 1
+        self.planned_bytes += planned_bytes
+        self.resized_bytes += num_bytes
 
     def _pass_absent(self, course: LaneCourse) -> None:
         """Marks of items that come next and are not saved under this plan."""

@@ -154,6 +154,7 @@ class Ledger:
                     reason.value: number
                     for reason, number in sorted(sums.fallbacks.items())
                 },
+                num_resized=total(Count.RESIZED),
                 num_verified=total(Count.TENSORS_VERIFIED),
                 bytes_verified=total(Count.VERIFIED),
             )

@@ -134,7 +134,7 @@ class Planner:
         """Steps since the plan in force was taken."""
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
-        """Start of the last steps, and whether the step followed the plan in force."""
+        """Start of the last steps, and whether the step had the plan's sizes."""
         self._trial: Trial | None = None
 
     @property
@@ -516,12 +516,15 @@ class Planner:
         self._take_searched()
         self._sample_host()
         clock = self._cache.ledger.clock
+        if self._starts and self._cache.course.num_resized:
+            self._starts[-1] = self._starts[-1][0], False
         self._starts.append((clock.now(), True))
         measured = None
         if len(self._starts) >= 3:
             # The last step may still run on the device; the one before has ended.
-            (before, _), (after, _) = self._starts[-3], self._starts[-2]
-            measured = clock.ms_between(before, after)
+            (before, is_alike), (after, _) = self._starts[-3], self._starts[-2]
+            if is_alike:  # or its batch was of another size than the observed one
+                measured = clock.ms_between(before, after)
             del self._starts[0]
         if measured is not None and self._trial is not None:
             before = self._trial.step(measured)

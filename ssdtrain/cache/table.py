@@ -53,6 +53,7 @@ from ssdtrain.cache.record import (
     handle_of,
 )
 from ssdtrain.cache.regions import FromRegion
+from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Count
@@ -60,7 +61,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import Place, Trip, fits, give_back
+from ssdtrain.transfer.places import Place, Trip, fits, give_back, refitted
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
@@ -508,6 +509,8 @@ class Spec:
     """Whether something was released or loaded when it was used."""
     last_use: int = -1
     """Number of its last use in backward."""
+    look: Look | None = None
+    """What a tensor of another size must be like."""
 
     @property
     def is_loud(self) -> bool:
@@ -524,6 +527,8 @@ class Table:
     """Of each row."""
     behind: Behind
     """Quiet rows behind the last one that counts."""
+    looks: tuple[Look | None, ...]
+    """Of each row; None where another size is not the row's to serve."""
 
     def close(self, pool: PinnedPool) -> None:
         """Give the places of its rows back; what is on its way keeps its own."""
@@ -574,6 +579,8 @@ class Binding:
             self._inputs.add(spec.item)
         elif course.region >= 0 and spec.parameter is None:
             spec.is_plain = False  # it has a place in its region
+        if type(tensor) is Tensor:
+            spec.look = Look(tensor.dtype, tuple(tensor.shape))
         spec.marks = course.mark - before
         if spec.compiled is not None:
             # What its recipe has stored meanwhile has marks of its own.
@@ -679,7 +686,9 @@ class Binding:
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
         totals = tuple(map(self._totals, self._specs, rows))
-        return Table((*map(around, self._specs, rows), EndRow()), totals, behind)
+        looks = tuple(spec.look for spec in self._specs)
+        rows = [*map(around, self._specs, rows), EndRow()]
+        return Table(tuple(rows), totals, behind, looks)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) is KeptRow and self._specs[number].item >= 0
@@ -795,7 +804,7 @@ class Run:
         """Rows whose first use has told of the quiet ones before it."""
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
-        self._num_sent = self._sent_bytes = 0
+        self._num_sent = self._sent_bytes = self._resized_bytes = 0
         self.holding = Holding(lane)
         lane.num_live += 1
 
@@ -820,6 +829,8 @@ class Run:
                 return ParameterHandle((tensor, tensor._version))
             if owner.is_elsewhere:
                 return self._generally(tensor)
+            if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
+                return self.pack_resized(row, tensor)
             return row.pack(tensor, self)
 
         def unpack(handle: Any) -> Tensor:
@@ -836,6 +847,29 @@ class Run:
             return handle.get()  # type: ignore[no-any-return]
 
         return pack, unpack
+
+    def pack_resized(self, row: Any, tensor: Tensor) -> Any:
+        """As the row says, for a tensor of another size: [Note: sizes]."""
+        number = len(self._table.rows) - length_hint(self._rows) - 1
+        look, base = self._table.looks[number], tensor._base
+        plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
+        if look is None or not plain or not look.fits(tensor):
+            return row.pack(tensor, self)
+        num_bytes = tensor.nbytes
+        self._cache.course.resized(row.num_bytes, num_bytes)
+        if type(row) is not KeptRow and type(row) is not KeptItemRow:
+            act: Any = RESIZED[type(row)]
+            movable = self.may_move(tensor)
+            return act(self, row, tensor) if movable else self.leave(tensor)
+        if self._table.totals[number].num_records:
+            with self._lock:
+                self._resized_bytes += num_bytes - row.num_bytes
+                self._live(num_bytes - row.num_bytes)
+        if type(row) is KeptItemRow:
+            if row.is_first:
+                self.keep(row)
+            return KeptItemHandle(tensor.detach(), tensor._version, row, self)
+        return KeptHandle((tensor.detach(), tensor._version))
 
     def keep(self, row: KeptItemRow) -> None:
         """A mark: an item that stays."""
@@ -865,7 +899,8 @@ class Run:
         """A mark: an item whose bytes leave."""
         with self._lock:
             key, view = identify(tensor)
-            if key.end_byte - key.start_byte != row.order.num_bytes:
+            other = key.end_byte - key.start_byte != row.order.num_bytes
+            if other and tensor.nbytes == row.num_bytes:
                 return self.leave(tensor)
             self._advance(row, row.marks)
             record = self._cache.move(tensor, key, row.order, row.item)
@@ -895,14 +930,18 @@ class Run:
             if place is None:
                 return self.pack_generally(tensor, row)
             if not fits(place, tensor):
-                row.free.append(place)
-                return self.leave(tensor)
+                if place.memory.nbytes == tensor.nbytes:
+                    row.free.append(place)
+                    return self.leave(tensor)
+                place = refitted(cache.offloader.pool, place, tensor)
+                if place is None:
+                    return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
             trip = Trip(place, row.free)
             moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
             cache.send(moved, cache.course.mark + row.order.release_after)
             self._num_sent += 1
-            self._sent_bytes += row.num_bytes
+            self._sent_bytes += moved.num_bytes
             found = self._moved[row.item] = weakref.ref(moved)
             self._course.records[row.item] = found
             if row.is_shared:
@@ -1031,7 +1070,8 @@ class Run:
                     self._live(self._table.behind.num_bytes)
         counters = self._table.counters(packed)
         counters[Count.RECORDS] += self._num_sent
-        counters[Count.SAVED] += self._sent_bytes
+        counters[Count.SAVED] += self._sent_bytes + self._resized_bytes
+        counters[Count.KEPT] += self._resized_bytes
         counters[Count.OFFLOADED] = self._sent_bytes
         self._cache.ledger.counters.add_all(counters)
 
@@ -1046,8 +1086,9 @@ class Run:
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
-                    self.holding.live_bytes -= row.num_bytes
-                    self._cache.ledger.hand_over(row.num_bytes)
+                    num_bytes = row.num_bytes + self._more(row.num_bytes)
+                    self.holding.live_bytes -= num_bytes
+                    self._cache.ledger.hand_over(num_bytes)
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
@@ -1063,7 +1104,24 @@ class Run:
         if behind.uses and not again:
             self._cache.course.mark += behind.uses
             self._course.num_uses += behind.uses
-            self._live(-behind.num_bytes)
+            self._live(-behind.num_bytes - self._more(behind.num_bytes))
+
+    def _more(self, planned_bytes: int) -> int:
+        """By how much kept tensors are larger than the plan's: their share of all."""
+        if not self._resized_bytes:
+            return 0
+        kept_bytes = self._table.counters(len(self._table.totals))[Count.KEPT]
+        return self._resized_bytes * planned_bytes // max(1, kept_bytes)
+
+
+SIZED = frozenset({KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow})
+"""Rows that serve a tensor of another size."""
+RESIZED = {
+    MoveRow: Run.move,
+    HostRow: Run.send,
+    HostAgainRow: Run.send_again,
+    AgainRow: Run.move_again,
+}
 
 
 class Tables:

@@ -22,7 +22,7 @@ import torch
 from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
-from ssdtrain.counters import StepReport
+from ssdtrain.counters import Count, StepReport
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
@@ -69,6 +69,8 @@ class Steps:
             return
         self._seen = self._progress()
         if self._cache.ledger.step_is_open:
+            num_resized = self._cache.course.num_resized
+            self._cache.ledger.counters.add(Count.RESIZED, num_resized)
             self._pending.append(self._cache.ledger.close_step())
             while len(self._pending) > MAX_PENDING:
                 self._reports.append(self._pending.popleft()())

@@ -224,6 +224,22 @@ def fits(place: Place, tensor: Tensor) -> bool:
     )
 
 
+def refitted(pool: PinnedPool, place: Place, tensor: Tensor) -> Place | None:
+    """The place for a tensor of another size; a larger one where it is too small, and
+    None, with the place given back, where there is no room or the tensor has gaps."""
+    num_bytes = tensor.nbytes
+    dense = bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    if not dense or tensor.is_conj() or tensor.is_neg():
+        give_back(pool, place)
+        return None
+    if num_bytes > place.buffer.capacity_bytes:
+        give_back(pool, place)
+        return place_for(pool, tensor)
+    flat = place.buffer.memory[:num_bytes].view(tensor.dtype)
+    place.memory = flat.as_strided(tensor.shape, tensor.stride())
+    return place
+
+
 def give_back(pool: PinnedPool, place: Place) -> None:
     """The place's memory is the pool's again."""
     busy = [event for event in (place.copied, place.loaded) if event is not None]

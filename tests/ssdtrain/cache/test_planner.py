@@ -329,24 +329,31 @@ def test_a_plan_of_another_model_is_left_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     PLAN_FILE.write(path, plan)
     settings = {**SETTINGS, "plan": str(path)}
-    theirs, _, _ = train(None, rows=lambda step: 2 * ROWS)
-    ours, reports, _ = train(settings, rows=lambda step: 2 * ROWS)
+    theirs, _, _ = train(None, rows=lambda step: 5 * ROWS)
+    ours, reports, _ = train(settings, rows=lambda step: 5 * ROWS)
     assert equal(ours, theirs)
     assert reports[-1].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
 
 
-def test_longer_sequences_are_planned_again() -> None:
+@pytest.mark.parametrize(("factor", "is_observed"), [(2, False), (5, True)])
+def test_longer_sequences(factor: int, is_observed: bool) -> None:
+    """Up to four times the tokens are the same plan's; more are planned again."""
+
     def rows(step: int) -> int:
-        return ROWS if step < 12 else 2 * ROWS
+        return ROWS if step < 12 else factor * ROWS
 
     theirs, _, _ = train(None, num_steps=18, rows=rows)
     ours, reports, (plan, profile) = train(SETTINGS, num_steps=18, rows=rows)
     assert equal(ours, theirs)
-    assert reports[12].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
+    mismatches = reports[12].fallbacks.get(Fallback.PLAN_MISMATCH.value, 0)
+    assert mismatches == is_observed
+    assert (reports[12].num_resized > 0) == (not is_observed)
     assert not reports[-1].fallbacks
-    assert reports[-1].saved_peak_bytes == plan.prediction.peak_bytes
+    observed = factor * ROWS if is_observed else ROWS
     largest = max(item.num_bytes for item in profile.kinds["model/0"])
-    assert largest == 2 * ROWS * 2 * WIDTH * 4
+    assert largest == observed * 2 * WIDTH * 4
+    scale = 1 if is_observed else factor
+    assert reports[-1].saved_peak_bytes == scale * plan.prediction.peak_bytes
 
 
 def test_another_number_of_micro_batches_follows_the_same_plan() -> None:

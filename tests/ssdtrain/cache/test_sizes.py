@@ -1,0 +1,158 @@
+"""Batches of another size follow the plan of the observed one."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache.sizes import is_same_item, is_scaled
+from ssdtrain.counters import Fallback
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+
+WIDTH, ROWS, HEADS = 16, 32, 2
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+
+
+class Block(nn.Module):
+    """An attention and an MLP; rows are tokens of one sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(tokens, WIDTH) to the same."""
+        q, k, v = self.qkv(self.norm(x)).view(len(x), 3, HEADS, -1).permute(1, 2, 0, 3)
+        scores = (q @ k.transpose(1, 2)).softmax(-1)
+        x = x + self.proj((scores @ v).transpose(0, 1).reshape(len(x), WIDTH))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def moved(plan: Plan) -> Plan:
+    """Everything leaves, and comes back at its use."""
+    return _every(plan, lambda at: (Placement.OFFLOAD, 1))
+
+
+def mixed(plan: Plan) -> Plan:
+    """A third leaves, a third stays, a third leaves late."""
+    return _every(
+        plan,
+        lambda at: [
+            (Placement.KEEP, 0),
+            (Placement.OFFLOAD, 1),
+            (Placement.OFFLOAD, 4),
+        ][at % 3],
+    )
+
+
+def _every(plan: Plan, place: Callable[[int], tuple[Placement, int]]) -> Plan:
+    orders = {}
+    for kind, own in plan.orders.items():
+        placed = [place(at) for at in range(len(own))]
+        orders[kind] = tuple(
+            Order(
+                name=order.name,
+                num_bytes=order.num_bytes,
+                placement=placement,
+                release_after=after,
+                load_at=(len(own) - at) // 2 if after else 0,
+                owner=order.owner,
+            )
+            for at, (order, (placement, after)) in enumerate(
+                zip(own, placed, strict=True)
+            )
+        )
+    return Plan(orders=orders, policy="given")
+
+
+def train(
+    rows: Callable[[int], int],
+    num_steps: int,
+    plan_of: Callable[[Plan], Plan] | None,
+    settings: dict[str, Any] | None,
+) -> tuple[list[Tensor], list[ssdtrain.StepReport], ssdtrain.Session | None]:
+    torch.manual_seed(0)
+    net = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = None if settings is None else ssdtrain.offload(net, **settings)
+    seen: list[Tensor] = []
+    for step in range(num_steps):
+        x = torch.randn(rows(step), WIDTH, requires_grad=True)
+        loss = net(x).square().mean()
+        loss.backward()
+        seen += [loss.detach(), x.grad]  # type: ignore[list-item]
+        seen += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        if session is not None and plan_of is not None and step == 3:
+            assert session.plan is not None
+            session.follow(plan_of(session.plan))
+    reports = [] if session is None else list(session.steps)
+    return seen, reports, session
+
+
+@pytest.mark.parametrize("plan_of", [None, moved, mixed])
+@pytest.mark.parametrize("recompute", ["auto", "off"])
+def test_lengths_drawn_at_random_follow_one_plan(
+    plan_of: Callable[[Plan], Plan] | None, recompute: str
+) -> None:
+    """Bitwise, nothing is observed again, and every lane follows the plan."""
+    draw = random.Random(0)
+    lengths = [ROWS] * 6 + [draw.randint(ROWS // 4, 4 * ROWS) for _ in range(14)]
+    lengths += [ROWS // 4, 4 * ROWS, ROWS, ROWS]
+    settings = {**SETTINGS, "recompute": recompute, "max_overhead": 0.2}
+    theirs, _, _ = train(lengths.__getitem__, len(lengths), None, None)
+    ours, reports, session = train(lengths.__getitem__, len(lengths), plan_of, settings)
+    assert session is not None
+    assert len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+    mismatch = Fallback.PLAN_MISMATCH.value
+    assert not any(mismatch in report.fallbacks for report in reports)
+    if plan_of is not None:
+        for report, length in zip(reports[6:], lengths[6:], strict=True):
+            # All that is saved grows with the length, the scores with its square.
+            factor = length / ROWS
+            usual = reports[5].bytes_offloaded
+            low, high = sorted((factor, factor * factor))
+            assert low * usual * 0.9 <= report.bytes_offloaded <= high * usual * 1.1
+            assert (report.num_resized > 0) == (length != ROWS)
+    assert reports[-1].saved_peak_bytes == reports[5].saved_peak_bytes
+    session.close()
+    assert session.live_bytes == 0
+
+
+def test_another_program_leaves_the_plan() -> None:
+    lengths = [ROWS] * 6 + [8 * ROWS + 8]
+    _, reports, session = train(lengths.__getitem__, 7, moved, SETTINGS)
+    assert reports[-1].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
+    assert session is not None
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("planned", "found", "fits"),
+    [
+        ((4, 8), (4, 8), True),
+        ((4, 8), (16, 8), True),
+        ((4, 8), (1, 2), True),
+        ((4, 8), (17, 8), False),
+        ((4, 8), (4, 1), False),
+        ((4, 8), (4, 8, 1), False),
+        ((4, 8), (0, 8), False),
+        ((), (), True),
+    ],
+)
+def test_sizes_that_fit(
+    planned: tuple[int, ...], found: tuple[int, ...], fits: bool
+) -> None:
+    assert is_scaled(planned, found) is fits
+    named = [f"Mul [{'x'.join(map(str, shape))}]" for shape in (planned, found)]
+    assert is_same_item(*named) is fits
+    assert not is_same_item(named[0], named[1].replace("Mul", "Add"))
