@@ -25,17 +25,19 @@ from ssdtrain.config import (
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace
-from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import deepspeed, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.recognition import device_of, modules_of
+from ssdtrain.hosts.watch import Watch
 from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, read_plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.reasons import explain_step
+from ssdtrain.plan.reasons import explain_step, why_nothing_left
 from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
@@ -138,6 +140,29 @@ class Session:
     def regions_refused(self) -> dict[str, str]:
         """Why repeated modules do not run again in backward, by path."""
         return dict(self.cache.regions.reasons)
+
+    def why_nothing_moves(self, step: StepReport) -> str | None:
+        """The reason that a step moved and rebuilt nothing; None while it may still
+        come, and where `plan="keep-all"` asked for it."""
+        setting = self._settings.plan
+        if not self.is_settled or setting == PlanChoice.KEEP_ALL.value:
+            return None
+        if self.plan is not None and self.plan.keeps_all:
+            return (
+                "the plan keeps everything, because nothing that could move or be "
+                f"rebuilt pays within max_overhead={self._settings.max_overhead}; set "
+                "it higher, or memory_budget_bytes, to trade time for memory"
+            )
+        totals = step.as_dict()
+        return why_nothing_left(
+            totals, step.fallbacks, setting, self._settings.min_bytes
+        )
+
+    @property
+    def latest(self) -> StepReport | None:
+        """The newest report that is built already: nothing waits for it. A few steps
+        behind `last_step`; for logs."""
+        return self._steps.latest
 
     @property
     def is_settled(self) -> bool:
@@ -242,8 +267,8 @@ def offload(
         AttachError: this model or framework version must be refused.
     """
     settings = OffloadConfig.merged(config, overrides)
-    modules = _modules_of(model)
-    device = open_device(_device_of(modules))
+    modules = modules_of(model)
+    device = open_device(device_of(modules))
     counters, trace = Counters(), Trace(settings.trace)
     patches = Patches()
     offloader = _open_offloader(
@@ -265,6 +290,14 @@ def offload(
         progress = plain.progress_of(modules, patches)
     steps = Steps(cache, progress)
     session = Session(cache, steps, patches, trace, settings=settings)
+    # An engine moves its parameters about as it likes.
+    steps.watch = Watch(
+        [] if engine else modules,
+        device.torch_device,
+        session.why_nothing_moves,
+        lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
+        patches,
+    )
     try:
         _keep_buffers(cache, modules)
         meshes.keep_parts(modules, cache.keep_storage_of)
@@ -352,29 +385,6 @@ def _first_regions(settings: OffloadConfig, device: Device) -> Choice:
     if settings.recompute is Recompute.AUTO and limited:
         return Choice.ALL
     return Choice.NONE
-
-
-def _modules_of(model: Any) -> list[nn.Module]:
-    if deepspeed.is_engine(model):
-        return [model.module]
-    modules = list(model) if isinstance(model, (list, tuple)) else [model]
-    for module in modules:
-        if not isinstance(module, nn.Module):
-            raise AttachError(
-                "offload() expects an nn.Module, a DeepSpeed engine or a list of "
-                f"modules, got {type(module).__name__}; pass the model itself."
-            )
-    return modules
-
-
-def _device_of(modules: list[nn.Module]) -> torch.device:
-    for module in modules:
-        for parameter in module.parameters():
-            return parameter.device
-    raise AttachError(
-        "offload() found no parameter in the model, so there is nothing to train and "
-        "no device to work on; pass the model that is trained."
-    )
 
 
 def _policy_of(settings: OffloadConfig) -> Policy:

@@ -23,6 +23,7 @@ from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, StepReport
+from ssdtrain.hosts.watch import Watch
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
@@ -50,8 +51,20 @@ class Steps:
         self._seen = progress()
         self.on_start: Callable[[int], None] = lambda num_steps: None
         """Told before the first forward of a step how many steps have ended."""
+        self.watch: Watch | None = None
         self._pending: deque[Callable[[], StepReport]] = deque()
         self._reports: deque[StepReport] = deque(maxlen=MAX_REPORTS)
+
+    @property
+    def latest(self) -> StepReport | None:
+        """The newest report that is built; waits for nothing."""
+        return self._reports[-1] if self._reports else None
+
+    def _build(self) -> None:
+        report = self._pending.popleft()()
+        self._reports.append(report)
+        if self.watch is not None:
+            self.watch.step_ended(report)
 
     def forward_begins(self) -> None:
         """A step ends where a forward begins after the weights have changed."""
@@ -73,7 +86,7 @@ class Steps:
             self._cache.ledger.counters.add(Count.RESIZED, num_resized)
             self._pending.append(self._cache.ledger.close_step())
             while len(self._pending) > MAX_PENDING:
-                self._reports.append(self._pending.popleft()())
+                self._build()
 
     def reports(self) -> list[StepReport]:
         """The last `MAX_REPORTS` closed steps; an idle open one is closed first. Waits
@@ -81,7 +94,7 @@ class Steps:
         if self._cache.is_idle:
             self.end()
         while self._pending:
-            self._reports.append(self._pending.popleft()())
+            self._build()
         return list(self._reports)
 
 
@@ -114,6 +127,8 @@ class Hints:
         ):
             yield
             return
+        if self._steps.watch is not None:
+            self._steps.watch.forward_begins()
         if self._cache.device.is_capturing():
             with self._captured(chunk or self._chunk, micro_batch):
                 yield

@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from ssdtrain.errors import AttachError
 from ssdtrain.train.attachment import Attachment
+from ssdtrain.train.figures import figures_of
 
 
 class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
@@ -42,6 +43,23 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         """The optimizer has stepped. Under ZeRO-3 no weight would tell."""
         if self.session is not None:
             self.session.hints.step_end()
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add the newest figures to what is logged: to the history, and for callbacks
+        behind this one."""
+        if self.session is None or logs is None:
+            return
+        figures = figures_of(self.session.latest)
+        logs.update(figures)
+        if state.log_history:
+            state.log_history[-1].update(figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach."""

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from ssdtrain.train.attachment import Attachment
+from ssdtrain.train.figures import figures_of
 
 
 class LightningCallback(Attachment, Callback):  # type: ignore[misc]
@@ -17,6 +18,13 @@ class LightningCallback(Attachment, Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The module is on its device: attach."""
         self.attach(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Give the newest figures to the module's loggers, where it has any."""
+        if self.session is not None and trainer.loggers:
+            pl_module.log_dict(figures_of(self.session.latest))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach."""

@@ -45,7 +45,7 @@ def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
     [
         (lambda: nn.ReLU(), "no parameter"),
         (lambda: "gpt2", "expects an nn.Module"),
-        (lambda: [], "no parameter"),
+        (lambda: [], "empty list"),
     ],
 )
 def test_impossible_models(make: Callable[[], Any], text: str) -> None:

@@ -1,0 +1,75 @@
+"""What `offload` was given: modules and their device, or what to give instead."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssdtrain.errors import AttachError
+from ssdtrain.hosts import deepspeed
+
+INSTEAD = {
+    ("transformers", "Trainer"): "give the Trainer "
+    "callbacks=[ssdtrain.OffloadCallback(...)]",
+    ("lightning", "Trainer"): "give the Trainer "
+    "callbacks=[ssdtrain.LightningCallback(...)]",
+    ("pytorch_lightning", "Trainer"): "give the Trainer "
+    "callbacks=[ssdtrain.LightningCallback(...)]",
+    ("accelerate", "Accelerator"): "pass the model that accelerator.prepare(...) "
+    "returned",
+    ("torch", "Optimizer"): "pass the model that it trains",
+    ("torchtitan", "Trainer"): "pass its model_parts",
+}
+"""By package and class, subclasses too: what to do with it."""
+
+
+def modules_of(model: Any) -> list[nn.Module]:
+    """The modules whose forward a loop calls.
+
+    Raises:
+        AttachError: there is none; says what to pass.
+    """
+    if deepspeed.is_engine(model):
+        return [model.module]
+    modules = list(model) if isinstance(model, (list, tuple)) else [model]
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise AttachError(
+                "offload() expects an nn.Module, a DeepSpeed engine or a list of "
+                f"modules, got {type(module).__name__}; {_instead_of(module)}."
+            )
+    if not modules:
+        raise AttachError("offload() expects at least one module, got an empty list.")
+    return modules
+
+
+def _instead_of(found: Any) -> str:
+    for kind in type(found).__mro__:
+        known = INSTEAD.get((kind.__module__.partition(".")[0], kind.__name__))
+        if known is not None:
+            return known
+    return "pass the model itself"
+
+
+def device_of(modules: list[nn.Module]) -> torch.device:
+    """Where the modules compute. Not always where their parameters rest: FSDP2 may keep
+    its shards in host memory.
+
+    Raises:
+        AttachError: no parameter tells, or they have no memory yet.
+    """
+    for module in modules:
+        for parameter in nn.Module.parameters(module):
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh.device_type == "cuda":
+                return torch.device("cuda", torch.cuda.current_device())
+            if parameter.is_meta:
+                raise AttachError(
+                    "offload() found parameters on the meta device, which have no "
+                    "memory yet; call it behind to_empty() or the loading of weights."
+                )
+            return parameter.device
+    raise AttachError(
+        "offload() found no parameter in the model, so there is nothing to train and "
+        "no device to work on; pass the model that is trained."
+    )

@@ -1,0 +1,121 @@
+"""Says once, and why, that a session does nothing.
+
+Loops of others may run another object than the one that was offloaded, on another
+device, or save nothing that could move. Silence would look like success.
+(tests/ssdtrain/hosts/test_watch.py)
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from ssdtrain.counters import StepReport
+from ssdtrain.errors import AttachError
+from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.recognition import device_of
+
+logger = logging.getLogger(__name__)
+
+NUM_STEPS = 3
+"""Optimizer steps without a forward, or settled steps without a moved tensor."""
+
+
+class Watch:
+    """Of one session."""
+
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        device: torch.device,
+        why: Callable[[StepReport], str | None],
+        has_saved: Callable[[], bool],
+        patches: Patches,
+    ) -> None:
+        """Watch from now on.
+
+        Args:
+            modules: none where a framework moves their parameters about.
+            device: of the session.
+            why: the reason that nothing moves; None: that is as it should be.
+            has_saved: whether a saved tensor was ever large enough.
+            patches: undone when the session is closed.
+        """
+        self._has_saved = has_saved
+        self._modules = modules
+        self._device = device
+        self._why = why
+        self._own = {
+            id(parameter)
+            for module in modules
+            for parameter in nn.Module.parameters(module)
+        }
+        self._num_forwards = 0
+        self._num_stepped = 0
+        self._num_idle: int | None = 0
+        """Settled steps in which nothing moved; None: something has."""
+        self._has_told = False
+        patches.also(register_optimizer_step_post_hook(self._stepped).remove)
+
+    def forward_begins(self) -> None:
+        """A forward of the model is about to run.
+
+        Raises:
+            AttachError: the model has moved to another device since `offload`.
+        """
+        self._num_forwards += 1
+        if self._num_forwards > 1 or not self._modules:
+            return
+        now = device_of(self._modules)
+        if now.type != self._device.type or (
+            None not in (now.index, self._device.index) and now != self._device
+        ):
+            raise AttachError(
+                f"the model was on {self._device} when offload() was called and is on "
+                f"{now} now; call offload() behind .to(...), accelerator.prepare(...) "
+                "and whatever else moves it."
+            )
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._has_told or self._num_idle is None:
+            return
+        groups = (group["params"] for group in optimizer.param_groups)
+        if any(id(parameter) in self._own for group in groups for parameter in group):
+            self._num_stepped += 1
+        if self._num_stepped < NUM_STEPS or self._has_saved():
+            return
+        if self._num_forwards:
+            self._tell(
+                "no tensor that autograd saved was large enough; set min_bytes lower "
+                "to move small ones"
+            )
+            return
+        names = ", ".join(sorted({type(module).__name__ for module in self._modules}))
+        self._tell(
+            f"{NUM_STEPS} optimizer steps are over, and no forward of the {names} that "
+            "offload() was given has run; pass the object that the loop calls, such as "
+            "what DistributedDataParallel, accelerator.prepare or torch.compile "
+            "returned"
+        )
+
+    def _tell(self, why: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            logger.warning("ssdtrain: nothing is offloaded: %s.", why)
+
+    def step_ended(self, report: StepReport) -> None:
+        """A report was built."""
+        if self._num_idle is None:
+            return
+        if report.bytes_offloaded or report.bytes_recomputed:
+            self._num_idle = None
+            return
+        why = self._why(report)
+        if why is None:
+            return
+        self._num_idle += 1
+        if self._num_idle == NUM_STEPS:
+            self._tell(why)

@@ -1,0 +1,123 @@
+"""A session that does nothing says so, once, and what to pass or to set."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.errors import AttachError
+from ssdtrain.hosts import watch
+
+
+def steps(model: Any, parameters: Any, count: int = 8) -> None:
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for _ in range(count):
+        model(torch.randn(8, 32)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records]
+    return [text for text in texts if "nothing is offloaded" in text]
+
+
+CASES: list[tuple[dict[str, Any], str | None]] = [
+    ({"plan": "offload-all", "min_bytes": 1 << 20}, "min_bytes"),
+    ({"plan": "auto", "min_bytes": 1 << 20}, "min_bytes"),
+    ({"plan": "keep-all", "min_bytes": 1}, None),
+    ({"plan": "offload-all", "min_bytes": 1, "window_bytes": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), CASES)
+def test_the_reason_is_told_once(
+    settings: dict[str, Any], text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(model, target="host", recompute="off", **settings) as session,
+    ):
+        steps(model, model.parameters(), 12)
+        _ = session.steps
+    found = told(caplog)
+    assert len(found) == (text is not None)
+    if text is not None:
+        assert text in found[0] or "keeps everything" in found[0]
+
+
+def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop calls a part of what was offloaded."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x)
+
+    model = Whole()
+    with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
+        steps(model.part, model.parameters())
+    (text,) = told(caplog)
+    assert "no forward of the Whole" in text
+    assert "pass the object that the loop calls" in text
+
+
+def test_who_runs_now_and_then_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = net(), net()
+    with caplog.at_level(logging.WARNING), ssdtrain.offload(ours, target="host"):
+        steps(theirs, theirs.parameters())
+    assert not told(caplog)
+
+
+def test_a_model_that_moves_behind_offload_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = net()
+    with ssdtrain.offload(model, target="host"):
+        elsewhere = torch.device("cuda", 0)
+        monkeypatch.setattr(watch, "device_of", lambda _: elsewhere)
+        with pytest.raises(AttachError, match=r"was on cpu .* on cuda:0 now"):
+            model(torch.randn(8, 32))
+
+
+def test_what_is_no_model_is_told_what_to_pass() -> None:
+    from accelerate import Accelerator
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cases: list[tuple[Any, str]] = [
+        (Accelerator(), "accelerator.prepare"),
+        (optimizer, "the model that it trains"),
+        (SimpleNamespace(), "pass the model itself"),
+        ([], "empty list"),
+        (nn.Linear(2, 2, device="meta"), "meta device"),
+    ]
+    for given, text in cases:
+        with pytest.raises(AttachError, match=text):
+            ssdtrain.offload(given)
+
+
+def test_trainers_are_told_of_their_callback() -> None:
+    transformers = pytest.importorskip("transformers")
+    lightning = pytest.importorskip("lightning")
+
+    class OfOnesOwn(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttachError, match="OffloadCallback"):
+        ssdtrain.offload(OfOnesOwn())
+    with pytest.raises(AttachError, match="LightningCallback"):
+        ssdtrain.offload(object.__new__(lightning.Trainer))

@@ -1,0 +1,61 @@
+"""Figures of ssdtrain in the log that a training loop keeps anyway."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.train.figures import NAMES, figures_of
+
+SETTINGS = {"target": "host", "plan": "offload-all", "min_bytes": 1, "window_bytes": 1}
+
+
+def train(model: nn.Module, num_steps: int = 6) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num_steps):
+        model(torch.randn(8, 32)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+
+
+def test_the_trainers_log_has_them() -> None:
+    pytest.importorskip("transformers")
+    callback, model = ssdtrain.OffloadCallback(**SETTINGS), net()
+    state = SimpleNamespace(log_history=[{"loss": 1.0}])
+    callback.on_train_begin(None, state, None, model=model)
+    logs: dict[str, Any] = {"loss": 1.0}
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == {"loss": 1.0}  # no report is built, and none is waited for
+    train(model)
+    callback.on_log(None, state, None, logs=logs)
+    callback.on_train_end(None, state, None)
+    assert set(logs) == {"loss", *(f"ssdtrain/{name}" for name in NAMES)}
+    assert logs["ssdtrain/bytes_offloaded"] > 0
+    assert state.log_history[-1] == logs
+
+
+def test_lightnings_loggers_have_them() -> None:
+    pytest.importorskip("lightning")
+    callback, model = ssdtrain.LightningCallback(**SETTINGS), net()
+    found: dict[str, float] = {}
+    model.log_dict = found.update  # type: ignore[assignment]
+    trainer = SimpleNamespace(loggers=[])
+    callback.on_train_start(trainer, model)
+    train(model)
+    callback.on_train_batch_end(trainer, model, None, None, 0)
+    assert not found
+    trainer.loggers.append("a logger")
+    callback.on_train_batch_end(trainer, model, None, None, 0)
+    callback.on_train_end(trainer, model)
+    assert found["ssdtrain/bytes_offloaded"] > 0
+
+
+def test_nothing_is_known_before_the_first_report() -> None:
+    assert figures_of(None) == {}
