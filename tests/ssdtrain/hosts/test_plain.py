@@ -65,7 +65,7 @@ def test_the_step_of_another_model_is_not_ours(everything: dict[str, Any]) -> No
 def test_close_takes_the_hook_back(everything: dict[str, Any]) -> None:
     before = len(optimizer._global_optimizer_post_hooks)
     with ssdtrain.offload(nn.Linear(4, 4), **everything):
-        assert len(optimizer._global_optimizer_post_hooks) == before + 1
+        assert len(optimizer._global_optimizer_post_hooks) > before
     assert len(optimizer._global_optimizer_post_hooks) == before
 
 
