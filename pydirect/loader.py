@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pydirect.budget import SmBudget
 from pydirect.gather import index_select
 from pydirect.memory import pin
 from pydirect.sampling import (
@@ -60,10 +61,10 @@ class LoaderConfig:
     num_buffers: int = 2
     """Batches on the device at once; 1 turns overlap with training off."""
 
-    max_sms: int | None = 16
-    """Streaming multiprocessors that gathering may use; None: the gather decides.
-    Sixteen fill the link beside training; where training takes longer than copying,
-    fewer leave it more."""
+    max_sms: int | str | None = 16
+    """Streaming multiprocessors that gathering may use. None: the gather decides;
+    "auto": learnt from what training waits (`SmBudget`). Sixteen fill the link beside
+    training; where training takes longer than copying, fewer leave it more."""
 
     shuffle: bool = True
     seed: int = 0
@@ -75,8 +76,14 @@ class LoaderConfig:
                 raise ValueError(
                     f"{name}: expects at least 1, got {getattr(self, name)}"
                 )
-        if self.max_sms is not None and self.max_sms < 1:
-            raise ValueError(f"max_sms: expects at least 1, got {self.max_sms}")
+        sms = self.max_sms
+        if sms not in (None, "auto") and (isinstance(sms, str) or sms < 1):
+            raise ValueError(f'max_sms: expects at least 1, "auto" or null, got {sms}')
+
+    @property
+    def fixed_sms(self) -> int | None:
+        """``max_sms`` where it is a number."""
+        return None if isinstance(self.max_sms, str) else self.max_sms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +122,9 @@ class Fetch(Protocol):
         and does not wait for cores on which samplers are at work."""
         ...
 
+    max_sms: int | None
+    """Multiprocessors of the next gather; see `LoaderConfig.max_sms`."""
+
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
         """``table[node_ids]`` on the device, on the current stream.
 
@@ -129,6 +139,7 @@ class StagedFetch:
     """PyG's way: the CPU gathers with all its threads, pins, and copies."""
 
     uses_cpu = True
+    max_sms: int | None = None
 
     def __init__(self, table: torch.Tensor, device: torch.device) -> None:
         """``table``: CPU, shape (num_nodes, num_features)."""
@@ -155,7 +166,7 @@ class DirectFetch:
         self.uses_cpu = device.type != "cuda"
         self._table = table if self.uses_cpu else pin(table)
         self._device = device
-        self._max_sms = max_sms
+        self.max_sms = max_sms
         self._buffers: list[torch.Tensor | None] = [None] * num_slots
 
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
@@ -164,7 +175,7 @@ class DirectFetch:
             self._table,
             _send(node_ids, self._device),
             out=self._buffer(slot, len(node_ids)),
-            max_sms=self._max_sms,
+            max_sms=self.max_sms,
         )
 
     def _buffer(self, slot: int, num_rows: int) -> torch.Tensor:
@@ -219,6 +230,9 @@ class MiniBatchLoader:
         self._num_threads = torch.get_num_threads()
         gpu = device.type == "cuda"
         self._side = _new_stream(device) if gpu else None
+        self._budget: SmBudget | None = None
+        if gpu and config.max_sms == "auto":
+            self._budget = SmBudget(_new_timer)
         self.draw_stream = _new_stream(device) if gpu and self.draws else None
         """Where the device draws; see [Note: Three streams]."""
 
@@ -274,6 +288,17 @@ class MiniBatchLoader:
                 )
         finally:
             self._epoch += 1
+
+    def hand_over(self, batch: MiniBatch, fetched: Any) -> None:
+        """Order a batch that is fetched at ``fetched`` before the caller's stream."""
+        budget = self._budget
+        if budget is None:
+            _hand_over(batch, fetched)
+            return
+        before = budget.waiting()
+        _hand_over(batch, fetched)
+        budget.waited(before)
+        self._fetch.max_sms = budget.sms
 
     def use_threads(self) -> None:
         """Let operators of the fetching thread use the threads there were before
@@ -470,7 +495,7 @@ class _Pipeline:
             if isinstance(ready, BaseException):
                 raise ready
             if ready.fetched is not None:
-                _hand_over(ready.batch, ready.fetched)
+                self._loader.hand_over(ready.batch, ready.fetched)
             yield ready.batch
             released = None
             if self._side is not None:
@@ -535,6 +560,10 @@ def _drawer_of(
     if isinstance(graph, Graph):
         graph = settle(graph, device, Sampling(config.sampling).value)
     return DeviceSampler(graph, config.fanouts)
+
+
+def _new_timer() -> Any:
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _new_stream(device: torch.device) -> Any:

@@ -245,12 +245,12 @@ class NodeClassificationTrainer:
             return StagedFetch(self.dataset.features, self.target)
         if self.fetch is FetchMode.TIERED:
             loader = self.loader
-            return TieredFetch(self.tiered_table, loader.num_buffers, loader.max_sms)
+            return TieredFetch(self.tiered_table, loader.num_buffers, loader.fixed_sms)
         return DirectFetch(
             self.dataset.features,
             self.target,
             num_slots=self.loader.num_buffers,
-            max_sms=self.loader.max_sms,
+            max_sms=self.loader.fixed_sms,
         )
 
     @functools.cached_property

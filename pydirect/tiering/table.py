@@ -237,7 +237,7 @@ class TieredFetch:
         """``num_slots``: batches on the device at once; ``max_sms``: of a gather."""
         self.uses_cpu = table.device.type != "cuda"
         self._table = table
-        self._max_sms = max_sms
+        self.max_sms = max_sms
         self._buffers: list[torch.Tensor | None] = [None] * num_slots
 
     def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
@@ -250,4 +250,4 @@ class TieredFetch:
             buffer = torch.empty(shape, dtype=host.dtype, device=device)
             self._buffers[slot] = buffer
         index = node_ids.to(device, non_blocking=True)
-        return self._table.index_select(index, out=buffer[:num], max_sms=self._max_sms)
+        return self._table.index_select(index, out=buffer[:num], max_sms=self.max_sms)

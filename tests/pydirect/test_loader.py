@@ -120,5 +120,9 @@ def test_isolated_nodes_and_no_seeds() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="num_buffers: expects at least 1"):
         LoaderConfig(num_buffers=0)
-    with pytest.raises(ValueError, match="max_sms: expects at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_sms: expects at least 1.* got 0"):
         LoaderConfig(max_sms=0)
+    with pytest.raises(ValueError, match=r"max_sms: expects .* got many"):
+        LoaderConfig(max_sms="many")
+    assert LoaderConfig(max_sms="auto").fixed_sms is None
+    assert LoaderConfig(max_sms=3).fixed_sms == 3

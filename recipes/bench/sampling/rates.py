@@ -216,9 +216,11 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
             out_channels=out_channels,
         )
 
-    ways = [(sampling, False) for sampling in Sampling]
-    ways += [(Sampling.DEVICE, True), (Sampling.HOST, True)]
-    for sampling, capture in ways:
+    sms = LoaderConfig().max_sms
+    ways = [(sampling, False, sms) for sampling in Sampling]
+    ways += [(Sampling.DEVICE, True, sms), (Sampling.HOST, True, sms)]
+    ways += [(Sampling.DEVICE, True, "auto"), (Sampling.DEVICE, True, 4)]
+    for sampling, capture, max_sms in ways:
         trainer = NodeClassificationTrainer(
             dataset=dataset,
             model=model,
@@ -227,6 +229,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
                 fanouts=tuple(args.train_fanouts),
                 num_samplers=max(1, min(6, (os.cpu_count() or 1) - 3)),
                 sampling=sampling,
+                max_sms=max_sms,
             ),
             capture=capture,
             progress=False,
@@ -253,7 +256,8 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         trained = run.wait()
         scale = len(trainer.batches) / len(batches)
         run.note(
-            f"epoch, {sampling.value}{', captured' if capture else ''}",
+            f"epoch, {sampling.value}{', captured' if capture else ''}"
+            f"{'' if max_sms == sms else f', SMs {max_sms}'}",
             seconds=round(statistics.median(seconds), 4),
             sampling_alone_s=round((sampled - begun) * scale, 4),
             fetching_alone_s=round((moved - sampled) * scale, 4),
