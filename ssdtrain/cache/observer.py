@@ -19,7 +19,7 @@ memory would then hide in its place; so the recording holds it till the next ope
 """
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
+from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
@@ -364,15 +365,26 @@ class Recording:
             frames = self._frames if known else None
             meter = self._meter if self._is_gpu else None
             items = tuple(_items(lane, costs, frames, meter))
-            names = [(item.name, item.num_bytes) for item in items]
             before = kinds.setdefault(lane.kind, items)
-            if not lane.kind or names != [(i.name, i.num_bytes) for i in before]:
+            if not lane.kind or not _are_alike(before, items):
                 return None
-            kinds[lane.kind] = tuple(
-                replace(one, frame_marks=max(one.frame_marks, other.frame_marks))
-                for one, other in zip(before, items, strict=True)
-            )
+            kinds[lane.kind] = tuple(map(_larger, before, items))
         return kinds
+
+
+def _are_alike(before: Sequence[Item], items: Sequence[Item]) -> bool:
+    """Whether two lanes saved the same tensors, if not of the same sizes."""
+    return len(before) == len(items) and all(
+        (one.name, one.num_bytes) == (other.name, other.num_bytes)
+        or (one.name != other.name and is_same_item(one.name, other.name))
+        for one, other in zip(before, items, strict=True)
+    )
+
+
+def _larger(one: Item, other: Item) -> Item:
+    """What a plan for both must reckon with."""
+    larger = other if other.num_bytes > one.num_bytes else one
+    return replace(larger, frame_marks=max(one.frame_marks, other.frame_marks))
 
 
 def prices(spans: Iterable[Span]) -> dict[Hashable, float]:

@@ -1,6 +1,6 @@
 """The fixed policies a search must never lose to, priced by the same simulator."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
@@ -12,6 +12,9 @@ from ssdtrain.plan.timeline import NEVER, Timeline
 
 HOST_SHARE = 0.6
 """Share of the pinned memory that is planned with; the rest is for staging."""
+ATTENTION = ("Attention",)
+PRODUCTS = ("MmBackward", "AddmmBackward", "LinearBackward", "UnsafeViewBackward")
+"""Producers by name: an attention, and products of matrices or views of them."""
 WINDOW_LARGEST = 2
 """The release window of offload-all, in largest tensors (as in the cache)."""
 
@@ -227,38 +230,92 @@ def _modules(
 
 
 def references(timeline: Timeline) -> list[Reference]:
-    """Full recompute, plain and with its checkpoints offloaded; empty if the profile
-    names no repeated blocks.
+    """Full recompute, plain and with its checkpoints offloaded, of every second block,
+    and selective; empty if the profile names no repeated blocks.
 
     Each block is checkpointed at its input: its forward runs again before its
     backward, and only then are its saved tensors alive.
     """
     profile = timeline.profile
-    keep = Run(timeline, keep_all(timeline)).run()
     blocks = _blocks(timeline)
     if len(blocks) < 2:
         return []
+    full = _checkpointed(timeline, "full recompute", blocks, blocks)
+    again = [_worst(timeline, block) for block in blocks]
     inputs = [_own_bytes(timeline, block[0]) for block in blocks]
-    worst = [_worst(timeline, block) for block in blocks]
-    inside = {item for block in blocks for item in block}
-    again_ms = sum(
-        mark.ms
-        for at, mark in enumerate(profile.marks)
-        if mark.phase is Phase.FORWARD and timeline.item_of_mark[at] in inside
-    )
-    step_ms = keep.step_ms + again_ms
-    peak = max(sum(inputs[: n + 1]) + worst[n] for n in range(len(blocks)))
-    gone = max(worst) + 2 * max(inputs)
     out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
-    moved_ms = step_ms + max(0.0, out_ms - profile.forward_ms)
+    moved_ms = full.step_ms + max(0.0, out_ms - profile.forward_ms)
     return [
-        Reference(name="full recompute", step_ms=step_ms, peak_bytes=peak),
+        full,
         Reference(
             name="full recompute, checkpoints offloaded",
             step_ms=moved_ms,
-            peak_bytes=gone,
+            peak_bytes=max(again) + 2 * max(inputs),
         ),
+        _checkpointed(timeline, "every second layer recomputed", blocks, blocks[::2]),
+        _selective(timeline, blocks),
     ]
+
+
+def _checkpointed(
+    timeline: Timeline,
+    name: str,
+    blocks: Sequence[Sequence[int]],
+    again: Sequence[Sequence[int]],
+) -> Reference:
+    """Some of the blocks run again from their inputs; the others keep all."""
+    keep = Run(timeline, keep_all(timeline)).run()
+    first = {block[0] for block in again}
+    inside = {item for block in again for item in block}
+    before, peak = 0, 0
+    for block in blocks:
+        own = sum(_own_bytes(timeline, item) for item in block)
+        stays = _own_bytes(timeline, block[0]) if block[0] in first else own
+        needed = _worst(timeline, block) + (stays if block[0] in first else 0)
+        peak = max(peak, before + needed)
+        before += stays
+    step_ms = keep.step_ms + _again_ms(timeline, inside)
+    return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
+
+
+def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference:
+    """Attention's results and every second product's are stored, the rest of a block
+    runs again (selective activation checkpointing, as torchtitan does it)."""
+    keep = Run(timeline, keep_all(timeline)).run()
+    stored: set[int] = set()
+    for block in blocks:
+        products = 0
+        for item in block[1:]:
+            name = timeline.items[item].name
+            if any(word in name for word in ATTENTION):
+                stored.add(item)
+            elif any(word in name for word in PRODUCTS):
+                products += 1
+                if products % 2:
+                    stored.add(item)
+    before, peak = 0, 0
+    for block in blocks:
+        peak = max(peak, before + _worst(timeline, block))
+        kept = stored.intersection(block) | {block[0]}
+        before += sum(_own_bytes(timeline, item) for item in kept)
+    inside = {item for block in blocks for item in block}
+    step_ms = keep.step_ms + _again_ms(timeline, inside, stored)
+    return Reference(name="selective recompute", step_ms=step_ms, peak_bytes=peak)
+
+
+def _again_ms(
+    timeline: Timeline, inside: set[int], stored: Iterable[int] = ()
+) -> float:
+    """Time of the operators behind these items' packs, but for those whose results
+    are stored: their mark comes next."""
+    taken = {timeline.pack_mark[item] - 1 for item in stored}
+    return sum(
+        mark.ms
+        for at, mark in enumerate(timeline.profile.marks)
+        if mark.phase is Phase.FORWARD
+        and timeline.item_of_mark[at] in inside
+        and at not in taken
+    )
 
 
 def block_of(module: str) -> str:

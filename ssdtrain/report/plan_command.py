@@ -16,15 +16,14 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
 from ssdtrain.foresight.power import Settled
 from ssdtrain.machine.links import LINK_FILE, LinkKind
-from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import COPY_SLOWDOWN, PROFILE_FILE, Links, Profile
-from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain, rows
 from ssdtrain.report.estimate import Learned, Rates, Speeds
 from ssdtrain.report.progress import Progress, each
+from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
     Build,
     build_of,
@@ -249,13 +248,8 @@ def _print(profile: Profile, plan: Plan) -> None:
     settled = _settled(profile, plan)
     if settled is not None:
         console.print(settled, highlight=False, markup=False)
-    for reference in references(Timeline(profile)):
-        console.print(
-            f"For comparison: {reference.name}: {reference.step_ms:.1f} ms, peak "
-            f"{bytes_text(reference.peak_bytes)}.",
-            highlight=False,
-            markup=False,
-        )
+    for line in lines(spots(profile)):
+        console.print(line, highlight=False, markup=False)
 
 
 def _settled(profile: Profile, plan: Plan) -> str | None:

@@ -289,7 +289,7 @@ def test_the_seed_rule_offloads_what_the_link_can_take() -> None:
 
 
 def test_full_recompute_is_priced_from_the_blocks() -> None:
-    plain, moved = references(Timeline(made.chain(8)))
+    plain, moved = references(Timeline(made.chain(8)))[:2]
     # Four blocks of two items: forward again, four inputs and one block.
     assert plain.step_ms == pytest.approx(27.0 + 8.0)
     assert plain.peak_bytes == 4 * MB + 2 * MB
