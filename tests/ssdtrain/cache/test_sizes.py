@@ -156,3 +156,30 @@ def test_sizes_that_fit(
     named = [f"Mul [{'x'.join(map(str, shape))}]" for shape in (planned, found)]
     assert is_same_item(*named) is fits
     assert not is_same_item(named[0], named[1].replace("Mul", "Add"))
+
+
+def test_micro_batches_of_one_step_may_differ() -> None:
+    """The observed step has two lengths; its profile is the longer one's."""
+    lengths = (ROWS, 2 * ROWS, ROWS // 2)
+    seen: list[list[Tensor]] = []
+    for settings in (None, SETTINGS):
+        torch.manual_seed(0)
+        net = nn.Sequential(Block(), Block())
+        session = None if settings is None else ssdtrain.offload(net, **settings)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        found: list[Tensor] = []
+        for _ in range(6):
+            for rows in lengths:
+                net(torch.randn(rows, WIDTH)).square().mean().backward()
+            found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(found)
+        if session is not None:
+            report, profile = session.last_step, session.profile
+            session.close()
+    assert all(map(torch.equal, *seen))
+    assert profile is not None and report is not None
+    rows = {item.name for item in profile.kinds["model/0"]}
+    assert any(f"[{2 * ROWS}x{4 * WIDTH}]" in name for name in rows)
+    assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
