@@ -291,6 +291,7 @@ def main() -> None:
     """Cells until the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--budget-s", type=float, default=90)
+    parser.add_argument("--only", nargs="+", default=[""], help="first words of cells")
     default = RESULTS / "rgnn" / "batches.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
@@ -313,6 +314,8 @@ def main() -> None:
     for name, run in work.items():
         if time.monotonic() > deadline:
             break
+        if not name.startswith(tuple(options.only)):
+            continue
         try:
             kept[name] = run()
         except Exception as wrong:
