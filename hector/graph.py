@@ -273,6 +273,10 @@ class HeteroGraph:
         return made.replace(edge_type_names=tuple(relations))
 
     def __post_init__(self) -> None:
+        if self.src.is_cuda:
+            from hector.runtime.launch import prepare_compiler
+
+            prepare_compiler()
         num_edges = self.src.numel()
         for name in ("src", "dst", "edge_type", "edge_order"):
             t: Tensor = getattr(self, name)

@@ -175,10 +175,6 @@ class Executable:
         feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
         self.feature = feature
         triton = uses_triton(compiled.options.backend, graph, feature)
-        if triton:
-            from hector.runtime.launch import compiler_key
-
-            compiler_key()
         arrays = graph_arrays(graph, bounded=graph.sampled and triton)
         self.arrays = arrays
         self._check(key.shapes)

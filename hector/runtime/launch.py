@@ -1,6 +1,7 @@
 """Launches of generated kernels, and their compilation ahead of the first one."""
 
 import functools
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hector.ir.node import Node
+
+logger = logging.getLogger(__name__)
 
 ALIGNMENT_BYTES = 16
 """Triton compiles a kernel for pointers aligned so; PyTorch's own memory always is."""
@@ -48,14 +51,14 @@ class Launch:
         for position, _ in self.partials:
             self.args[position] = None
 
-    def compile(self, dtypes: Mapping[Node, torch.dtype]) -> None:
+    def compile(self, dtypes: Mapping[Node, torch.dtype]) -> Any:
         """Compile for values of these dtypes; nothing is launched."""
         args = list(self.args)
         for position, node in self.slots:
             args[position] = dtypes[node]
         for position, _ in self.partials:
             args[position] = torch.float32
-        self.function.warmup(*args, grid=self.grid, **self.options)
+        return self.function.warmup(*args, grid=self.grid, **self.options)
 
 
 class Partial(NamedTuple):
@@ -88,31 +91,40 @@ class Step:
 
 
 @functools.cache
-def compiler_key() -> "Future[object]":
-    """Triton's digest of its own files, computed once beside the caller's work.
+def prepare_compiler() -> "Future[None]":
+    """Import Triton, hash its own files and load its driver beside the caller's work.
 
-    Every look-up in Triton's cache begins with it: half a second of hashing, more than
-    the rest of a start with kept kernels.
+    Every look-up in Triton's cache begins with that hash: with the driver it is more
+    than the rest of a start with kept kernels. Called for the first graph on a GPU.
     """
-    from triton.compiler import compiler
-    from triton.runtime import cache
+    found: Future[None] = Future()
 
-    places = (getattr(m, "triton_key", None) for m in (cache, compiler))
-    digest = next((f for f in places if f is not None), None)
-    found: Future[object] = Future()
-    if digest is None:
-        found.set_result(None)
-        return found
-
-    def compute() -> None:
+    def prepare() -> None:
         try:
-            found.set_result(digest())
-        except Exception:
-            # Whoever compiles asks again, and gets the error where it belongs.
-            found.set_result(None)
+            from triton.compiler import compiler
+            from triton.runtime import cache, driver
 
-    Thread(target=compute, name="hector-compiler-key", daemon=True).start()
+            for module in (cache, compiler):
+                if hasattr(module, "triton_key"):
+                    module.triton_key()
+            driver.active.get_current_device()
+        except Exception:
+            # Whoever compiles meets the same error, where it belongs.
+            logger.debug("Triton is not ready", exc_info=True)
+        found.set_result(None)
+
+    Thread(target=prepare, name="hector-compiler", daemon=True).start()
     return found
+
+
+def _load(device: int | None, kernel: Any) -> None:
+    """Make a compiled kernel ready to launch, in whichever thread."""
+    if device is not None:
+        torch.cuda.set_device(device)
+        # A new thread has no context before it asks for something.
+        torch.cuda.mem_get_info(device)
+    if kernel is not None:
+        _ = kernel.run
 
 
 def _is_product(launch: Launch) -> bool:
@@ -127,21 +139,27 @@ def compile_together(
     beside it.
 
     Half of a compilation is the assembler's process and most of the rest runs without
-    Python's lock, so threads do.
+    Python's lock, so threads do. Some versions of Triton then run a C compiler for the
+    launcher of each signature, when the kernel is first launched: that is done here,
+    for all of them at once.
     """
     from triton import AsyncCompileMode
 
     workers = min(len(wanted), len(os.sched_getaffinity(0)))
     if workers < 2:
         return
-    compiler_key().result()
+    prepare_compiler().result()
     # Products take several times as long as traversals: they are not to be last.
     wanted = sorted(wanted, key=lambda w: not _is_product(w[0]))
 
     def compile_all() -> None:
-        with ThreadPoolExecutor(workers) as pool, AsyncCompileMode(pool):
-            for launch, dtypes in wanted:
-                launch.compile(dtypes)
+        with ThreadPoolExecutor(workers) as pool:
+            with AsyncCompileMode(pool):
+                made = [launch.compile(dtypes) for launch, dtypes in wanted]
+            device = (
+                torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            )
+            list(pool.map(functools.partial(_load, device), made))
 
     # Triton leaves the mode active when a compilation fails; it ends with this copy of
     # the context, and the next plan compiles.

@@ -1,6 +1,7 @@
 """Compilation ahead of the first launch."""
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hector.runtime.launch import Launch, compile_together, compiler_key
+from hector.runtime.launch import Launch, compile_together, prepare_compiler
 
 
 class Kernel:
@@ -19,9 +20,14 @@ class Kernel:
     ) -> None:
         self.name, self.error, self.compiled = name, error, False
         self.__name__ = name
-        self.order = order
+        self.order, self.loaded = order, False
 
-    def warmup(self, *args: object, grid: object) -> None:
+    @property
+    def run(self) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.loaded = True
+
+    def warmup(self, *args: object, grid: object) -> "Kernel":
         from triton.runtime._async_compile import active_mode
 
         mode = active_mode.get()
@@ -33,6 +39,7 @@ class Kernel:
         if "cleanup_fn" in inspect.signature(mode.submit).parameters:
             steps.append(lambda *_: None)
         mode.submit(self.name, *steps)
+        return self
 
     def _compile(self) -> str:
         if self.error:
@@ -67,5 +74,6 @@ def test_products_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [Kernel(n, order=order) for n in names]
     compile_together([(launch, {}) for launch in _launches(*kernels)])
     assert order == [names[1], names[3], names[0], names[2]]
-    # The key is known by then: nobody computes it a second time.
-    assert compiler_key() is compiler_key() and compiler_key().done()
+    assert prepare_compiler() is prepare_compiler() and prepare_compiler().done()
+    # Launchers are made in the pool as well, not one by one as they are used.
+    assert all(k.loaded for k in kernels)
