@@ -5,15 +5,18 @@ destination) and edge features (`e`); a reduce function makes one row a destinat
 the messages that it receives. Both are data: what runs is compiled from them.
 """
 
+import functools
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = [
     "Combine",
     "MessageFunction",
+    "PureCall",
     "ReduceFunction",
     "Reducer",
     "Side",
@@ -25,6 +28,7 @@ __all__ = [
     "median",
     "min",
     "mul",
+    "pure",
     "softmax",
     "std",
     "sum",
@@ -91,6 +95,40 @@ class ReduceFunction:
     """Of SOFTMAX."""
     module: nn.LSTM | None = None
     """Of LSTM."""
+
+
+@dataclass(frozen=True, eq=False)
+class PureCall:
+    """A user function with the values that it reads besides its batch."""
+
+    function: Callable[..., Any]
+    values: tuple[Any, ...]
+
+    def __call__(self, batch: Any) -> Any:
+        return self.function(batch, *self.values)
+
+    @property
+    def facts(self) -> Hashable:
+        """What its program depends on."""
+        kinds = (
+            (v.shape, v.dtype) if isinstance(v, Tensor) else v for v in self.values
+        )
+        return (self.function, *kinds)
+
+
+def pure(function: Callable[..., Any]) -> Callable[..., PureCall]:
+    """Declare that a function of a batch and more values depends on nothing else.
+
+    It is then traced once for each shape and not in every call, which is most of the
+    host's time of a small graph: `g.update_all(attend(self.slope), ...)` for `attend`
+    with arguments (edges, slope). Values are tensors, which get gradients, or hashable.
+    """
+
+    @functools.wraps(function)
+    def bind(*values: Any) -> PureCall:
+        return PureCall(function, values)
+
+    return bind
 
 
 def copy_u(u: str, out: str) -> MessageFunction:

@@ -32,11 +32,12 @@ from hector.message.eager import (
 from hector.message.frame import EdgeFrame, Frame
 from hector.message.functions import (
     MessageFunction,
+    PureCall,
     ReduceFunction,
     Side,
     copy_e,
 )
-from hector.message.programs import SHARED, Programs
+from hector.message.programs import SHARED, Known, Programs
 from hector.message.traced import (
     FUSED,
     TRACE_ERRORS,
@@ -325,6 +326,8 @@ class Graph:
                 _check_fields(message, reduce)
                 if reduce.reducer in FUSED and apply is None:
                     return {reduce.out: self._builtin(message, reduce)}
+            if all(map(_is_pure, (message, reduce, apply))):
+                return self._pure(message, reduce, apply)
             trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
         except TRACE_ERRORS as error:
             self._count(error)
@@ -373,18 +376,69 @@ class Graph:
             raise UntraceableError("no results")
         return trace, made
 
+    def _pure(
+        self, message: Message, reduce: Reduce, apply: Apply | None
+    ) -> dict[str, Tensor]:
+        """Functions that were declared pure are traced once for features of a shape."""
+        parts = (message, reduce, apply)
+        facts = tuple(p.facts if isinstance(p, PureCall) else p for p in parts)
+        tensors = [
+            v
+            for p in parts
+            if isinstance(p, PureCall)
+            for v in p.values
+            if isinstance(v, Tensor)
+        ]
+        traces = self.programs.pure.setdefault(facts, [])
+        for known in traces:
+            if all(self._row_shape(s, n) == shape for s, n, shape in known.reads):
+                break
+        else:
+            trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+            places = {id(t): i for i, t in enumerate(tensors)}
+            strange = [t for t, _ in trace.captured.values() if id(t) not in places]
+            if strange:
+                raise ValueError(
+                    f"expected a pure function to read its arguments alone, it reads a "
+                    f"tensor of shape {list(strange[0].shape)} as well; pass it"
+                )
+            known = Known(
+                key=_key(trace, made),
+                reads=tuple(dict.fromkeys(trace.reads)),
+                captured={
+                    n: (places[id(t)], d) for n, (t, d) in trace.captured.items()
+                },
+                names=tuple(made),
+            )
+            del traces[:-MAX_TRACES]
+            traces.append(known)
+
+        def tensor(name: str) -> Tensor:
+            if name not in known.captured:
+                return self._tensor(name)
+            place, dropped = known.captured[name]
+            return _without(tensors[place], dropped)
+
+        def build() -> tuple[Trace, list[Sym]]:
+            again, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+            return again, [r.sym for r in made.values()]
+
+        self.counts["compiled"] += 1
+        found = self.programs.run(self.structure, known.key, build, tensor)
+        return dict(zip(known.names, found, strict=True))
+
     def _run_traced(self, trace: Trace, made: Mapping[str, Rows]) -> tuple[Tensor, ...]:
-        results = [r.sym for r in made.values()]
-        ends = tuple((s.node.serial, s.rank) for s in results)
-        key = ("traced", trace.builder.signature(), ends)
         captured = trace.captured
 
         def tensor(name: str) -> Tensor:
-            return captured[name] if name in captured else self._tensor(name)
+            if name not in captured:
+                return self._tensor(name)
+            return _without(*captured[name])
 
         self.counts["compiled"] += 1
-        structure = self.structure
-        return self.programs.run(structure, key, lambda: (trace, results), tensor)
+        results = [r.sym for r in made.values()]
+        key = _key(trace, made)
+        return self.programs.run(self.structure, key, lambda: (trace, results), tensor)
 
     def _run(
         self,
@@ -621,6 +675,26 @@ def _rows(made: Any) -> dict[str, Rows]:
     if not all(isinstance(r, Rows) for r in made.values()):
         raise UntraceableError("a result that is no row")
     return dict(made)
+
+
+MAX_TRACES = 8
+"""Traces of one pure function that differ in their features' shapes."""
+
+
+def _key(trace: Trace, made: Mapping[str, Rows]) -> tuple[object, ...]:
+    ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
+    return ("traced", trace.builder.signature(), ends)
+
+
+def _without(tensor: Tensor, axes: int) -> Tensor:
+    """Without leading axes of size 1."""
+    return tensor.view(tensor.shape[axes:]) if axes else tensor
+
+
+def _is_pure(part: object) -> bool:
+    if isinstance(part, ReduceFunction):
+        return part.reducer in FUSED
+    return part is None or isinstance(part, MessageFunction | PureCall)
 
 
 def _no_ids() -> Any:

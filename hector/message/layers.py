@@ -10,6 +10,22 @@ from hector.message.graph import Graph
 from hector.nn.common import glorot
 
 
+def _scale(g: Graph) -> Tensor:
+    """[nodes, 1]: 1 / sqrt(neighbours), the node itself among them."""
+    return (g.in_degrees() + 1).float().rsqrt()[:, None]
+
+
+@fn.pure
+def _scaled(e: EdgeBatch) -> dict[str, Tensor]:
+    return {"m": e.src["h"] * e.src["scale"]}
+
+
+@fn.pure
+def _with_itself(n: NodeBatch, bias: Tensor) -> dict[str, Tensor]:
+    own = n.data["h"] * n.data["scale"]
+    return {"out": (n.data["sum"] + own) * n.data["scale"] + bias}
+
+
 class GraphConv(nn.Module):
     """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
 
@@ -21,15 +37,8 @@ class GraphConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """[nodes, out_channels] for x [nodes, in_channels]."""
         with g.local_scope():
-            g.ndata["scale"] = scale = (g.in_degrees() + 1).to(x.dtype).rsqrt()[:, None]
-            g.ndata["h"] = self.lin(x) * scale
-            g.update_all(
-                fn.copy_u("h", "m"),
-                fn.sum("m", "sum"),
-                lambda n: {
-                    "out": (n.data["sum"] + n.data["h"]) * n.data["scale"] + self.bias
-                },
-            )
+            g.ndata["h"], g.ndata["scale"] = self.lin(x), g.derived(_scale).to(x.dtype)
+            g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
             return g.ndata["out"]
 
 
@@ -63,8 +72,12 @@ class SAGEConv(nn.Module):
             g.update_all(fn.copy_u("h", "m"), reduce)
             near = g.ndata["near"]
             near = near + self.lin_l.bias if first else self.lin_l(near)
-            out: Tensor = near + self.lin_r(x)
-            return out
+            return torch.addmm(near, x, self.lin_r.weight.t())
+
+
+@fn.pure
+def _more_of_itself(n: NodeBatch, eps: Tensor) -> dict[str, Tensor]:
+    return {"out": n.data["sum"] + n.data["h"] + n.data["h"] * eps}
 
 
 class GINConv(nn.Module):
@@ -80,12 +93,16 @@ class GINConv(nn.Module):
         with g.local_scope():
             g.ndata["h"] = x
             g.update_all(
-                fn.copy_u("h", "m"),
-                fn.sum("m", "sum"),
-                lambda n: {"out": n.data["sum"] + (1 + self.eps) * n.data["h"]},
+                fn.copy_u("h", "m"), fn.sum("m", "sum"), _more_of_itself(self.eps)
             )
             out: Tensor = self.net(g.ndata["out"])
             return out
+
+
+@fn.pure
+def _attend(e: EdgeBatch, slope: float) -> dict[str, Tensor]:
+    score = F.leaky_relu(e.src["left"] + e.dst["right"], slope)
+    return {"m": e.softmax(score) * e.src["h"]}
 
 
 class GATConv(nn.Module):
@@ -118,11 +135,7 @@ class GATConv(nn.Module):
             left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
             g.ndata["left"], g.ndata["right"] = left, right
 
-            def attend(e: EdgeBatch) -> dict[str, Tensor]:
-                s = F.leaky_relu(e.src["left"] + e.dst["right"], self.slope)
-                return {"m": e.softmax(s) * e.src["h"]}
-
-            g.update_all(attend, fn.sum("m", "out"))
+            g.update_all(_attend(self.slope), fn.sum("m", "out"))
             return g.ndata["out"].flatten(1) + self.bias
 
 

@@ -1,13 +1,14 @@
 """Compiled programs of message passing, found by what they compute."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hector.frontend.values import Sym
 from hector.graph import HeteroGraph
+from hector.message.functions import Side
 from hector.message.traced import Trace
 from hector.runtime import Compiled, Options
 
@@ -21,6 +22,18 @@ class _Made:
     """Name of each program input: `n:` node, `e:` edge feature, `t:` captured."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """A trace of pure functions: valid where features have these shapes."""
+
+    key: Hashable
+    reads: tuple[tuple[Side, str, tuple[int, ...]], ...]
+    captured: Mapping[str, tuple[int, int]]
+    """Position among the functions' tensors, and dropped axes, of each input."""
+    names: tuple[str, ...]
+    """Of the results."""
+
+
 class Programs:
     """Programs under one set of options; the least recently used one leaves first.
 
@@ -32,6 +45,8 @@ class Programs:
     ) -> None:
         self.options, self.capacity = options or Options(), capacity
         self._made: OrderedDict[Hashable, _Made] = OrderedDict()
+        self.pure: dict[Hashable, list[Known]] = {}
+        """What was traced of pure functions."""
 
     def __len__(self) -> int:
         return len(self._made)

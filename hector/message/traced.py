@@ -45,7 +45,10 @@ class Trace:
     def __init__(self, shapes: Shapes) -> None:
         self.state = State(Builder(), num_nodes=-1)
         self.shapes = shapes
-        self.captured: dict[str, Tensor] = {}
+        self.captured: dict[str, tuple[Tensor, int]] = {}
+        """Tensors by name, each with how many leading axes of size 1 are dropped."""
+        self.reads: list[tuple[Side, str, tuple[int, ...]]] = []
+        """Features and the shapes of their rows."""
         self._inputs: dict[tuple[Domain, str], Sym] = {}
 
     @property
@@ -55,7 +58,7 @@ class Trace:
     def feature(self, side: Side, name: str) -> "Rows":
         """A feature seen from edges."""
         domain = Domain.EDGE if side is Side.EDGE else Domain.NODE
-        sym = self._input(domain, name, self.shapes(side, name))
+        sym = self._input(domain, name, self._shape(side, name))
         if side is not Side.EDGE:
             index = Index.SRC if side is Side.SOURCE else Index.DST
             sym = Sym(self.builder.read(sym.node, index, Domain.EDGE), sym.rank)
@@ -63,8 +66,13 @@ class Trace:
 
     def node_feature(self, name: str) -> "Rows":
         """A feature of the nodes themselves."""
-        shape = self.shapes(Side.DESTINATION, name)
+        shape = self._shape(Side.DESTINATION, name)
         return Rows(self, self._input(Domain.NODE, name, shape))
+
+    def _shape(self, side: Side, name: str) -> tuple[int, ...]:
+        shape = self.shapes(side, name)
+        self.reads.append((side, name, shape))
+        return shape
 
     def _input(self, domain: Domain, name: str, shape: tuple[int, ...]) -> Sym:
         key = (domain, name)
@@ -78,19 +86,22 @@ class Trace:
 
     def parameter(self, tensor: Tensor, rank: int) -> Param:
         """A tensor that a function brought, as an operand of rows of `rank`."""
-        while tensor.dim() > max(rank - 1, 0) and tensor.shape[0] == 1:
-            tensor = tensor[0]
-        if tensor.dim() > rank - 1 or not tensor.is_floating_point():
-            raise UntraceableError(f"a tensor of shape {list(tensor.shape)} with rows")
-        return self.matrix(tensor)
+        shape, dropped = tuple(tensor.shape), 0
+        while len(shape) > max(rank - 1, 0) and shape[0] == 1:
+            shape, dropped = shape[1:], dropped + 1
+        if len(shape) > rank - 1 or not tensor.is_floating_point():
+            raise UntraceableError(f"a tensor of shape {list(shape)} with rows")
+        return self.matrix(tensor, dropped)
 
-    def matrix(self, tensor: Tensor) -> Param:
-        for name, known in self.captured.items():
-            if known is tensor:
-                return Param(name, tuple(tensor.shape))
+    def matrix(self, tensor: Tensor, dropped: int = 0) -> Param:
+        """A tensor as it is, but for leading axes of size 1."""
+        shape = tuple(tensor.shape)[dropped:]
+        for name, (known, axes) in self.captured.items():
+            if known is tensor and axes == dropped:
+                return Param(name, shape)
         name = f"t:{len(self.captured)}"
-        self.captured[name] = tensor
-        return Param(name, tuple(tensor.shape))
+        self.captured[name] = (tensor, dropped)
+        return Param(name, shape)
 
     def program(self, results: Sequence[Sym]) -> Program:
         named = tuple((f"out{i}", s.node) for i, s in enumerate(results))
