@@ -7,6 +7,11 @@ at the outermost level where its operands are known: what depends on the group a
 stands before the loop (Wu's hoisting), partial sums stay in registers until a
 group ends. A narrow row that an earlier phase stored (the dot product of two wide ones)
 is read back after a barrier of the program, not computed from the wide rows again.
+
+[Note: columns apart] Where no operation joins columns, a launch may take some columns
+of all groups before it takes others: the rows that it gathers meanwhile are a part of
+the whole table that stays in the L2 cache. Groups are walked once a part, so this is
+for walks of one phase.
 """
 
 from hector.ir.kernels import Traversal
@@ -61,3 +66,20 @@ def has_heads(members: tuple[Node, ...]) -> bool:
                 return True
             stack.extend(x.inputs)
     return False
+
+
+JOINS = (Op.SUM_WIDTH, Op.SUM_HEADS, Op.RESHAPE, Op.SLICE, Op.CONCAT)
+
+
+def apart(k: Traversal) -> int | None:
+    """The one width of the wide rows of a walk whose columns do not meet, else None."""
+    if k.loop.group is None or len(phases_of(k)) > 1 or has_heads(k.members):
+        return None
+    values = {*k.members, *k.loads, *(i for m in k.members for i in m.inputs)}
+    if any(v.op in JOINS for v in values) or any(len(v.shape) != 2 for v in values):
+        return None
+    widths = {v.shape[1] for v in values} - {1}
+    sums = [m for m in k.members if is_sum(k, m)]
+    if len(widths) != 1 or any(n.shape[1] == 1 for n in (*sums, *k.stores)):
+        return None
+    return widths.pop()

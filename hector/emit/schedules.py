@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from hector.emit.phases import phases_of
+from hector.emit.phases import apart, phases_of
 from hector.emit.source import pow2
 from hector.ir.kernels import (
+    ALL_COLUMNS,
     Gemm,
     GemmSchedule,
     Kernel,
@@ -22,7 +23,7 @@ from hector.ir.kernels import (
     TraversalSchedule,
 )
 from hector.ir.node import Op
-from hector.ir.types import TARGET, TYPE_DOMAINS, Domain, Index
+from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 
 TARGET_PROGRAMS = 1024
 """Programs of a split sum: enough to fill a large GPU several times."""
@@ -40,6 +41,14 @@ by one program, step after step, so its steps are few and wide."""
 MAX_HELD = 96
 """Elements of all tiles that a thread holds: registers that let programs share a
 multiprocessor."""
+CACHE_BYTES = 40_000_000
+"""Of the L2 cache of an H100 or H200, what gathered rows may fill."""
+FLOAT_BYTES = 4
+LEAST_COLUMNS = 32
+"""128 bytes of a row: what the memory moves at once."""
+OFTEN = 8
+"""Edges a row of the gathered table, from which on parts of columns are worth their
+second look at the edges."""
 LONG_WALK = 128
 """Steps of one program that last longer than the lanes of shared programs walk (at most
 `heavy_rows` steps) and heavy groups in wide steps after them, whatever the mean."""
@@ -108,7 +117,40 @@ def programs(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
 def _traversal(
     k: Traversal, arrays: Sizes, mapping: SegmentMapping | None
 ) -> TraversalSchedule:
-    width = _width(k)
+    columns = _columns(k, arrays)
+    made = _walk(k, arrays, mapping, min(_width(k), columns))
+    # Of one relation, edges are sorted by destination.
+    one = arrays.rows(Domain.ETYPE) == 1 and k.loop.domain is Domain.EDGE
+    in_order = one and k.loop.group is Index.DST
+    return replace(made, block_columns=columns, in_order=in_order)
+
+
+def _columns(k: Traversal, arrays: Sizes) -> int:
+    """All columns, unless parts of the gathered rows fit into the cache where whole
+    rows do not, and each is gathered often; see [Note: columns apart]."""
+    width = apart(k)
+    if width is None or k.loop.group is None:
+        return ALL_COLUMNS
+    found = (
+        arrays.rows(n.domain)
+        for n in k.loads
+        if n.shape[1] == width and n.domain in ROW_DOMAINS - {k.loop.domain}
+    )
+    rows = max(found, default=0)
+    often = arrays.rows(k.loop.domain) >= OFTEN * rows
+    part = LEAST_COLUMNS
+    if not often or width < 2 * part or rows * width * FLOAT_BYTES <= CACHE_BYTES:
+        return ALL_COLUMNS
+    if rows * part * FLOAT_BYTES > CACHE_BYTES:
+        return ALL_COLUMNS
+    while 2 * part < width and 2 * rows * part * FLOAT_BYTES <= CACHE_BYTES:
+        part *= 2
+    return part
+
+
+def _walk(
+    k: Traversal, arrays: Sizes, mapping: SegmentMapping | None, width: int
+) -> TraversalSchedule:
     if k.loop.group is None:
         block = _fit(max(2048 // width, 1), width)
         return TraversalSchedule(block=min(block, 256), num_warps=4)
@@ -189,7 +231,18 @@ def candidates(kernel: Kernel, first: Schedule) -> Iterator[Schedule]:
                         chunk_rows=chunk, block_rows=rows, num_warps=warps
                     )
     elif isinstance(first, TraversalSchedule) and isinstance(kernel, Traversal):
-        yield from _traversal_candidates(kernel, first)
+        yield from _with_columns(kernel, first)
+
+
+def _with_columns(
+    k: Traversal, first: TraversalSchedule
+) -> Iterator[TraversalSchedule]:
+    """Candidates with all columns at once, and in parts where that can be."""
+    width = apart(k) or 0
+    for made in _traversal_candidates(k, first):
+        for columns in (ALL_COLUMNS, 32, 64):
+            if columns == ALL_COLUMNS or columns < width:
+                yield replace(made, in_order=first.in_order, block_columns=columns)
 
 
 def _traversal_candidates(

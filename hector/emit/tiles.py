@@ -47,6 +47,8 @@ class Tiles:
     """
 
     heads: bool
+    columns: int | None = None
+    """Of a wide row, if a program takes some alone: see [Note: columns apart]."""
     vectors: set[str] = field(default_factory=set)
     """Definitions of the index vectors in use."""
 
@@ -61,12 +63,19 @@ class Tiles:
 
     def shape(self, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
         heads = (pow2(shape[0]),) if self.heads else ()
-        return (rows, *heads, pow2(shape[1]))
+        width = pow2(shape[1])
+        if self.columns is not None and width > 1:
+            width = self.columns
+        return (rows, *heads, width)
 
     def column(self, width: int) -> str:
         name = f"col{width}"
         axes = self.axes(self.rank - 1)
-        self.vectors.add(f"{name} = tl.arange(0, {pow2(width)}){axes}")
+        text = f"tl.arange(0, {pow2(width)}){axes}"
+        if self.columns is not None and width > 1:
+            text = f"tl.arange(0, {self.columns}){axes}"
+            text += f" + tl.program_id(1) * {self.columns}"
+        self.vectors.add(f"{name} = {text}")
         return name
 
     def head(self, count: int) -> str:

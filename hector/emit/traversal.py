@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hector.emit.gemm import Emitted
-from hector.emit.phases import has_heads, is_sum, phases_of
+from hector.emit.phases import apart, has_heads, is_sum, phases_of
 from hector.emit.source import ArgKind, Source
 from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles, is_narrow
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
@@ -71,7 +71,13 @@ class _Traversal:
         self.into_types = self.group_domain in TYPE_DOMAINS
         walked = self.group is not None and not self.into_types
         self.lanes = walked and schedule.mapping is SegmentMapping.LANE
-        self.tiles = Tiles(heads=has_heads(k.members))
+        width, self.parts = apart(k), 1
+        columns = schedule.block_columns
+        if walked and width is not None and columns < width:
+            self.parts = -(-width // columns)
+            self.tiles = Tiles(heads=False, columns=columns)
+        else:
+            self.tiles = Tiles(heads=has_heads(k.members))
         self.registers: dict[Node, str] = {}
         self.kept: set[Node] = set()
         """Rows stored in an earlier phase: see [Note: phases]."""
@@ -111,15 +117,16 @@ class _Traversal:
             src.emit(f"seg = {seg}")
             src.emit(f"seg_ok = seg < {count}")
             self.seg_mask: str | None = "seg_ok"
-            grid = (("rows", self.group_domain, block), 1, 1)
+            grid = (("rows", self.group_domain, block), self.parts, 1)
             if self.groups is Groups.LIGHT:
-                grid = (("light", self.group_domain, block, *self._heavy), 1, 1)
+                light = ("light", self.group_domain, block, *self._heavy)
+                grid = (light, self.parts, 1)
         else:
             src.emit("first = tl.program_id(0)")
             self.seg_mask = None
-            grid = (("rows", self.group_domain, 1), 1, 1)
+            grid = (("rows", self.group_domain, 1), self.parts, 1)
             if self.groups is Groups.HEAVY:
-                grid = (("heavy", *self._heavy), 1, 1)
+                grid = (("heavy", *self._heavy), self.parts, 1)
         if self.group is not None:
             self._group_header(loop.domain)
         self.segment = _Cursor(self.group_domain, "seg", 0)
@@ -197,7 +204,8 @@ class _Traversal:
         self._line(1, f"pos = {rows}")
         self._line(1, "ok = pos < hi")
         key = (self.k.loop.domain, self.group)
-        if self.into_types or key == (Domain.EDGE, Index.DST_PAIR):
+        in_order = self.schedule.in_order or key == (Domain.EDGE, Index.DST_PAIR)
+        if self.into_types or in_order:
             # These items lie in the order of their groups.
             return _Cursor(self.k.loop.domain, "pos", 1)
         items = self.src.arg(ArgKind.SEGMENT_ITEMS, key, "items")

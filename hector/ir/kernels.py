@@ -230,6 +230,9 @@ class OuterSchedule:
     num_stages: int = 2
 
 
+ALL_COLUMNS = 1 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraversalSchedule:
     """How a traversal runs."""
@@ -248,6 +251,10 @@ class TraversalSchedule:
     """SPLIT: warps of the program that walks a larger group."""
     chunk_rows: int = 1024
     """For sums into types: rows one program takes."""
+    block_columns: int = ALL_COLUMNS
+    """Columns of a program where columns do not meet; see [Note: columns apart]."""
+    in_order: bool = False
+    """The rows of a group lie one behind another: no list of them is read."""
     num_warps: int = 2
     num_stages: int = 2
 

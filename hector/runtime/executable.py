@@ -436,6 +436,8 @@ class Compiled:
             arrays.dtype,
             arrays.graph.device,
             dot_precision(feature),
+            # Edges of one relation lie in the order of their destinations.
+            arrays.graph.num_edge_types == 1,
         )
         chosen = self._schedules.get(key) if arrays.graph.sampled else None
         if chosen is None:

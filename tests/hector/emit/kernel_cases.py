@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hector.arrays import GraphArrays
 from hector.emit.module import sums_of
+from hector.emit.phases import apart
 from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
@@ -192,6 +193,42 @@ def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert len(walks) > 5
     assert launches == {1, 2}
+
+
+@pytest.mark.parametrize("width", [40, 64])
+def test_columns_may_be_taken_in_parts(width: int) -> None:
+    """Walks of one phase, whatever walks the groups; of 40 columns the last part is
+    half empty."""
+    arrays = GraphArrays(random_graph((15, 40, 2, 2), DEVICE))
+    tried = 0
+    for _, plan in plans("rgcn", width, Optimizations()):
+        for k in plan.kernels:
+            if not isinstance(k, Traversal) or apart(k) != width:
+                continue
+            for mapping in SegmentMapping:
+                one = TraversalSchedule(mapping=mapping, block=4, heavy_rows=2)
+                want = run(k, arrays, one)
+                parts = replace(one, block_columns=16)
+                for a, b in zip(run(k, arrays, parts), want, strict=True):
+                    assert torch.equal(a, b)
+                tried += 1
+    assert tried >= 3
+
+
+def test_edges_of_one_relation_need_no_list() -> None:
+    ends = torch.randint(15, (2, 40)).to(DEVICE)
+    kinds = torch.zeros_like(ends[0])
+    arrays = GraphArrays(HeteroGraph.from_arrays(*ends, kinds, num_nodes=15))
+    listed = 0
+    for _, plan in plans("rgat", 8, Optimizations()):
+        for k in plan.kernels:
+            first = default_schedule(k, arrays)
+            if isinstance(first, TraversalSchedule) and first.in_order:
+                found = run(k, arrays, first)
+                want = run(k, arrays, replace(first, in_order=False))
+                assert all(map(torch.equal, found, want))
+                listed += 1
+    assert listed
 
 
 def _count_launches(k: Kernel, arrays: GraphArrays, schedule: Schedule) -> int:
