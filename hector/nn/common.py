@@ -41,6 +41,10 @@ class CompiledConv(nn.Module):
         """Without what was compiled: a copy or a loaded layer compiles anew."""
         return {**self.__dict__, "_graphs": GraphCache(), "_layers": {}}
 
+    def __repr__(self) -> str:
+        # One line, as PyG's layers print.
+        return f"{type(self).__name__}({self.extra_repr()})"
+
     def set_optimization(self, name: str) -> "CompiledConv":
         """Fix {none, compaction, reordering, both}; "auto" lets the cost model
         choose."""
@@ -128,10 +132,10 @@ class CompiledConv(nn.Module):
     def _of_adjacency(
         self, adj: Any, kinds: Tensor | None, num_nodes: int, num_relations: int
     ) -> HeteroGraph:
-        """`adj_t`, whose values are the edge types. Made in every call: of a sparse
-        tensor PyTorch tells no version."""
+        """`adj_t`, whose values are the edge types, unless those are given beside it.
+        Made in every call: of a sparse tensor PyTorch tells no version."""
         ends, values = adjacency(adj)
-        if values is None:
+        if values is None or (kinds is not None and values.is_floating_point()):
             values = kinds
         if values is None or values.is_floating_point():
             raise ValueError("expected adj_t with edge types as its integer values")

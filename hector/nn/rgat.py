@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.graph import HeteroGraph
+from hector.indexing import adjacency, is_adjacency
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import rgat, rgat_outputs
 
@@ -184,6 +185,11 @@ class RGATConv(CompiledConv):
         if rows != x.shape[0]:
             raise ValueError(f"expected size to match x with {x.shape[0]} rows")
         graph = self.graph_of(edge_index, edge_type, rows, self.num_relations)
+        if edge_attr is None and is_adjacency(edge_index):
+            # As in PyG, the values of adj_t beside edge_type are the edges' features.
+            values = adjacency(edge_index)[1]
+            if values is not None and values.is_floating_point():
+                edge_attr = values
         edge_attr, options = self._edge_options(edge_attr)
         keep = self._kept(graph, x)
         if edge_attr is None and keep is None and return_attention_weights is None:

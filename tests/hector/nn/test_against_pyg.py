@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hector.graph import HeteroGraph
+from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 
@@ -131,3 +132,20 @@ def test_basis_decomposition(kind: LayerKind) -> None:
         LayerSpec(kind=kind, in_channels=5, out_channels=4, heads=1, num_bases=3),
         graph,
     )
+
+
+def test_layers_print_as_one_line() -> None:
+    kinds = (["a"], [("a", "r", "a")])
+    assert str(RGCNConv((4, 6), 8, 2)) == "RGCNConv((4, 6), 8, num_relations=2)"
+    assert str(RGATConv(4, 8, 2, heads=2, edge_dim=3)) == "RGATConv(4, 8, heads=2)"
+    assert str(HGTConv({"a": 4}, 8, kinds, heads=2)) == "HGTConv(-1, 8, heads=2)"
+
+
+def test_values_of_adj_t_beside_edge_types_are_features() -> None:
+    edges = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
+    kinds, features = torch.tensor([0, 1, 1, 0]), torch.randn(4, 3)
+    adj_t = torch.sparse_coo_tensor(
+        edges.flip(0), features, (4, 4, 3), check_invariants=True
+    )
+    conv, x = RGATConv(4, 8, 2, edge_dim=3), torch.randn(4, 4)
+    torch.testing.assert_close(conv(x, adj_t, kinds), conv(x, edges, kinds, features))
