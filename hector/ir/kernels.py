@@ -146,8 +146,8 @@ class Traversal(Region):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterOp:
-    """An operation on parameters alone; rows of nodes or edges are never involved."""
+class _OneNode:
+    """A kernel that computes a single node from that node's inputs."""
 
     out: Node
 
@@ -158,6 +158,11 @@ class ParameterOp:
     @property
     def operands(self) -> tuple[Node, ...]:
         return self.out.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterOp(_OneNode):
+    """An operation on parameters alone; rows of nodes or edges are never involved."""
 
     def __str__(self) -> str:
         return f"parameter {self.out!r}"
@@ -173,18 +178,8 @@ class Parameters(Region):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fallback:
+class Fallback(_OneNode):
     """A row operation that no template covers: run by PyTorch, counted, reported."""
-
-    out: Node
-
-    @property
-    def outputs(self) -> tuple[Node, ...]:
-        return (self.out,)
-
-    @property
-    def operands(self) -> tuple[Node, ...]:
-        return self.out.inputs
 
     def __str__(self) -> str:
         return f"fallback  {self.out!r}"

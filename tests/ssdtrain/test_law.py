@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import ssdtrain
 from ssdtrain.counters import StepReport
+from tests.ssdtrain.tiny_models import gpt2
 
 NUM_STEPS = 4
 SEQUENCE = 16
@@ -65,19 +65,8 @@ def checkpointed(
 
 
 def build(cell: Cell) -> nn.Module:
-    config = GPT2Config(
-        n_layer=3,
-        n_embd=32,
-        n_head=2,
-        n_positions=SEQUENCE,
-        vocab_size=VOCABULARY,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLMLoss",
-        use_cache=False,
-    )
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(config).to(cell.device).train()
+    model = gpt2(3, 32, SEQUENCE, VOCABULARY).to(cell.device).train()
     if cell.precision == "pure bf16":
         model = model.to(torch.bfloat16)
     if cell.checkpointing != "none":

@@ -12,7 +12,6 @@ with a time limit, and is written down when it ends, so a rerun goes on.
 import argparse
 import json
 import logging
-import multiprocessing
 import random
 import resource
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.guarded import guarded
 from recipes.bench.safety.damage import damaged
 from recipes.bench.safety.readers import READERS, Reader
 
@@ -73,29 +73,18 @@ def run_block(reader: Reader, first: int, number: int) -> list[dict[str, Any]]:
     return bad
 
 
-def _child(reader: Reader, first: int, number: int, out: Any) -> None:
+def _limited(reader: Reader, first: int, number: int) -> list[dict[str, Any]]:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     logging.disable(logging.WARNING)
-    out.send(run_block(reader, first, number))
+    return run_block(reader, first, number)
 
 
 def run_guarded(reader: Reader, first: int, number: int) -> list[dict[str, Any]]:
     """`run_block` in a process of its own; its death or delay is a bad file too."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(reader, first, number, theirs))
-    child.start()
-    theirs.close()
-    try:
-        if ours.poll(LIMIT_S):
-            return list(ours.recv())
-        what = f"no end within {LIMIT_S} s"
-    except EOFError:
-        child.join()
-        what = f"the process ended with {child.exitcode}"
-    finally:
-        child.kill()
-        child.join()
+    block = reader, first, number
+    bad, what = guarded(_limited, *block, limit_s=LIMIT_S, method="fork")
+    if not what:
+        return list(bad)
     if number > 1:  # which of them?
         return [
             bad

@@ -14,7 +14,6 @@ import argparse
 import gc
 import json
 import logging
-import multiprocessing
 import random
 import signal
 import sys
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.guarded import guarded
 
 BLOCK = 25
 LIMIT_S = 180
@@ -228,27 +228,11 @@ def interrupted(signals: Signals, delays: list[float], net: nn.Module) -> int:
             num_heard += 1
 
 
-def _child(block: int, out: Any) -> None:
-    out.send(run_block(block))
-
-
 def run_guarded(block: int) -> dict[str, Any]:
     """`run_block` in a process of its own, with a time limit."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(block, theirs))
-    child.start()
-    theirs.close()
-    try:
-        if ours.poll(LIMIT_S):
-            return dict(ours.recv())
-        what = f"no end within {LIMIT_S} s"
-    except EOFError:
-        child.join()
-        what = f"the process ended with {child.exitcode}"
-    finally:
-        child.kill()
-        child.join()
+    found, what = guarded(run_block, block, limit_s=LIMIT_S, method="spawn")
+    if not what:
+        return dict(found)
     return {"signals": 0, "lost": 0, "bad": [{"block": block, "what": what}]}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ssdtrain.train.settings import Checkpointing
+from ssdtrain.train.settings import Checkpointing, ModelSettings
 
 IGNORED_LABEL = -100
 """Positions that the loss skips (the value torch and `transformers` use)."""
@@ -102,13 +102,23 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
         enable({"use_reentrant": how is Checkpointing.REENTRANT})
 
 
-def whole_of(
-    kind: Callable[[Any], Any], config: Any, how: Checkpointing, inputs: tuple[str, ...]
-) -> Whole:
-    """A stock model with random weights. inputs: names of what its forward is given."""
-    model = kind(config)
-    enable_checkpointing(model, how)
-    return Whole(model, inputs)
+class Stock:
+    """What the families share: settings, a configuration, the stock model of both."""
+
+    kind: Callable[[Any], Any]
+    """Class of `transformers`."""
+    inputs: tuple[str, ...]
+    """Names of what its forward is given."""
+
+    def __init__(self, settings: ModelSettings, config: Any) -> None:
+        self._settings = settings
+        self.config = config
+
+    def whole(self) -> Whole:
+        """The stock model with random weights."""
+        model: Any = type(self).kind(self.config)
+        enable_checkpointing(model, self._settings.checkpointing)
+        return Whole(model, self.inputs)
 
 
 def project(embedding: nn.Module, hidden: Tensor) -> Tensor:

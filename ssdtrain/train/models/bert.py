@@ -12,12 +12,11 @@ from transformers.models.bert.modeling_bert import (
 
 from ssdtrain.train.models.base import (
     Layer,
+    Stock,
     TokenEmbedding,
-    Whole,
     initialise,
     project,
     run_block,
-    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -118,19 +117,14 @@ class OutputBias(nn.Module):
         return logits + self.bias
 
 
-class Bert:
+class Bert(Stock):
     """The BERT family at one size."""
 
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        self._settings = settings
-        self.config = bert_config(settings, vocab_size)
+    kind = BertForMaskedLM
+    inputs = ("input_ids", "attention_mask")
 
-    def whole(self) -> Whole:
-        """`BertForMaskedLM`; inputs: (ids, mask)."""
-        names = ("input_ids", "attention_mask")
-        return whole_of(
-            BertForMaskedLM, self.config, self._settings.checkpointing, names
-        )
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__(settings, bert_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, transform, output layer (tied), bias."""

@@ -7,12 +7,11 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedMode
 
 from ssdtrain.train.models.base import (
     Layer,
+    Stock,
     TokenEmbedding,
-    Whole,
     initialise,
     project,
     run_block,
-    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -76,19 +75,14 @@ class FinalNorm(nn.LayerNorm):
         super().__init__(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
-class Gpt:
+class Gpt(Stock):
     """The GPT family at one size."""
 
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        self._settings = settings
-        self.config = gpt_config(settings, vocab_size)
+    kind = GPT2LMHeadModel
+    inputs = ("input_ids",)
 
-    def whole(self) -> Whole:
-        """`GPT2LMHeadModel`; inputs: (ids,)."""
-        names = ("input_ids",)
-        return whole_of(
-            GPT2LMHeadModel, self.config, self._settings.checkpointing, names
-        )
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__(settings, gpt_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, norm, output layer (tied)."""

@@ -22,12 +22,11 @@ from transformers.models.t5.modeling_t5 import (
 
 from ssdtrain.train.models.base import (
     Layer,
+    Stock,
     TokenEmbedding,
-    Whole,
     initialise,
     project,
     run_block,
-    whole_of,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -156,19 +155,14 @@ class Norm(nn.Module):
         return normed if self._scale is None else normed * self._scale
 
 
-class T5:
+class T5(Stock):
     """The T5 family at one size."""
 
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        self._settings = settings
-        self.config = t5_config(settings, vocab_size)
+    kind = T5ForConditionalGeneration
+    inputs = ("input_ids", "decoder_input_ids")
 
-    def whole(self) -> Whole:
-        """`T5ForConditionalGeneration`; inputs: (source ids, target ids)."""
-        names = ("input_ids", "decoder_input_ids")
-        return whole_of(
-            T5ForConditionalGeneration, self.config, self._settings.checkpointing, names
-        )
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
+        super().__init__(settings, t5_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Encoder, then decoder, then the output layer; one tied embedding."""

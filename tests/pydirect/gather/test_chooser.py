@@ -291,17 +291,23 @@ def test_a_trial_that_failed_is_not_a_time(clock: Clock) -> None:
     assert Path.CPU not in times.times() and times.best is None
 
 
-def test_front_times_the_gathers_of_a_cell(
-    host_module: Any,
-    survey: Survey,
-    clock: Clock,
-    place: FilePath,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And every one of them is right, on whichever path."""
+@pytest.fixture
+def pinned_engine(host_module: Any, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Over the kernels on the CPU; every table counts as pinned."""
     monkeypatch.setattr("pydirect.gather.front.reach", lambda table: Reach.PINNED)
-    engine = Engine(CPU, host_module, Staging(Event), Tuning(num_sms=2))  # type: ignore[arg-type]
-    front = Front(engine, Chooser(engine, Trials(place, clock.timer)), survey)
+    return Engine(CPU, host_module, Staging(Event), Tuning(num_sms=2))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def front(
+    pinned_engine: Engine, survey: Survey, clock: Clock, place: FilePath
+) -> Front:
+    chooser = Chooser(pinned_engine, Trials(place, clock.timer))
+    return Front(pinned_engine, chooser, survey)
+
+
+def test_front_times_the_gathers_of_a_cell(front: Front, place: FilePath) -> None:
+    """And every one of them is right, on whichever path."""
     table = torch.randint(0, 255, (5000, 512), dtype=torch.uint8)
     for _ in range(12):
         index = torch.randint(0, 5000, (3000,))
@@ -312,16 +318,12 @@ def test_front_times_the_gathers_of_a_cell(
 
 
 def test_a_bound_table_gives_what_indexing_gives_on_every_path(
-    host_module: Any,
-    survey: Survey,
+    front: Front,
+    pinned_engine: Engine,
     clock: Clock,
-    place: FilePath,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before its shapes have settled, after, and when what is known grows old."""
-    monkeypatch.setattr("pydirect.gather.front.reach", lambda table: Reach.PINNED)
-    engine = Engine(CPU, host_module, Staging(Event), Tuning(num_sms=2))  # type: ignore[arg-type]
-    front = Front(engine, Chooser(engine, Trials(place, clock.timer)), survey)
     table = torch.randint(0, 255, (5000, 512), dtype=torch.uint8)
     bound = BoundTable(front, table)
     asked = []
@@ -341,7 +343,7 @@ def test_a_bound_table_gives_what_indexing_gives_on_every_path(
     for _ in range(9):
         with pytest.raises(GatherIndexError, match="index -5001 at position 1 "):
             bound.index_select(torch.tensor([3, -5001]), wraps=True)
-            engine.check()
+            pinned_engine.check()
 
 
 def test_a_graph_that_is_captured_holds_kernels_alone(

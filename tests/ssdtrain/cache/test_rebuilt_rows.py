@@ -1,6 +1,5 @@
 """Rows that rebuild: a recipe is asked again at every step, and searched for if not."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from ssdtrain.errors import ActivationChangedError, InPlaceError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.remat.finder import Finder
+from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 2
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 0.0}
@@ -59,20 +59,6 @@ class Net(nn.Module):
 def batch(number: int) -> Tensor:
     torch.manual_seed(100 + number)
     return torch.randn(ROWS, WIDTH)
-
-
-Step = Callable[[nn.Module, int], Tensor]
-
-
-def train(net: nn.Module, step: Step, num_steps: int) -> Iterator[list[Tensor]]:
-    """Loss and gradients of every step; the weights move on."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for number in range(num_steps):
-        loss = step(net, number)
-        loss.backward()
-        yield [loss.detach(), *(p.grad.clone() for p in net.parameters())]
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def rebuilding(session: ssdtrain.Session) -> Plan:

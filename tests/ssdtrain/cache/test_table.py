@@ -1,6 +1,5 @@
 """The compiled plan: rows act on what they were made for, and on nothing else."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ import ssdtrain
 from ssdtrain.cache.table import HostRow, KeptItemRow
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept
+from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
 MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
-Step = Callable[[nn.Module, int], Tensor]
 
 
 class Block(nn.Module):
@@ -60,17 +59,6 @@ def batch(number: int, rows: int = ROWS) -> Tensor:
 
 def plain_step(net: nn.Module, number: int) -> Tensor:
     return net(batch(number)).square().mean()
-
-
-def train(net: nn.Module, step: Step, num_steps: int) -> Iterator[list[Tensor]]:
-    """Loss and gradients of every step; the weights move on."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for number in range(num_steps):
-        loss = step(net, number)
-        loss.backward()
-        yield [loss.detach(), *(p.grad.clone() for p in net.parameters())]
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def rows_of(session: ssdtrain.Session) -> list[str]:

@@ -12,9 +12,9 @@ from ssdtrain.arguments import size_argument
 from ssdtrain.machine import command
 from ssdtrain.machine.doctor import judge_links
 from ssdtrain.machine.findings import Level
-from ssdtrain.machine.fit import fit_curve
-from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind, Sample
+from ssdtrain.machine.links import LINK_FILE, LinkFile, LinkKind
 from ssdtrain.machine.render import plot_links
+from tests.ssdtrain.machine.made import link
 
 
 def doctor(*arguments: str) -> int:
@@ -88,38 +88,29 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--directory /mnt/nvme0 --save links.json" in capsys.readouterr().out
 
 
-def link(kind: LinkKind, gb_per_s: float) -> Link:
-    sizes = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
-    samples = tuple(
-        Sample(size_bytes=m, seconds=1e-6 + m / gb_per_s / 1e9) for m in sizes
-    )
-    return Link(
-        kind=kind,
-        source="a",
-        target="b",
-        depth=1,
-        mode="pinned",
-        samples=samples,
-        curve=fit_curve(samples),
-    )
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
 
 def test_findings_about_links() -> None:
     kinds = (LinkKind.D2H, LinkKind.H2D, LinkKind.BOTH)
-    fast = tuple(link(kind, 55.0) for kind in kinds)
+    fast = tuple(link(kind, 55.0, SIZES) for kind in kinds)
     assert "hides 55 GB" in next(iter(judge_links(fast))).advice
-    shared = (*fast[:2], link(LinkKind.BOTH, 30.0))
+    shared = (*fast[:2], link(LinkKind.BOTH, 30.0, SIZES))
     assert any("disturb" in f.advice for f in judge_links(shared))
-    slow = tuple(link(kind, 6.0) for kind in kinds)
+    slow = tuple(link(kind, 6.0, SIZES) for kind in kinds)
     assert "below PCIe 4" in next(iter(judge_links(slow))).advice
-    tiers = (*fast, link(LinkKind.SSD_WRITE, 2.5), link(LinkKind.SSD_READ, 2.7))
+    tiers = (
+        *fast,
+        link(LinkKind.SSD_WRITE, 2.5, SIZES),
+        link(LinkKind.SSD_READ, 2.7, SIZES),
+    )
     assert any("tiered" in f.advice for f in judge_links(tiers))
     assert list(judge_links(())) == []
 
 
 def test_a_curve_that_misses_what_was_measured_is_named(tmp_path: Path) -> None:
     """91 % off was shown as a number in a column, and drawn as a line."""
-    fine = link(LinkKind.D2H, 55.0)
+    fine = link(LinkKind.D2H, 55.0, SIZES)
     poor = replace(fine, curve=replace(fine.curve, fit_error=0.91))
     found = [f for f in judge_links((fine, poor)) if f.level is Level.WARNING]
     assert len(found) == 1

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache.record import Handle, Rebuilt, Record
 from ssdtrain.counters import Fallback, StepReport
+from tests.ssdtrain.tiny_models import gpt2
 
 NUM_STEPS = 4
 SEQUENCE = 12
@@ -45,21 +46,6 @@ def deterministic() -> Any:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
-
-
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        n_layer=2,
-        n_embd=HIDDEN,
-        n_head=2,
-        n_positions=SEQUENCE,
-        vocab_size=VOCABULARY,
-        bos_token_id=0,
-        eos_token_id=0,
-        loss_type="ForCausalLMLoss",
-        use_cache=False,
-    )
-    return transformers.GPT2LMHeadModel(config)
 
 
 def bert() -> nn.Module:
@@ -105,7 +91,12 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-MODELS = {"gpt2": gpt2, "bert": bert, "t5": t5, "llama": llama}
+MODELS = {
+    "gpt2": lambda: gpt2(2, HIDDEN, SEQUENCE, VOCABULARY),
+    "bert": bert,
+    "t5": t5,
+    "llama": llama,
+}
 # Least share of the saved bytes that recipes must replace, without checkpointing.
 SHARES = {
     ("gpt2", "fp32"): 0.45,

@@ -10,8 +10,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.cli import main
 from ssdtrain.curves import Curve
-from ssdtrain.machine.fit import fit_curve
-from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind, Sample
+from ssdtrain.machine.links import LINK_FILE, LinkFile, LinkKind
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -19,28 +18,15 @@ from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.report.estimate import Speeds, estimate
 from ssdtrain.report.subject import Blocks, build_of, default_links, estimated
+from tests.ssdtrain.machine.made import link
 
 TINY = ["--model", "blocks:64x2", "--micro-batch", "2", "--sequence", "32"]
 SMALL = [*TINY, "--min-bytes", "1k"]
 
 
 def link_file(path: Path, *kinds: LinkKind, gb_per_s: float = 10.0) -> str:
-    samples = tuple(
-        Sample(size_bytes=1 << n, seconds=1e-5 + (1 << n) / (gb_per_s * 1e9))
-        for n in range(12, 28)
-    )
-    links = tuple(
-        Link(
-            kind=kind,
-            source="a",
-            target="b",
-            depth=1,
-            mode="pinned",
-            samples=samples,
-            curve=fit_curve(samples),
-        )
-        for kind in kinds
-    )
+    sizes = [1 << n for n in range(12, 28)]
+    links = tuple(link(kind, gb_per_s, sizes, start_s=1e-5) for kind in kinds)
     LINK_FILE.write(path, LinkFile(created_utc="now", links=links))
     return str(path)
 
