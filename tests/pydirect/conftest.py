@@ -9,7 +9,9 @@ from types import ModuleType
 import pytest
 
 import pydirect
+from pydirect.datasets import NodeDataset, load
 from pydirect.kernels import gather as kernels
+from pydirect.sampling import GraphStatistics
 from tests.pydirect.on_host import HostModule, build
 
 pydirect.enable()
@@ -32,3 +34,16 @@ def pyg() -> ModuleType:
         torch_geometric = pytest.importorskip("torch_geometric")
         importlib.import_module("torch_geometric.nn")
     return torch_geometric
+
+
+@pytest.fixture(scope="module")
+def dataset() -> NodeDataset:
+    """1,500 nodes in five classes, generated."""
+    statistics = GraphStatistics(
+        num_nodes=1500,
+        num_edges=12_000,
+        num_classes=5,
+        num_features=16,
+        train_share=0.3,
+    )
+    return load("generated", statistics=statistics, device="cpu")

@@ -9,20 +9,11 @@ import pytest
 import torch
 
 from pydirect.captured import CapturedStep, Room
-from pydirect.datasets import NodeDataset, load
+from pydirect.datasets import NodeDataset
 from pydirect.loader import LoaderConfig, MiniBatch
-from pydirect.sampling import GraphStatistics
 from pydirect.train import NodeClassificationTrainer
 
-SMALL = GraphStatistics(
-    num_nodes=1500, num_edges=12_000, num_classes=5, num_features=16, train_share=0.3
-)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def dataset() -> NodeDataset:
-    return load("generated", statistics=SMALL, device="cpu")
 
 
 def trainer_of(

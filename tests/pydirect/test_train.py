@@ -10,20 +10,11 @@ import torch
 
 from pydirect.datasets import NodeDataset, load
 from pydirect.loader import LoaderConfig
-from pydirect.sampling import GraphStatistics
 from pydirect.train import NodeClassificationTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "../shared/data/planetoid"
-SMALL = GraphStatistics(
-    num_nodes=1500, num_edges=12_000, num_classes=5, num_features=16, train_share=0.3
-)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def dataset() -> NodeDataset:
-    return load("generated", statistics=SMALL, device="cpu")
 
 
 def trainer_of(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain import api
@@ -15,6 +14,7 @@ from ssdtrain.cache.captured import MEMORY
 from ssdtrain.errors import CaptureError
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
 from tests.ssdtrain.cache.plans import all_moved
+from tests.ssdtrain.hosts.blocks import Block
 
 WIDTH, ROWS = 32, 64
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1}
@@ -110,19 +110,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> GraphDevice:
     return found
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 def made() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(3)))
+    return nn.Sequential(*(Block(WIDTH) for _ in range(3)))
 
 
 def step(model: nn.Module) -> list[Tensor]:

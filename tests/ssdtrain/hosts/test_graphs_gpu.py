@@ -6,30 +6,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.errors import CaptureError
+from tests.ssdtrain.hosts.blocks import Block
 
 pytestmark = pytest.mark.gpu
 WIDTH, ROWS, NUM_REPLAYS = 256, 512, 50
 MOVES: dict[str, Any] = {"target": "host", "min_bytes": 1, "plan": "offload-all"}
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 def made() -> nn.Module:
     torch.manual_seed(0)
     with torch.device("cuda"):
-        return nn.Sequential(*(Block() for _ in range(4)))
+        return nn.Sequential(*(Block(WIDTH) for _ in range(4)))
 
 
 def inputs(number: int) -> Tensor:
