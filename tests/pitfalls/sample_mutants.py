@@ -163,14 +163,17 @@ def coverage(
     return known
 
 
-def killed(change: Break, tests: tuple[str, ...]) -> bool:
-    """Whether one of the tests fails."""
+def killed(change: Break | None, tests: tuple[str, ...]) -> bool:
+    """Whether one of the tests fails; without a change none should."""
     with tempfile.TemporaryDirectory() as directory:
         place, log = Path(directory) / "tree", Path(directory) / "log"
         place.mkdir()
         copy_to(place)
-        file = place / change.file
-        file.write_text(change.apply(file.read_text()))
+        if not (place / "configs").exists():
+            (place / "configs").symlink_to(ROOT / "configs")
+        if change is not None:
+            file = place / change.file
+            file.write_text(change.apply(file.read_text()))
         code = run_tests(place, tests, log)
         if code == 5:
             raise SystemExit(f"{change}: no test ran")
@@ -207,6 +210,10 @@ def main() -> int:
                 choices.append((change, tuple(by)))
     picked = random.Random(given.seed).sample(choices, min(given.number, len(choices)))
     preload()
+    # A test that fails anyway would kill every mutant.
+    for test in sorted({test for _, by in picked for test in by}):
+        if killed(None, (test,)):
+            raise SystemExit(f"{test} fails in a copy of the tree without a break")
     alive = 0
     for number, (change, by) in enumerate(picked, 1):
         dead = killed(change, by)
