@@ -129,8 +129,8 @@ class NodeClassificationTrainer:
         self.solver = self.optimizer(self.network.parameters())
         self.batches = self._loader(self.dataset.train_nodes, shuffle=True)
         self._first_epoch = self._load() if self.resume else 0
-        self._replica = self.together.replicate(self.network)
         self._captured = self._new_captured() if self.capture else None
+        self._replica = self.together.replicate(self.network)
 
     def run(self) -> dict[str, Any]:
         """Train, measure, and return the result as plain values."""

@@ -11,6 +11,7 @@ import torch
 from pydirect.captured import CapturedStep, Room
 from pydirect.datasets import NodeDataset
 from pydirect.loader import LoaderConfig, MiniBatch
+from pydirect.ranks import Ranks
 from pydirect.train import NodeClassificationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -142,6 +143,15 @@ def test_room() -> None:
     assert grown == Room(nodes=(84, 1280, 5376), edges=(2304, 3328))
 
 
+def test_several_processes_are_refused(pyg: ModuleType, dataset: NodeDataset) -> None:
+    def model(in_channels: int, out_channels: int) -> torch.nn.Module:
+        net: torch.nn.Module = pyg.nn.GraphSAGE(in_channels, 8, 3, out_channels)
+        return net
+
+    with pytest.raises(ValueError, match="capture: expects one process"):
+        trainer_of(dataset, model, capture=True, ranks=Ranks(size=2))
+
+
 def test_models_whose_rows_meet_are_refused(
     pyg: ModuleType, dataset: NodeDataset
 ) -> None:
@@ -155,3 +165,16 @@ def test_models_whose_rows_meet_are_refused(
         pyg.nn.GraphSAGE(16, 8, 3, 5, norm="LayerNorm", norm_kwargs={"mode": "node"}),
         100,
     )(batch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_graph_trains_alike(pyg: ModuleType, dataset: NodeDataset) -> None:
+    def model(in_channels: int, out_channels: int) -> torch.nn.Module:
+        net: torch.nn.Module = pyg.nn.GraphSAGE(in_channels, 32, 3, out_channels)
+        return net
+
+    plain, padded = (
+        trainer_of(dataset, model, capture=c, device="cuda") for c in (False, True)
+    )
+    assert padded.fit().losses == pytest.approx(plain.fit().losses, rel=1e-2)

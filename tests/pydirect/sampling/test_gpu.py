@@ -1,5 +1,7 @@
 """The kernels on a GPU draw what the CPU draws."""
 
+import gc
+
 import pytest
 import torch
 
@@ -29,3 +31,15 @@ def test_same_sample(weighted: bool, replace: bool, residence: str) -> None:
     assert torch.equal(here.node_ids, far.node_ids.cpu())
     assert torch.equal(here.edge_index, far.edge_index.cpu())
     assert torch.equal(here.edge_ids, far.edge_ids.cpu())
+
+
+def test_edges_stay_pinned_for_a_second_sampler() -> None:
+    """Both read one registration; the first one's end must not be the second's."""
+    graph = Graph.from_edges(torch.randint(3000, (2, 60_000)), 3000)
+    want = DeviceSampler(settle(graph, "cpu"), [5]).sample(torch.arange(100), 1)
+    first = settle(graph, "cuda", "host")
+    second = DeviceSampler(settle(graph, "cuda", "host"), [5])
+    del first
+    gc.collect()
+    got = second.sample(torch.arange(100), 1)
+    assert torch.equal(got.node_ids.cpu(), want.node_ids)
