@@ -8,8 +8,11 @@ from torch import Tensor, nn
 from hector.graph import HeteroGraph
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
+from hector.nn.reduce import RelationGroups, pair_products
 
 _AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max", "min": "min"}
+_GROUPED = ("median", "mul", "softmax", "std")
+"""Reducers with messages in memory: see `hector.nn.reduce`."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,9 @@ class RGCNConv(CompiledConv):
         super().__init__(flow)
         if num_bases is not None and num_blocks is not None:
             raise ValueError("set num_bases or num_blocks, not both")
-        if aggr not in _AGGREGATIONS:
-            raise ValueError(f"expected aggr in {sorted(_AGGREGATIONS)}, got {aggr!r}")
+        known = sorted((*_AGGREGATIONS, *_GROUPED))
+        if aggr not in known:
+            raise ValueError(f"expected aggr in {known}, got {aggr!r}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.num_relations, self.aggr = num_relations, aggr
         self.num_bases, self.num_blocks = num_bases, num_blocks
@@ -63,6 +67,10 @@ class RGCNConv(CompiledConv):
             "root", empty(ins[1], out_channels) if root_weight else None
         )
         self.register_parameter("bias", empty(out_channels) if bias else None)
+        if aggr == "median":
+            # What PyG's layer saves beside its parameters.
+            self.aggr_module = nn.Module()
+            self.aggr_module.register_buffer("q", torch.tensor([[0.5]]))
         self.reset_parameters()
 
     def _make_weights(self, ins: int) -> None:
@@ -109,8 +117,13 @@ class RGCNConv(CompiledConv):
         weight: Tensor = self.weight
         if self.comp is not None:
             weight = combine_bases(self.comp, weight)
-        plain = not sides.first_target and sides.source.is_floating_point()
-        if plain and self.num_blocks is None:
+        whole = sides.source.is_floating_point()
+        if self.num_blocks is not None and not whole:
+            raise ValueError("num_blocks needs features, not node ids")
+        if self.aggr in _GROUPED or (not whole and self.aggr in ("max", "min")):
+            out = self._grouped(graph, sides, weight)
+            return self._with_root(out[sides.first_target :], sides.target)
+        if whole and not sides.first_target and self.num_blocks is None:
             return self._fused(graph, sides.source, weight)
         out = self._neighbours(graph, sides, weight, _AGGREGATIONS[self.aggr])
         return self._with_root(out[sides.first_target :], sides.target)
@@ -145,13 +158,7 @@ class RGCNConv(CompiledConv):
         self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str
     ) -> Tensor:
         if not sides.source.is_floating_point():
-            if self.num_blocks is not None:
-                raise ValueError("num_blocks needs features, not node ids")
-            if aggr in ("max", "min"):
-                raise ValueError(f"aggr={aggr!r} needs features, not node ids")
-            flat = weight.flatten(0, 1)
-            rows = graph.edge_type * weight.size(1) + sides.source[graph.src]
-            stored = flat.index_select(0, rows)
+            stored = self._weight_rows(graph, sides, weight)
             order = torch.argsort(graph.edge_order)
             layer = self.compiled(edge_sum)
             out: Tensor = layer(graph, stored[order], aggr == "mean")
@@ -164,6 +171,35 @@ class RGCNConv(CompiledConv):
             out = layer(graph, x, weight, self.num_blocks, aggr)
         else:
             out = self.compiled(rgcn)(graph, x, weight, None, None, aggr)
+        return out
+
+    @staticmethod
+    def _weight_rows(graph: HeteroGraph, sides: _Sides, weight: Tensor) -> Tensor:
+        """Of each edge, the row of its relation's weight that its source names."""
+        rows = graph.edge_type * weight.size(1) + sides.source[graph.src]
+        return weight.flatten(0, 1).index_select(0, rows)
+
+    def _grouped(self, graph: HeteroGraph, sides: _Sides, weight: Tensor) -> Tensor:
+        """[nodes, out]: neighbours of a relation reduced together, relations summed."""
+        found, whole = RelationGroups.of(graph), sides.source.is_floating_point()
+        rows = (
+            sides.source.index_select(0, graph.src)
+            if whole
+            else self._weight_rows(graph, sides, weight)
+        )
+        reduced = found.reduce(rows, self.aggr)
+        if self.aggr == "mul":
+            # Nodes without neighbours in a relation have 1 there: all start from it.
+            reduced = reduced - 1
+        if whole:
+            layer = self.compiled(pair_products)
+            out: Tensor = layer(found.graph, reduced, weight, self.num_blocks or 0)
+        else:
+            zero = reduced.new_zeros(graph.num_nodes, reduced.shape[1])
+            out = zero.index_add(0, found.graph.dst, reduced)
+        if self.aggr == "mul":
+            start = weight.sum(-2).flatten(1).sum(0) if whole else graph.num_edge_types
+            out = out + start
         return out
 
     def _with_root(self, out: Tensor, target: Tensor) -> Tensor:
