@@ -81,7 +81,7 @@ class StepReport:
     """Parameters and views of them among the saved tensors (never moved)."""
     stall_ms: float
     """Time in which compute waited for a transfer (exposed). On a GPU measured in the
-    first sixteen steps and then in one of eight, whose figure the others repeat."""
+    first six steps and then in one of eight, whose figure the others repeat."""
     recompute_ms: float
     """Time spent in recipes: of the device on a GPU, of the host on a CPU."""
     saved_peak_bytes: int

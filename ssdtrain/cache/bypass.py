@@ -25,6 +25,11 @@ class Bypass:
         self._host_ns.append((start_ns, time.monotonic_ns()))
         self._forwards.append((start, self._clock.now()))
 
+    @property
+    def host_forward_ms(self) -> float:
+        """Host time of its forwards."""
+        return sum(end - start for start, end in self._host_ns) / 1e6
+
     def times(self, start: Any, end: Any) -> PlainTimes:
         """Of the step between two moments of the clock; waits for the device."""
         clock = self._clock
@@ -35,7 +40,7 @@ class Bypass:
         return PlainTimes(
             step_ms=clock.ms_between(start, end),
             forward_ms=sum(clock.ms_between(*both) for both in self._forwards),
-            host_forward_ms=sum(end - start for start, end in self._host_ns) / 1e6,
+            host_forward_ms=self.host_forward_ms,
             host_lead_ms=lead_ms,
         )
 

@@ -126,6 +126,8 @@ class Planner:
         """Beside training: the first plan was found quickly, the next thoroughly."""
         self._plain: PlainTimes | None = None
         self._num_plain = 0
+        self._idle_host_ms = float("inf")
+        """Host time of the forward that started on an idle device."""
         self._plain_start: Any = None
         self._num_spans = 0
         self._host_costs: HostCosts | None = None
@@ -282,6 +284,9 @@ class Planner:
         before, cache.bypass = cache.bypass, None
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
             own = before.times(self._plain_start, cache.ledger.closed)
+            own = own._replace(
+                host_forward_ms=min(own.host_forward_ms, self._idle_host_ms)
+            )
             # The slowest rank's, and the host that is the least ahead.
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
@@ -290,6 +295,8 @@ class Planner:
             if self.profile is not None:
                 self._plan(self.profile)
             return
+        if isinstance(before, Bypass):
+            self._idle_host_ms = before.host_forward_ms
         self._num_plain += 1
         self._plain_start = cache.ledger.closed
         cache.bypass = Bypass(cache.ledger.clock)

@@ -8,6 +8,12 @@ memory, one such step is measured, and the profile's forward and backward are st
 or shrunk to its times, the host's as well. What a plan may cost is then counted from
 the plain step.
 
+[Note: a host that is blocked]
+The driver takes a thousand launches ahead of the device, and then a launch lasts as
+long as a kernel. In a settled step the host's forward so looks as long as the device's.
+What it takes by itself shows in a forward that starts on an idle device, the first
+plain step's: the least of both counts.
+
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
 at most the device's. Where two measurements say otherwise, the host's is cut: the step
@@ -33,7 +39,8 @@ class PlainTimes(NamedTuple):
     forward_ms: float
     """Of its forwards."""
     host_forward_ms: float = 0.0
-    """Host time of its forwards; 0: unknown."""
+    """Host time of its forwards, unblocked: [Note: a host that is blocked]. 0: not
+    known."""
     host_lead_ms: float = 0.0
     """By how much the host was ahead of the device when it started."""
 

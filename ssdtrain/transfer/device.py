@@ -24,7 +24,7 @@ import torch
 from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
 from ssdtrain.transfer.workers import Owner, Workers
 
-FIRST_TIMED_STEPS = 16
+FIRST_TIMED_STEPS = 6
 TIMED_STEPS = 8
 """Of so many steps one has its waits timed on the device."""
 

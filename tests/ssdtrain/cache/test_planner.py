@@ -290,7 +290,8 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
 def test_a_recipe_that_is_refused_under_a_plan_leaves_it_in_force(
     monkeypatch: pytest.MonkeyPatch, refused_at: int
 ) -> None:
-    """What would have been stored for its sake is not there then."""
+    """What would have been stored for its sake is not there then. Once a table is
+    compiled nothing is searched for: what it asked is asked again, and answered."""
 
     class CastingEarly(Casting):
         def loss(self, x: Tensor) -> Tensor:
@@ -320,7 +321,8 @@ def test_a_recipe_that_is_refused_under_a_plan_leaves_it_in_force(
     assert equal(ours, theirs)
     assert refused_at == 3 or reports[4].bytes_recomputed > 0
     for report in reports[refused_at:]:
-        assert report.bytes_recomputed == 0
+        before = 0 if refused_at == 3 else reports[4].bytes_recomputed
+        assert report.bytes_recomputed <= before
         assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
 
 
