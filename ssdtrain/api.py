@@ -363,7 +363,7 @@ def _attach_regions(
                 f"{type(module).__name__}; name paths such as 'model.layers.*' (see "
                 "named_modules()) or classes."
             )
-        regions.attach(found, cache.regions, patches)
+        regions.attach(module, found, cache.regions, patches)
     patches.also(register_optimizer_step_pre_hook(cache.regions.before_step).remove)
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
     cache.regions.choice = Choice.ALL if fixed else Choice.PLANNED

@@ -50,7 +50,6 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.regions.conditions import (
     Conditions,
     RandomState,
-    compiles_around,
     modes_stand,
 )
 from ssdtrain.regions.find import Region
@@ -558,8 +557,6 @@ class Regions:
             region.refusal = region.watch.standing_refusal()
             if region.refusal is not None:
                 return region.refusal
-        if compiles_around():
-            return "the whole model is compiled; compile its layers one by one"
         if modes_stand():
             return "a function or dispatch mode would not see its re-run"
         for leaf in leaves:
@@ -569,6 +566,13 @@ class Regions:
                     "cache? set use_cache=False)"
                 )
         return region.watch.hooks()
+
+    def refuse_compiled(self, region: Region) -> None:
+        """Its frames are compiled for a caller, and a re-run would be eager."""
+        told = "the whole model is compiled; compile its layers one by one"
+        region.refusal = self.reasons[region.path] = told
+        if self.choice is not Choice.NONE:
+            self.cache.offloader.fall_back(Fallback.NO_REGION)
 
     def refuse(self, region: Region, reason: str) -> None:
         """A call does not run again; counted, and told once."""

@@ -21,10 +21,25 @@ from ssdtrain.regions.find import Region
 COMPILED = "_compiled_call_impl"
 
 
-def attach(found: list[Region], regions: Regions, patches: Patches) -> None:
+def attach(
+    root: nn.Module, found: list[Region], regions: Regions, patches: Patches
+) -> None:
     """Let every call of these modules be a region call, if it is chosen."""
+    is_compiled = vars(root).get(COMPILED) is not None
+    # By name: to import it takes a second.
+    is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"
     for region in found:
-        _wrap(region, regions, patches)
+        if is_compiled:
+            regions.refuse_compiled(region)
+        else:
+            _wrap(region, regions, patches)
+
+
+def _restore(module: nn.Module, name: str, before: Any) -> None:
+    if before is not None:
+        object.__setattr__(module, name, before)
+    elif name in vars(module):
+        object.__delattr__(module, name)
 
 
 def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
@@ -37,6 +52,14 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         inner = method_of(self, name, before)
         if self is not module or not attached:
+            return inner(*args, **kwargs)
+        # Here, because what is untraced sees no compiler around it.
+        compiles = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        if compiles is not None and compiles is not False:
+            untraced(regions.refuse_compiled)(region)
+            # The wrapper would break its graph in every step.
+            attached.clear()
+            _restore(module, name, before)
             return inner(*args, **kwargs)
         call = untraced(regions.begin)(region, inner, args, kwargs)
         if call is None:

@@ -146,9 +146,3 @@ def modes_stand() -> bool:
     return bool(
         torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
     )
-
-
-def compiles_around() -> bool:
-    """Whether Dynamo compiles the frames that run here: a re-run would be eager."""
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-    return callback is not None and callback is not False

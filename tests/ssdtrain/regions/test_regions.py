@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -502,3 +503,99 @@ def test_a_forward_that_does_something_else_is_noticed() -> None:
         loss = model(torch.randn(BATCH, WIDTH))
         with pytest.raises(RegionError, match=r"blocks\.2"):
             loss.backward()
+
+
+# -- what stays behind ----------------------------------------------------------------
+
+
+class Seen:
+    """Storages of tensors inside of blocks, by weak references."""
+
+    def __init__(self) -> None:
+        self.storages: list[StorageWeakRef] = []
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Remember a tensor."""
+        self.storages.append(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
+
+    @property
+    def num_alive(self) -> int:
+        """How many have not been freed."""
+        return sum(not each.expired() for each in self.storages)
+
+
+SEEN = Seen()
+
+
+def test_a_rerun_leaves_nothing_behind() -> None:
+    """Autograd's nodes hold the hooks: no cycle may go through them, because the
+    garbage collector does not look into nodes."""
+
+    class Watched(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            if torch._C._current_graph_task_id() != -1:
+                assert SEEN.num_alive <= 2  # of the region before
+            return x + self.down(torch.sin(SEEN.add(self.up(self.norm(x)))))
+
+    SEEN.storages.clear()
+    model = Stack(num_blocks=4, kind=Watched)
+    with offloaded(model, plan="offload-all", window_bytes=1) as session:
+        model(torch.randn(BATCH, WIDTH)).backward()
+        assert remade(session) > 0
+        assert len(SEEN.storages) == 8 and SEEN.num_alive == 0
+
+
+# -- compiled -------------------------------------------------------------------------
+
+
+# Dynamo looks at `.grad` of what it is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_layers_are_regions_and_compiled_models_are_not(whole: bool) -> None:
+    class Pure(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return x + self.down(torch.sin(F.gelu(self.up(self.norm(x)))))
+
+    torch.manual_seed(0)
+    model = Stack(kind=Pure)
+    if whole:
+        model.compile(backend="aot_eager")
+    else:
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    x = torch.randn(BATCH, WIDTH)
+    plain = [t.clone() for t in gradients(model, x)]
+    model.zero_grad()
+    with offloaded(model) as session:
+        for _ in range(2):
+            model.zero_grad()
+            ours = gradients(model, x)
+        assert bool(remade(session)) is not whole
+        told = "the whole model is compiled; compile its layers one by one"
+        assert set(session.regions_refused.values()) <= {told}
+    assert all(map(torch.equal, plain, ours))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_model_that_is_compiled_later_is_one_graph() -> None:
+    """The wrappers of regions go: they would break its graph at every layer."""
+    graphs: list[int] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    class Pure(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return x + self.down(torch.sin(self.up(self.norm(x))))
+
+    model, x = Stack(kind=Pure), torch.randn(BATCH, WIDTH)
+    with offloaded(model, recompute="auto", plan="auto"):
+        compiled = torch.compile(model, backend=counting)
+        compiled(x).backward()
+        assert not any("forward" in vars(block) for block in model.blocks)
+        graphs.clear()
+        torch.compiler.reset()
+        compiled(x).backward()
+        assert len(graphs) == 1

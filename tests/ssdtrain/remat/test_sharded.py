@@ -71,3 +71,12 @@ def test_fully_sharded(dtype: torch.dtype | None) -> None:
         for recipe in ("GeluBackward0", "NativeLayerNormBackward0", "dropout mask"):
             assert report.recipes[recipe] > 0
         assert not report.fallbacks
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
+def test_regions_run_again_with_gathered_weights(plan: str) -> None:
+    """A re-run comes behind the gathering before its backward."""
+    theirs, _ = train(torch.bfloat16, None)
+    ours, report = train(torch.bfloat16, {"plan": plan, "recompute": "regions"})
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert report.recipes["region"] > 0 and not report.fallbacks
