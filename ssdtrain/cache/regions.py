@@ -29,10 +29,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Probe,
+    Stamp,
     check_late_writer,
     identify,
     is_plain,
     raw_bytes,
+    stamp_of,
 )
 from ssdtrain.cache.record import (
     Handle,
@@ -208,6 +210,10 @@ class RegionCall:
         self._training = region.watch.training()
         self._versions = region.watch.versions()
         self._inputs: list[tuple[Tensor, int]] = []
+        self._booked: set[tuple[Stamp, int]] = set()
+        """Storages whose bytes are booked, by version."""
+        self._held_bytes = 0
+        """Booked for handles that are no records."""
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood behind the forward, if it draws."""
@@ -222,6 +228,8 @@ class RegionCall:
                 self._leaves.append(leaf)
                 continue
             self._inputs.append((leaf, leaf._version))
+            if is_plain(leaf):
+                self._booked.add((stamp_of(leaf), leaf._version))
             is_parameter = isinstance(leaf, nn.Parameter)
             handle = pack(leaf)
             self._leaves.append(Input(handle, leaf.requires_grad, is_parameter))
@@ -250,10 +258,25 @@ class RegionCall:
 
     def hold(self, tensor: Tensor) -> Handle:
         """The next place; nobody but its handle knows of it."""
-        probe = self._cache.probe_of(tensor) if is_plain(tensor) else None
+        is_bytes = is_plain(tensor)
+        probe = self._cache.probe_of(tensor) if is_bytes else None
         handle = PlaceHandle(self, tensor, probe)
+        if is_bytes:
+            handle.num_bytes = self._new_bytes(tensor)
         self._places.append(Place(Look.of(tensor), weakref.ref(handle)))
         return handle
+
+    def _new_bytes(self, tensor: Tensor) -> int:
+        """Book what it adds to the tensors that are alive."""
+        key = stamp_of(tensor), tensor._version
+        if key in self._booked:
+            return 0
+        self._booked.add(key)
+        num_bytes = (tensor if tensor._base is None else tensor._base).nbytes
+        self._held_bytes += num_bytes
+        self.holding.live_bytes += num_bytes
+        self._cache.ledger.live(num_bytes)
+        return num_bytes
 
     def end(self) -> None:
         """The forward has ended: let go of what it saved, if it can run again."""
@@ -293,8 +316,14 @@ class RegionCall:
         for place in self._places:
             owner = None if place.owner is None else place.owner()
             if isinstance(owner, PlaceHandle) and self.drops:
-                self.dropped_bytes += owner.num_bytes
                 owner.tensor = None
+        self._booked.clear()
+        counters = self._cache.ledger.counters
+        counters.add_all({"bytes_saved": self._held_bytes})
+        if self.drops:
+            self.dropped_bytes += self._held_bytes
+            self.holding.live_bytes -= self._held_bytes
+            self._cache.ledger.live(-self._held_bytes)
 
     # -- backward -----------------------------------------------------------------
 

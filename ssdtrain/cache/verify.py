@@ -37,6 +37,7 @@ from torch.autograd import Variable
 
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
 from ssdtrain.cache.record import Handle, RebuiltView, RecordView, Wrapped
+from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.config import Verify
 from ssdtrain.counters import Count, Counters
@@ -401,7 +402,7 @@ def _is_made_again(handle: Handle) -> bool:
     source = handle.source
     if isinstance(source, RecordView):
         return source.record.region is not None
-    return isinstance(source, RebuiltView)
+    return isinstance(source, RebuiltView | FromRegion)
 
 
 def describe(handle: Handle, seal: Seal) -> str:
@@ -415,6 +416,8 @@ def describe(handle: Handle, seal: Seal) -> str:
         how = "brought back" if away else "kept on the device"
         if source.record.region is not None:
             how = f"made again by {source.record.region.region.path}"
+    elif isinstance(source, FromRegion):
+        name, how = "a tensor of a region", f"made again by {source.call.region.path}"
     else:
         raise TypeError(f"no seal is put on {type(source).__name__}")
     node = torch._C._current_autograd_node()

@@ -82,6 +82,11 @@ class Watch:
         return None
 
     @property
+    def is_trusted(self) -> bool:
+        """Whether a call has been found clean."""
+        return self._num_clean > 0
+
+    @property
     def is_thorough(self) -> bool:
         """Whether few calls have been found clean so far."""
         return self._num_clean < NUM_THOROUGH
