@@ -54,7 +54,7 @@ def sweep(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        Console().print(_table(found))
+        Console().print(table_of(found))
         print(f"written to {directory}")
     return worst
 
@@ -105,7 +105,8 @@ def _figures(directory: Path) -> dict[str, Any]:
     }
 
 
-def _table(found: Sequence[dict[str, Any]]) -> Table:
+def table_of(found: Sequence[dict[str, Any]]) -> Table:
+    """A row a run: what was set, and what came of it."""
     names = list(dict.fromkeys(name for run in found for name in run))
     table = Table(title=f"{len(found)} runs")
     for name in names:

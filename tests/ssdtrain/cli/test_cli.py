@@ -1,6 +1,7 @@
 """The command line: frozen options, exit statuses, trainers by `_target_`."""
 
 import argparse
+import io
 import json
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import ssdtrain
 from ssdtrain.cli import COMMANDS, build_parser, main
+from ssdtrain.cli.sweep import table_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -248,3 +251,13 @@ def test_a_plain_run_writes_its_files(
         "trace.json",
     }
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
+
+
+def test_a_sweeps_table_tells_its_runs_apart_on_a_narrow_terminal() -> None:
+    words = "offload=host,model=gpt"
+    found = [{"overrides": words, "status": 0, "last_loss": 4.4, "step_ms": 3837.9}]
+    out = io.StringIO()
+    Console(file=out, width=40).print(table_of(found))
+    rows = [line for line in out.getvalue().splitlines() if line.startswith("│")]
+    cells = [line.split("│")[1].strip() for line in rows]
+    assert "".join(cells) == words
