@@ -39,8 +39,12 @@ PLAIN = (int, float, bool, str, bytes, complex, type(None))
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 CONTAINERS = (list, dict, set, deque, tuple)
 OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType)
-FOREIGN = ("transformer_engine",)
-"""Packages whose modules keep histories that no version counts."""
+FOREIGN = {
+    "transformer_engine": "keeps a history that no version counts",
+    "megatron": "draws from random states of Megatron's own",
+    "deepspeed": "may draw from random states of DeepSpeed's own",
+}
+"""Packages whose modules keep states that nobody here can see."""
 
 
 class Watch:
@@ -56,8 +60,9 @@ class Watch:
         """Why the module can never run again, whatever its calls do; None: it can."""
         for path, module in self._module.named_modules():
             name = path or type(self._module).__name__
-            if str(type(module).__module__).startswith(FOREIGN):
-                return f"{name}: {type(module).__name__} keeps a history of its own"
+            foreign = FOREIGN.get(type(module).__module__.partition(".")[0])
+            if foreign is not None:
+                return f"{name}: {type(module).__name__} {foreign}"
             if isinstance(module, torch.jit.ScriptModule):
                 return f"{name} is scripted, and its state cannot be looked at"
             for value in vars(module).values():

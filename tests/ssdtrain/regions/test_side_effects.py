@@ -360,3 +360,19 @@ def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
         layer(torch.randn(2, 3, WIDTH))
         assert watch.change(before) is None
     assert watch.standing_refusal() is None and watch.hooks() is None
+
+
+@pytest.mark.parametrize("package", ["megatron.core", "transformer_engine.pytorch"])
+def test_modules_with_states_that_nobody_sees(package: str) -> None:
+    class Foreign(nn.Linear):
+        pass
+
+    Foreign.__module__ = f"{package}.layers"
+    model = Stack(Block)
+    model.blocks[0].part = Foreign(WIDTH, WIDTH)
+    with ssdtrain.offload(
+        model, recompute="regions", plan="keep-all", min_bytes=0
+    ) as session:
+        model(torch.randn(BATCH, WIDTH)).backward()
+        assert list(session.regions_refused) == ["blocks.0"]
+        assert "Foreign" in session.regions_refused["blocks.0"]
