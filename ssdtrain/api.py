@@ -134,7 +134,15 @@ class Session:
         if last is not None and last.plan_error is not None and prediction is not None:
             step_ms = prediction.step_ms * (1 + last.plan_error)
             measured = {"step_ms": step_ms, "stall_ms": last.stall_ms}
-        return words.explain(self.profile, self.plan, measured)
+        timed = [report for report in self.steps if "host" in report.waits_ms]
+        waits = timed[-1:] or ([] if last is None else [last])
+        return words.explain(
+            self.profile,
+            self.plan,
+            measured,
+            waits_ms=waits[0].waits_ms if waits else None,
+            host_wait_module=waits[0].host_wait_module if waits else "",
+        )
 
     @property
     def regions_refused(self) -> dict[str, str]:

@@ -82,6 +82,12 @@ class StepReport:
     stall_ms: float
     """Time in which compute waited for a transfer (exposed). On a GPU measured in the
     first six steps and then in one of eight, whose figure the others repeat."""
+    waits_ms: dict[str, float]
+    """Of `stall_ms`: for a `copy out`, and for a `copy in` or anything else. `host`, in
+    steps whose hooks were timed on a GPU (the third under a plan, then one in 32):
+    time in which the device waited for ssdtrain's own work on the host."""
+    host_wait_module: str
+    """Where it waited for the host most; "": unknown, or not at all."""
     recompute_ms: float
     """Time spent in recipes: of the device on a GPU, of the host on a CPU."""
     saved_peak_bytes: int

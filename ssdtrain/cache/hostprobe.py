@@ -56,7 +56,9 @@ def host_costs(torch_device: torch.device) -> HostCosts:
     return measured_chain(torch_device).costs(HostCosts())
 
 
-def measured_chain(torch_device: torch.device) -> HostMeter:
+def measured_chain(
+    torch_device: torch.device, meter: HostMeter | None = None
+) -> HostMeter:
     """The meter of the chain's measured lanes."""
     device, counters = open_device(torch_device), Counters()
     pool = PinnedPool(device, 4 * NUM_ITEMS * ITEM_BYTES)
@@ -66,16 +68,16 @@ def measured_chain(torch_device: torch.device) -> HostMeter:
     cache = TensorCache(offloader, KeepAll(), limits, counters)
     try:
         with torch.enable_grad(), torch.autocast(torch_device.type, enabled=False):
-            return _measured(cache, _Chain(torch_device))
+            chain = _Chain(torch_device)
+            return _measured(cache, chain, meter or HostMeter())
     finally:
         cache.close()
 
 
-def _measured(cache: TensorCache, chain: _Chain) -> HostMeter:
+def _measured(cache: TensorCache, chain: _Chain, meter: HostMeter) -> HostMeter:
     _, saved = chain()
     cache.course.plan = Plan(orders={"probe/0": _orders(saved)}, policy="probe")
     saved.clear()
-    meter = HostMeter()
     for turn in range(NUM_BOUND + NUM_MEASURED):
         cache.course.step_starts()
         cache.meter = meter if turn >= NUM_BOUND else None

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ssdtrain.cache.ledger import HookSpans
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.record import RebuiltView, RecordView
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
@@ -41,16 +42,25 @@ class HostMeter:
     Args:
         away: what a record without an order does when it leaves.
         now: a clock of the host in ns.
+        moment: a moment of the device, for its waits inside the hooks; None: these are
+            not asked for.
+        module_of: the module of an item of a kind of lane.
     """
 
     def __init__(
         self,
         away: Placement = Placement.OFFLOAD,
         now: Callable[[], int] = time.monotonic_ns,
+        moment: Callable[[], Any] | None = None,
+        module_of: Callable[[str, int], str] = lambda kind, item: "",
     ) -> None:
         self.now = now
         self.num_calls = 0
         """Of the hooks, so far."""
+        self.device_spans = None if moment is None else HookSpans()
+        self._moment = moment
+        self._before: Any = None
+        self._module_of = module_of
         self._away = away
         self._spent_ns = 0
         self._entered: int | None = None
@@ -86,6 +96,8 @@ class HostMeter:
     def _enter(self) -> None:
         self.num_calls += 1
         self._excluded_ns = 0
+        if self._moment is not None:
+            self._before = self._moment()
         self._entered = self.now()
 
     def _leave(self, handle: Any, what: str) -> None:
@@ -93,6 +105,9 @@ class HostMeter:
         if start is None:
             return
         took_ns = self.now() - start
+        if self._moment is not None and self.device_spans is not None:
+            span = self._module(handle), self._before, self._moment()
+            self.device_spans.spans.append(span)
         self._spent_ns += took_ns
         own_ns = max(0, took_ns - self._excluded_ns)
         placement = self._placement_of(handle)
@@ -135,6 +150,17 @@ class HostMeter:
         if record.region is not None:
             return Placement.RERUN
         return Placement.KEEP if record.parcel is None else self._way_of(record)
+
+    def _module(self, handle: Any) -> str:
+        """In which an item was saved; "" for what is no item, or served in place."""
+        if type(handle) is MovedHandle:
+            return self._module_of(handle.moved.lane.kind, handle.row.item)
+        source = getattr(handle, "source", None)
+        if isinstance(source, RecordView):
+            return self._module_of(source.record.lane.kind, source.record.item)
+        if isinstance(source, RebuiltView):
+            return self._module_of(source.rebuilt.lane.kind, source.rebuilt.item)
+        return ""
 
     def _way_of(self, record: Any) -> Placement:
         """Where an offloaded tensor went."""

@@ -10,6 +10,20 @@ from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device, MemoryLevel
 
 
+class HookSpans:
+    """When the device was in the hooks of one step, by module."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, Any, Any]] = []
+
+    def by_module(self, ms_between: Callable[[Any, Any], float]) -> dict[str, float]:
+        """ms of each module's hooks; waits for the device."""
+        found: dict[str, float] = {}
+        for module, before, after in self.spans:
+            found[module] = found.get(module, 0.0) + ms_between(before, after)
+        return found
+
+
 class Ledger:
     """Counts bytes of saved tensors alive on the device, and closes steps."""
 
@@ -112,12 +126,16 @@ class Ledger:
         """Whether backward has run since the last step was closed."""
         return self._seen_backward
 
-    def close_step(self) -> Callable[[], StepReport]:
-        """End the step; the report waits for the device, so it is built on demand."""
+    def close_step(self, hooks: "HookSpans | None" = None) -> Callable[[], StepReport]:
+        """End the step; the report waits for the device, so it is built on demand.
+
+        Args:
+            hooks: of a step whose hooks were timed on the device as well.
+        """
         sums = self.counters.take()
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
         backward_bytes, self._backward_start_bytes = self._backward_start_bytes, 0
-        stall_ms = self._device.cut_stalls()
+        stalls = self._device.cut_stalls()
         recipe_ms = self.clock.cut()
         self.closed = self.clock.now()
         allocated, reserved = self._peaks()
@@ -129,7 +147,17 @@ class Ledger:
             return sums.counts.get(count, 0)
 
         def report() -> StepReport:
-            times = recipe_ms()
+            times, stalled = recipe_ms(), stalls()
+            waits = {
+                "copy out": stalled.out_ms,
+                "copy in": stalled.ms - stalled.out_ms,
+            }
+            module = ""
+            if hooks is not None:
+                spent = hooks.by_module(self.clock.ms_between)
+                known_ms = stalled.ms + sum(times.values())
+                waits["host"] = max(0.0, sum(spent.values()) - known_ms)
+                module = max(spent, key=spent.__getitem__, default="")
             return StepReport(
                 step=step,
                 num_records=total(Count.RECORDS),
@@ -141,7 +169,9 @@ class Ledger:
                 bytes_reloaded=total(Count.RELOADED),
                 bytes_written=total(Count.WRITTEN),
                 bytes_parameters=total(Count.PARAMETERS),
-                stall_ms=stall_ms(),
+                stall_ms=stalled.ms,
+                waits_ms=waits,
+                host_wait_module=module,
                 recompute_ms=sum(times.values()),
                 saved_peak_bytes=peak_bytes,
                 saved_backward_start_bytes=backward_bytes,

@@ -561,7 +561,15 @@ class Planner:
         self._num_followed += 1
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:
-            self._cache.meter = HostMeter(self._away)
+            moment = self._cache.ledger.clock.now
+            self._cache.meter = HostMeter(
+                self._away, moment=moment, module_of=self._module_of
+            )
+
+    def _module_of(self, kind: str, item: int) -> str:
+        """The module of an item of the profile."""
+        items = () if self.profile is None else self.profile.kinds.get(kind, ())
+        return items[item].module if 0 <= item < len(items) else ""
 
     def _reprice(self, costs: HostCosts) -> None:
         """These are the host's costs; if they are others than those that the plan was

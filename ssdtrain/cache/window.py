@@ -135,7 +135,7 @@ class ReleaseWindow:
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
-            self._device.wait(leaver.parcel.copied, leaver.order)
+            self._device.wait(leaver.parcel.copied, leaver.order, outwards=True)
         except Exception as error:
             self._keep(leaver, record, error)
             # The event holds the error, and a buffer the event: not this frame as well.

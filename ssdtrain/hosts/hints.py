@@ -84,7 +84,9 @@ class Steps:
         if self._cache.ledger.step_is_open:
             num_resized = self._cache.course.num_resized
             self._cache.ledger.counters.add(Count.RESIZED, num_resized)
-            self._pending.append(self._cache.ledger.close_step())
+            meter = self._cache.meter
+            hooks = None if meter is None else meter.device_spans
+            self._pending.append(self._cache.ledger.close_step(hooks))
             while len(self._pending) > MAX_PENDING:
                 self._build()
 

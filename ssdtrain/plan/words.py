@@ -70,7 +70,12 @@ def _if(condition: bool, num_bytes: int) -> int:
 
 
 def explain(
-    profile: Profile, plan: Plan, measured: Mapping[str, float] | None = None
+    profile: Profile,
+    plan: Plan,
+    measured: Mapping[str, float] | None = None,
+    *,
+    waits_ms: Mapping[str, float] | None = None,
+    host_wait_module: str = "",
 ) -> str:
     """The stall report.
 
@@ -78,6 +83,8 @@ def explain(
         profile: what was observed.
         plan: with its prediction.
         measured: `step_ms` and `stall_ms` of a step under the plan, where known.
+        waits_ms: what the device waited for in a step, measured, by cause.
+        host_wait_module: in which module's hooks it waited for the host most.
     """
     prediction = plan.prediction
     if prediction is None:
@@ -103,6 +110,10 @@ def explain(
             f"Measured: step {measured['step_ms']:.1f} ms ({100 * error:+.1f} % from "
             f"the prediction), stalled {measured.get('stall_ms', 0.0):.1f} ms."
         )
+    if waits_ms:
+        told = ", ".join(f"{ms:.1f} ms for {cause}" for cause, ms in waits_ms.items())
+        at = f" (the host most at {host_wait_module})" if host_wait_module else ""
+        lines.append(f"Measured waits of the device: {told}{at}.")
     lines.append("Next: " + _advice(profile, prediction))
     return "\n".join(lines)
 

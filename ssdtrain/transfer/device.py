@@ -75,6 +75,15 @@ class GraphEvent:
         """The host never waits for what is only written down."""
 
 
+class Stalled(NamedTuple):
+    """Compute's waits of one step, in ms."""
+
+    ms: float
+    """All of them."""
+    out_ms: float
+    """Of these: for copies out."""
+
+
 class Device(Protocol):
     """Copies in both directions beside compute, ordered by events."""
 
@@ -88,8 +97,16 @@ class Device(Protocol):
     def order(self) -> object:
         """The caller's compute order itself, to be given back to `wait`."""
 
-    def wait(self, event: Event, order: object = None) -> None:
-        """Let compute (the caller's order, or `order`) wait for `event`."""
+    def wait(
+        self, event: Event, order: object = None, *, outwards: bool = False
+    ) -> None:
+        """Let compute (the caller's order, or `order`) wait for `event`.
+
+        Args:
+            event: what is waited for.
+            order: whose wait it is; None: the caller's.
+            outwards: it is a copy out, for the account of waits.
+        """
 
     def is_capturing(self) -> bool:
         """Whether the caller's compute order is captured into a graph."""
@@ -116,11 +133,11 @@ class Device(Protocol):
         Includes waits of the host, but only the part that outlasts queued work.
         """
 
-    def cut_stalls(self) -> Callable[[], float]:
+    def cut_stalls(self) -> Callable[[], Stalled]:
         """Start a new account of compute's waits.
 
         Returns:
-            Gives the old account's sum in ms; calling it waits for the device.
+            Gives the old account's sums; calling it waits for the device.
         """
 
     def memory(self) -> MemoryLevel | None:
@@ -186,7 +203,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self._store = Workers(1, "ssdtrain-store")
         self._load = Workers(1, "ssdtrain-load")
-        self._stall_ns = 0
+        self._stall_ns = self._out_ns = 0
         self._copies: list[Copy] | None = None
 
     def now(self) -> CpuEvent:
@@ -197,10 +214,17 @@ class CpuDevice:
         """The calling thread is the only compute order."""
         return None
 
-    def wait(self, event: Event, order: object = None) -> None:
+    def wait(
+        self, event: Event, order: object = None, *, outwards: bool = False
+    ) -> None:
         """Block the calling thread."""
-        with self.stall():
-            event.synchronize()
+        before_ns = self._stall_ns
+        try:
+            with self.stall():
+                event.synchronize()
+        finally:
+            if outwards:
+                self._out_ns += self._stall_ns - before_ns
 
     def is_capturing(self) -> bool:
         """There are no graphs."""
@@ -234,10 +258,11 @@ class CpuDevice:
         finally:
             self._stall_ns += time.monotonic_ns() - start
 
-    def cut_stalls(self) -> Callable[[], float]:
+    def cut_stalls(self) -> Callable[[], Stalled]:
         """Wall time spent in `stall`."""
-        stall, self._stall_ns = self._stall_ns, 0
-        return lambda: stall / 1e6
+        found = Stalled(self._stall_ns / 1e6, self._out_ns / 1e6)
+        self._stall_ns = self._out_ns = 0
+        return lambda: found
 
     def memory(self) -> None:
         """CPU tensors have no allocator statistics."""
@@ -309,13 +334,13 @@ class CudaDevice:
         self._store = self.store_stream = torch.cuda.Stream(self.torch_device)
         self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
         self._compute = CurrentStream(self._index)
-        self._stalls = Stalls()
+        self._stalls, self._out_stalls = Stalls(), Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._watching = False
         self._num_cuts = 0
         self._times_waits = True
-        self._stall_ms = 0.0
+        self._stalled = Stalled(0.0, 0.0)
         self._captures = False
         """Whether a graph was ever captured."""
 
@@ -344,7 +369,9 @@ class CudaDevice:
         """The current stream."""
         return self._compute.get()
 
-    def wait(self, event: Event, order: object = None) -> None:
+    def wait(
+        self, event: Event, order: object = None, *, outwards: bool = False
+    ) -> None:
         """Make the compute stream wait, with its idle time measured on the device."""
         if isinstance(event, CpuEvent):  # ended by a thread: see transfer/direct.py
             with self.stall():
@@ -360,7 +387,7 @@ class CudaDevice:
         if not self._times_waits:
             stream.wait_event(event)
             return
-        with Stall(stream, self._stalls):
+        with Stall(stream, self._out_stalls if outwards else self._stalls):
             stream.wait_event(event)
 
     def is_capturing(self) -> bool:
@@ -396,29 +423,26 @@ class CudaDevice:
         """cudaHostUnregister; the caller has made sure that no copy uses it."""
         self._runtime.cudaHostUnregister(buffer.data_ptr())
 
-    def cut_stalls(self) -> Callable[[], float]:
+    def cut_stalls(self) -> Callable[[], Stalled]:
         """Device time between the two events around each wait.
 
         The events cost the host as much as the wait. So after the first steps one in
         `TIMED_STEPS` is measured, and its sum stands for those until the next.
         """
-        stalls, timed = self._stalls.cut(), self._times_waits
+        own, out = self._stalls.cut(), self._out_stalls.cut()
+        timed = self._times_waits
         self._num_cuts += 1
         self._times_waits = (
             self._num_cuts < FIRST_TIMED_STEPS or self._num_cuts % TIMED_STEPS == 0
         )
 
-        def total_ms() -> float:
-            if not timed:
-                return self._stall_ms
-            for _, behind in stalls:
-                behind.synchronize()
-            sum_ms = sum(before.elapsed_time(behind) for before, behind in stalls)
-            self._stalls.reuse(stalls)
-            self._stall_ms = float(sum_ms)
-            return self._stall_ms
+        def total() -> Stalled:
+            if timed:
+                out_ms = self._out_stalls.sum_ms(out)
+                self._stalled = Stalled(self._stalls.sum_ms(own) + out_ms, out_ms)
+            return self._stalled
 
-        return total_ms
+        return total
 
     def memory(self) -> MemoryLevel:
         """Read the caching allocator."""

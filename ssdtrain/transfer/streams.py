@@ -95,6 +95,14 @@ class Stalls:
         pairs, self.pairs = self.pairs, []
         return pairs
 
+    def sum_ms(self, pairs: list[Timed]) -> float:
+        """Device time between the events of each pair, which are then used again."""
+        for _, behind in pairs:
+            behind.synchronize()
+        found = sum(before.elapsed_time(behind) for before, behind in pairs)
+        self.reuse(pairs)
+        return float(found)
+
     def reuse(self, pairs: list[Timed]) -> None:
         """These have been read."""
         for pair in pairs:

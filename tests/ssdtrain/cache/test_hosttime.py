@@ -1,5 +1,6 @@
 """Host time of the hooks, with a clock that the test turns."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ssdtrain.cache.hostprobe import (
 from ssdtrain.cache.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
+from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from tests.ssdtrain.plan.profiles import drawn
 
 
@@ -129,3 +131,48 @@ def test_where_a_moved_tensor_went_is_seen() -> None:
     # The other tensors, and a parameter each.
     kept = meter.num_packed(Placement.KEEP)
     assert kept == (2 * NUM_ITEMS - 20) * NUM_MEASURED + 2 * NUM_MEASURED
+
+
+def test_the_device_in_the_hooks_is_told_by_module() -> None:
+    """A moment before and one behind each call; the rest of the step is not theirs."""
+    now = Turned()
+    meter = HostMeter(now=now, moment=lambda: now.ns)
+    pack, _ = meter.around(lambda tensor: now.pass_us(30), lambda handle: None)
+    pack("tensor")
+    now.pass_us(500)
+    pack("tensor")
+    assert meter.device_spans is not None
+    found = meter.device_spans.by_module(lambda start, end: (end - start) / 1e6)
+    assert found == {"": pytest.approx(0.06)}
+
+
+def test_items_know_their_modules() -> None:
+    """Over the probe's chain: every moved tensor is asked for by kind and number."""
+    asked: set[tuple[str, int]] = set()
+    meter = HostMeter(
+        moment=lambda: 0, module_of=lambda kind, item: str(asked.add((kind, item)))
+    )
+    measured_chain(torch.device("cpu"), meter)
+    assert {kind for kind, _ in asked} == {"probe/0"}
+    assert len(asked) >= 20
+
+
+def test_waits_are_reported_by_cause() -> None:
+    """A copy out and a copy in that take their time, on the CPU's threads."""
+    device = CpuDevice()
+    try:
+        ready = CpuEvent(done=True)
+        device.wait(ready, outwards=True)
+        with device.stall():
+            pass
+        found = device.cut_stalls()()
+        assert 0.0 <= found.out_ms <= found.ms
+        late = CpuEvent()
+        threading.Timer(0.02, late.reach).start()
+        device.wait(late, outwards=True)
+        device.wait(ready)
+        found = device.cut_stalls()()
+        assert found.out_ms >= 10.0 and found.ms >= found.out_ms
+        assert device.cut_stalls()() == (0.0, 0.0)
+    finally:
+        device.close()

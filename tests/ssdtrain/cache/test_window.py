@@ -134,7 +134,7 @@ def test_the_end_of_backward_waits_in_order_and_not_on_the_host(
     parcels[0].copied = StreamEvent()
     waited: list[Any] = []
     monkeypatch.setattr(
-        offloads.device, "wait", lambda event, order: waited.append(event)
+        offloads.device, "wait", lambda event, order, **_: waited.append(event)
     )
     for parcel in parcels:
         window.linger(parcel)
