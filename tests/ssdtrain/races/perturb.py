@@ -139,7 +139,7 @@ def poisoned() -> Iterator[list[int]]:
 def missing_event() -> Iterator[None]:
     """The bug of Megatron#7398 planted: compute does not wait for a copy."""
 
-    def forget(self: Any, event: Any, order: object = None) -> None:
+    def forget(self: Any, event: Any, order: object = None, **_: object) -> None:
         """The edge is gone."""
 
     with patched(CpuDevice, "wait", forget), patched(CudaDevice, "wait", forget):
