@@ -1,15 +1,19 @@
 """Random models that train and then change their ways: gradients byte-equal to plain's.
 
 The generator is `tests/ssdtrain/graphs/surprises.py`; every model runs under three
-plans with recipes. Written down after every block, so a rerun goes on: how many runs
-were equal, in how many plain autograd raised as well, in how many ssdtrain raised alone
-(it may, and says so), how often each operator and surprise occurred, and every
-difference with its seed.
+plans with recipes. Written down after every block, so a rerun goes on: how many graphs
+(steps of models) there were, how many runs of a model under a plan were equal, in how
+many plain autograd raised as well, in how many ssdtrain raised alone (it may, and says
+so), how often each operator and surprise occurred, and every difference with its seed.
 
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.surprises --models 100000
+
+Several processes take ranges of their own (`--first-block`), and their files are added
+up afterwards (`--add`).
 """
 
 import argparse
+import json
 import logging
 import sys
 import time
@@ -21,7 +25,13 @@ from typing import Any
 import torch
 
 from recipes.bench.common.cells import RESULTS, Cells
-from tests.ssdtrain.graphs.surprises import PLANS, difference, raised_alone, train
+from tests.ssdtrain.graphs.surprises import (
+    PLANS,
+    difference,
+    plain,
+    raised_alone,
+    train,
+)
 
 BLOCK = 50
 
@@ -32,9 +42,12 @@ def run_block(block: int) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     different = []
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        theirs = train(seed, None, features)
+        theirs = plain(seed, features)
+        counts["graphs"] += len(theirs)
         for settings in PLANS:
-            ours = train(seed, settings, Counter())
+            met: Counter[str] = Counter()
+            ours = train(seed, settings, met)
+            features["planned"] += met["planned"]
             what = difference(ours, theirs)
             if what is not None:
                 different.append({"seed": seed, "what": what, "settings": settings})
@@ -47,14 +60,21 @@ def run_block(block: int) -> dict[str, Any]:
     return {"counts": counts, "different": different, "features": features}
 
 
-def merge(data: dict[str, Any], found: dict[str, Any]) -> None:
-    """Add a block to the sums."""
+def merge(data: dict[str, Any], found: dict[str, Any], num_blocks: int = 1) -> None:
+    """Add blocks to the sums."""
     for name in ("counts", "features"):
-        sums = Counter(data.get(name, {})) + found[name]
+        sums = Counter(data.get(name, {})) + Counter(found[name])
         data[name] = dict(sorted(sums.items()))
     data["different"] = data.get("different", []) + found["different"]
-    data["blocks"] += 1
+    data["blocks"] += num_blocks
     data["models"] = data["blocks"] * BLOCK
+
+
+def add_up(data: dict[str, Any], path: Path) -> None:
+    """Add another process's campaign to the sums."""
+    theirs = json.loads(path.read_text())["cells"]["campaign"]
+    merge(data, theirs, theirs["blocks"])
+    data["seconds"] = round(data.get("seconds", 0) + theirs["seconds"], 1)
 
 
 def main() -> None:
@@ -62,6 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", type=int, default=100_000)
     parser.add_argument("--budget-s", type=float, default=36_000)
+    parser.add_argument("--first-block", type=int, default=0)
+    parser.add_argument("--add", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,9 +93,12 @@ def main() -> None:
     cells = Cells(out, options.budget_s, {"device": "cpu", "block": BLOCK})
     sums = cells.data["cells"].setdefault("campaign", {"blocks": 0})
     deadline = time.monotonic() + options.budget_s
+    for path in options.add:
+        add_up(sums, path)
+        cells.save()
     while sums["blocks"] * BLOCK < options.models and time.monotonic() < deadline:
         start = time.monotonic()
-        merge(sums, run_block(sums["blocks"]))
+        merge(sums, run_block(options.first_block + sums["blocks"]))
         sums["seconds"] = round(sums.get("seconds", 0) + time.monotonic() - start, 1)
         cells.save()
         print(
@@ -81,7 +106,7 @@ def main() -> None:
             f"{len(sums['different'])} different; {sums['seconds']:.0f} s",
             flush=True,
         )
-    if sums["different"]:
+    if sums.get("different"):
         sys.exit(f"{len(sums['different'])} runs differ: see {out}")
 
 

@@ -1,17 +1,25 @@
 """Random models that train for a few steps and then do something else.
 
-Recipes are admitted in the first steps; from step `TURN` on, the surprises that the
-seed drew begin: writes under no_grad, other epsilons, optimizers between two
-backwards, draws of other threads, modes, hooks, changed attributes, forward mode. The
-judge compares every gradient of every step as bytes with the run without ssdtrain.
+Recipes are admitted and plans compiled in the first steps; from step `TURN` on, the
+surprises that the seed drew begin: writes under no_grad, other epsilons, optimizers
+between two backwards, foreign ones among them, draws of other threads, modes, hooks,
+changed attributes, forward mode, forks, and forwards of other operators, other sizes,
+twice, in other orders or without a backward. The judge compares every gradient of every
+step as bytes with the run without ssdtrain.
+
+Plans are random ones of the observed step: a search costs more than the steps, and
+would always choose the same.
 """
 
+import os
 import random
+import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +28,26 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
+from ssdtrain.cache import planner
+from ssdtrain.plan.choose import options
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.timeline import Timeline
 
 ROWS, WIDTH = 4, 8
-NUM_STEPS, TURN = 5, 3
+NUM_STEPS, TURN = 6, 4
+"""Step 0 warms up, 1 is observed, 2 is the first under a plan, which 3 follows as a
+table."""
 DATA_ROWS = 64
 PLANS: list[dict[str, Any]] = [
     {"plan": "keep-all"},
     {"plan": "offload-all", "window_bytes": 1},
     {"plan": "auto", "max_overhead": 1.0},
 ]
+CHILD_S = 60
+"""A forked child that takes longer hangs."""
 
 
 class Norm(nn.Module):
@@ -70,12 +89,14 @@ class Model(nn.Module):
         self.drop = nn.Dropout(0.4)
         self.seed, self.features = seed, features
         self.number = 0
+        self.kind = 0
+        """Of the forward: which operators."""
         draw = random.Random(seed)
         self.surprises = {
             name for name in SURPRISES if draw.random() < 2 / len(SURPRISES)
         }
         self.length = draw.randint(3, 8)
-        self.scripted = torch.jit.script(Tanh()) if seed % 16 == 0 else Tanh()
+        self.scripted = torch.jit.script(Tanh()) if is_scripted(seed) else Tanh()
         self.autocast = draw.random() < 0.3
 
     def surprised(self, name: str) -> bool:
@@ -86,7 +107,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(ROWS, WIDTH) to a scalar."""
-        draw = random.Random(self.seed + 1)
+        draw = random.Random(self.seed + 1 + 1000 * self.kind)
         live = [self.linears[0](x)]
         late = random.Random(self.seed + self.number)
         with ExitStack() as stack:
@@ -99,6 +120,10 @@ class Model(nn.Module):
                 source = live[-1 - int(draw.random() ** 2 * len(live))]
                 self.features[name] += 1
                 live.append(OPERATORS[name](self, source))
+                if self.surprised("early end") and late.random() < 0.2:
+                    break
+                if self.surprised("more operators") and late.random() < 0.2:
+                    live.append(torch.sigmoid(live[-1]))
                 if self.surprised("metric"):
                     live[-1].float().square().mean()  # saves it, on no path
                 if self.surprised("write") and late.random() < 0.4:
@@ -200,7 +225,41 @@ FLOATING = ("layer norm", "rms norm", "own norm", "hooked", "dropout")
 for _name in FLOATING:
     OPERATORS[_name] = (lambda of: lambda m, x: of(m, x.float()))(OPERATORS[_name])
 SURPRISES = ("write", "foreign epsilon", "attribute", "thread", "mode", "hook")
-SURPRISES += ("cast weight", "optimizer", "forward mode", "metric")
+SURPRISES += ("cast weight", "optimizer", "forward mode", "metric", "foreign optimizer")
+SURPRISES += ("other operators", "other size", "early end", "more operators", "twice")
+SURPRISES += ("two forwards", "no backward", "evaluation", "fork", "large base")
+
+
+@contextmanager
+def random_plans(seed: int) -> Iterator[None]:
+    """The planner draws its plans instead of searching for them."""
+    draw = random.Random(seed)
+
+    def choose(profile: Profile, goal: Goal, *args: Any, **settings: Any) -> Plan:
+        timeline = Timeline(profile)
+        placements = {
+            kind: [draw.choice(options(timeline, item)) for item in items]
+            for kind, items in profile.kinds.items()
+        }
+        window = draw.choice([None, 1, 1 << 9])
+        orders = schedule(timeline, placements, Style(window_bytes=window))
+        return Plan(orders=orders, policy="random")
+
+    with mock.patch.object(planner, "choose", choose):
+        yield
+
+
+def is_scripted(seed: int) -> bool:
+    """Whether this model has a scripted part."""
+    return seed % 16 == 0
+
+
+def plain(seed: int, features: Counter[str]) -> Any:
+    """What autograd gives without ssdtrain."""
+    if is_scripted(seed):
+        # TorchScript compiles what it has run before: the first run has other bits.
+        train(seed, None, Counter())
+    return train(seed, None, features)
 
 
 def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) -> Any:
@@ -210,39 +269,98 @@ def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) ->
     kind = [{"fused": True}, {"foreach": True}, {}][seed % 3]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
     session = None
-    if settings is not None:
-        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
     found: list[Any] = []
-    try:
+    with ExitStack() as stack:
+        if settings is not None:
+            stack.enter_context(random_plans(seed))
+            session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+            stack.callback(session.close)
         for model.number in range(NUM_STEPS):
             torch.manual_seed(model.number)
             optimizer.zero_grad(set_to_none=True)
             try:
-                step(model, data[model.number : model.number + ROWS], optimizer)
+                step(model, inputs(model, data), optimizer, session is not None)
             except RuntimeError as error:
                 found.append(f"raised {'inplace' in str(error)}")
                 break
             found.append([as_bytes(p.grad) for p in model.parameters()])
             optimizer.step()
-    finally:
-        if session is not None:
-            session.close()
+    if session is not None and session.plan is not None:
+        features["planned"] += 1
     return found
 
 
-def step(model: Model, x: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def inputs(model: Model, data: Tensor) -> Tensor:
+    """Rows of the data, a view of all of them."""
+    rows = 2 * ROWS if model.surprised("other size") and model.number % 2 else ROWS
+    x = data[model.number : model.number + rows]
+    if model.surprised("large base"):
+        return x.clone().requires_grad_()[:, :]
+    return x
+
+
+def step(
+    model: Model, x: Tensor, optimizer: torch.optim.Optimizer, offloaded: bool
+) -> None:
     """Forward and backward, with what happens around them."""
+    model.kind = int(model.surprised("other operators") and model.number % 2)
     if model.surprised("forward mode"):
         with forward_ad.dual_level():
             model(forward_ad.make_dual(x, torch.ones_like(x))).backward()
         return
-    losses = [model(x)]
-    if model.surprised("optimizer"):
-        losses.append(model(x + 1))
+    optimizers = model.surprised("optimizer"), model.surprised("foreign optimizer")
+    losses = forwards(model, x, two=any(optimizers))
+    if model.surprised("fork") and offloaded:
+        in_a_child(losses[0])
     for number, loss in enumerate(losses):
+        if model.surprised("twice"):
+            loss.backward(retain_graph=True)
         loss.backward()
         if number + 1 < len(losses):
-            optimizer.step()
+            if optimizers[0]:
+                optimizer.step()
+            if optimizers[1]:
+                foreign_step(model)
+
+
+def forwards(model: Model, x: Tensor, two: bool) -> list[Tensor]:
+    """Losses of a step, in the order of their backwards."""
+    if model.surprised("evaluation"):
+        with torch.no_grad():
+            model(x)
+    if model.surprised("no backward"):
+        model(x)
+    losses = [model(x)]
+    crossed = model.surprised("two forwards")
+    if two or crossed:
+        losses.append(model(x + 1))
+    return losses[::-1] if crossed else losses
+
+
+def foreign_step(model: Model) -> None:
+    """An optimizer that `torch.optim` does not know."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.01)
+
+
+def in_a_child(loss: Tensor) -> None:
+    """A fork that runs this backward as well: equal, or an error, and no hang."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_S)
+        try:
+            loss.backward()
+        except RuntimeError:
+            os._exit(0)  # of what was moved, or as plain raises
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise AssertionError(f"a forked child ended with {code}")
 
 
 def as_bytes(gradient: Tensor | None) -> bytes | None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from surprises import OPERATORS, PLANS, SURPRISES, difference, raised_alone, train
+from surprises import (
+    OPERATORS,
+    PLANS,
+    SURPRISES,
+    difference,
+    plain,
+    raised_alone,
+    train,
+)
 
 NUM_MODELS = 24
 
@@ -19,8 +27,10 @@ def test_models_that_change_their_ways(settings: dict[str, Any]) -> None:
     features: Counter[str] = Counter()
     alone = 0
     for seed in range(NUM_MODELS):
-        theirs = train(seed, None, features)
-        ours = train(seed, settings, Counter())
+        theirs = plain(seed, features)
+        ours = train(
+            seed, settings, features if settings["plan"] == "auto" else Counter()
+        )
         assert difference(ours, theirs) is None, f"seed {seed}"
         alone += raised_alone(ours, theirs)
     assert alone <= NUM_MODELS // 20

@@ -5,7 +5,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -238,7 +240,14 @@ def test_what_was_moved_before_the_fork_is_an_error_in_the_child(
 
 def fork_by_c() -> int:
     """As a library written in C forks: no hook of `os.fork` runs."""
-    return int(ctypes.PyDLL(None).fork())
+    before = sys.getswitchinterval()
+    # CPython itself hangs in such a child if a thread has just asked for its turn.
+    sys.setswitchinterval(LIMIT_S)
+    time.sleep(4 * before)
+    try:
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(before)
 
 
 LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
