@@ -64,7 +64,8 @@ from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.places import Place, copies_of, discard, place_for
+from ssdtrain.transfer.parcel import Parcel
+from ssdtrain.transfer.places import Place, Trip, copies_of, discard, place_for
 from ssdtrain.transfer.workers import Owner
 
 
@@ -546,7 +547,13 @@ class TensorCache:
         data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
         )
-        record.start_load(data, self._load_of(record.parcel, data))
+        try:
+            record.start_load(data, self._load_of(record.parcel, data))
+        except BaseException:
+            # An interrupt: `data` may be being filled.
+            if record.load is None and type(record.parcel) is Parcel:
+                self.offloader.settle(record.parcel)
+            raise
         self._counters.add(Count.RELOADED, record.num_bytes)
 
     def _load_of(self, parcel: Any, data: Tensor) -> Any:
@@ -608,23 +615,33 @@ class TensorCache:
     def _bury(self) -> None:
         if self.captures.must_wait:
             return
+        # An interrupt may end this anywhere: then it is done again from the start.
         while self.retired.queue:
-            retired = self.retired.pop()
+            retired = self.retired.oldest
             if retired.known is not None:
                 known, key = retired.known
                 known.forget(key)
             if retired.load is not None:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)
-            if retired.parcel is not None:
-                self._window.linger(retired.parcel)
-                discard(self.offloader, retired.parcel)
-            self.ledger.died(retired.live_bytes, retired.held_bytes)
+            parcel = retired.parcel
+            if parcel is not None:
+                self._window.linger(parcel)
+                if type(parcel) is Trip:
+                    retired.parcel = None  # no place may be free twice
+                discard(self.offloader, parcel)
+                retired.parcel = None
+            live_bytes, retired.live_bytes = retired.live_bytes, 0
+            held_bytes, retired.held_bytes = retired.held_bytes, 0
+            self.ledger.died(live_bytes, held_bytes)
             if self.lanes.left(retired.lane):
                 self.tables.left(retired.lane)
                 if self.lanes.is_idle:
                     self.ledger.backward_ends()
                     self._window.let_go_in_order()
+            self.retired.forget_oldest()
+        if not self.retired.num_alive:
+            self.ledger.nothing_lives()
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""

@@ -22,6 +22,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.table import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.admission import raw
 from ssdtrain.remat.expression import evaluate
@@ -56,6 +57,8 @@ def bring_back(handle: Any) -> Tensor:
         return handle.source.rebuild()
     if isinstance(handle, PlaceHandle):
         return handle.stayed()
+    if isinstance(handle, WrappedHandle):
+        return handle.around(bring_back)
     source = handle.source
     if isinstance(source, Kept | ParameterView):
         return source.rebuild()

@@ -45,7 +45,8 @@ class Lanes:
     def left(self, lane: Lane) -> bool:
         """A record of the lane died; True if it was the last."""
         lane.num_live -= 1
-        if lane.num_live or lane.open:
+        # Below 0: an interrupt came between a record and its lane.
+        if lane.num_live > 0 or lane.open:
             return False
         self._in_flight.discard(lane)
         if lane.in_backward:

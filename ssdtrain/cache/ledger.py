@@ -73,6 +73,10 @@ class Ledger:
         if live_bytes:
             self.live(-live_bytes)
 
+    def nothing_lives(self) -> None:
+        """No record is alive: what an interrupt has left in the sums is gone."""
+        self.live_bytes, self.held_bytes = self._handed_bytes, 0
+
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""
         self._handed_bytes += num_bytes

@@ -80,8 +80,12 @@ class Moved:
     def start_load(self, copies: Copies) -> None:
         """AWAY > RETURNING: a copy in has been started."""
         place = self.trip.place
-        self.data = data = copies.back(place)
-        self.holding.load = Arrival(data, place, copies)
+        try:
+            self.data = data = copies.back(place)
+            self.holding.load = Arrival(data, place, copies)
+        except BaseException:  # an interrupt: `data` may be being filled
+            copies.quiesce()
+            raise
         self.state = RecordState.RETURNING
         self.holding.live_bytes = self.num_bytes
         self.ledger.live(self.num_bytes)

@@ -35,7 +35,9 @@ class PlannedMoves:
         """Start to move a new record away, if its order says so and there is room."""
         if entry.due is None or entry.order is None or record.data is None:
             return False
-        parcel = self._offloader.store(record.data, record.name, lambda: True)
+        parcel = self._offloader.store(
+            record.data, record.name, lambda: True, record.holding
+        )
         if parcel is None:
             return False
         record.leave(parcel)

@@ -143,11 +143,20 @@ class Retired:
         death.holding = holding
         self._alive[id(death)] = death
 
-    def pop(self) -> Holding:
+    @property
+    def num_alive(self) -> int:
+        """Objects that live, or are still in the queue."""
+        return len(self._alive)
+
+    @property
+    def oldest(self) -> Holding:
         """The holding of the object that died first."""
-        death = self.queue.popleft()
-        del self._alive[id(death)]
-        return death.holding
+        return self.queue[0].holding
+
+    def forget_oldest(self) -> None:
+        """All that it held has been given back."""
+        self._alive.pop(id(self.queue[0]), None)
+        self.queue.popleft()
 
 
 @dataclass

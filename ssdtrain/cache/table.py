@@ -806,7 +806,6 @@ class Run:
         """Rows that were followed; None while the table lasts."""
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
         self.holding = Holding(lane)
-        lane.num_live += 1
 
     def bring_back(self, handle: Handle) -> Tensor:
         """A tensor of the general path, inside a wrapper."""
@@ -1148,7 +1147,15 @@ class Tables:
         lane.learns = False
         lane.run = run
         cache.retired.watch(run, run.holding)
+        lane.num_live += 1
         return run.hooks()
+
+    @property
+    def free_bytes(self) -> int:
+        """Pinned bytes of places where no tensor is."""
+        rows = [row for table in self.tables.values() for row in table.rows]
+        free = [place for row in rows if type(row) is HostRow for place in row.free]
+        return sum(place.buffer.capacity_bytes for place in free)
 
     def close(self, pool: PinnedPool) -> None:
         """Forget all tables, and give their places back."""

@@ -36,7 +36,9 @@ class UnplannedMoves:
             self._offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
             return False
         patient = self._pace.compute_is_busy if in_time else (lambda: True)
-        parcel = self._offloader.store(record.data, record.name, patient)
+        parcel = self._offloader.store(
+            record.data, record.name, patient, record.holding
+        )
         if parcel is None:
             return False
         record.leave(parcel)

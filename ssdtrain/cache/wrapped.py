@@ -109,6 +109,9 @@ class WrappedHandle(Handle):
         """The wrapper; `InPlaceError` if it was changed after it was saved."""
         if self._counter._version != self._version:
             check_version(self._counter, self._version, "a distributed tensor")
-        inner: Any = self.source.inner  # type: ignore[union-attr]
-        part = self._back(inner) if type(inner) is Handle else inner.get()
-        return self._build(part)
+        back = self._back
+        return self.around(lambda i: back(i) if type(i) is Handle else i.get())
+
+    def around(self, back: Callable[[Any], Tensor]) -> Tensor:
+        """The wrapper around what `back` brings of its part."""
+        return self._build(back(self.source.inner))  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ A scheduler that ssdtrain does not know drives the same interface:
     hints.step_end()
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,6 +101,10 @@ class Steps:
         return list(self._reports)
 
 
+class _Forward:
+    """Lives as long as a forward."""
+
+
 class Hints:
     """The public door for schedulers. Every call is cheap and may be left out."""
 
@@ -110,7 +115,8 @@ class Hints:
         self._micro_batch: int | None = None
         self._chunk = "model"
         self._next: tuple[Stage, int | None, str] = (Stage.OTHER, None, "model")
-        self._depth = 0
+        self._inside: weakref.ref[_Forward] | None = None
+        """The forward that runs. By its life: an interrupt may skip any line."""
 
     @contextmanager
     def forward(
@@ -123,7 +129,7 @@ class Hints:
         """
         if (
             self._cache.owner.is_elsewhere  # a forked child trains as if without us
-            or self._depth
+            or (self._inside is not None and self._inside() is not None)
             or not torch.is_grad_enabled()
             or torch._C._current_graph_task_id() != -1
         ):
@@ -138,12 +144,13 @@ class Hints:
         self._steps.forward_begins()
         bypass = self._cache.bypass
         if bypass is not None:
-            self._depth += 1
+            running = _Forward()
+            self._inside = weakref.ref(running)
             try:
                 with bypass.forward():
                     yield
             finally:
-                self._depth -= 1
+                self._inside = None
                 if not self._cache.owner.is_elsewhere:
                     self._cache.ledger.backward_starts()  # so that the step is one
             return
@@ -154,12 +161,13 @@ class Hints:
         lane = self._cache.lanes.begin(chunk, micro_batch)
         self._lanes[(chunk, micro_batch)] = lane
         self._cache.recipes.forward_begins()
-        self._depth += 1
+        running = _Forward()
+        self._inside = weakref.ref(running)
         try:
             with self._cache.hooks():
                 yield
         finally:
-            self._depth -= 1
+            self._inside = None
             self._cache.regions.forward_ends()
             if not self._cache.owner.is_elsewhere:  # forked inside this forward
                 self._cache.lanes.end(lane)

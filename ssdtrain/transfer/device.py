@@ -127,6 +127,9 @@ class Device(Protocol):
     def unpin(self, buffer: torch.Tensor) -> None:
         """Undo `pin`, before the memory is given back."""
 
+    def quiesce(self) -> None:
+        """Wait until no copy is under way: for what an interrupt left without owner."""
+
     def stall(self) -> AbstractContextManager[None]:
         """Around anything that may leave compute idle: measures for how long.
 
@@ -248,6 +251,11 @@ class CpuDevice:
 
     def unpin(self, buffer: torch.Tensor) -> None:
         """Nothing to undo."""
+
+    def quiesce(self) -> None:
+        """Each thread works in order: what comes last ends last."""
+        for worker in (self._store, self._load):
+            worker.submit(lambda: None).result()
 
     @contextmanager
     def stall(self) -> Iterator[None]:
@@ -396,6 +404,11 @@ class CudaDevice:
         found: bool = torch.cuda.is_current_stream_capturing()
         self._captures |= found
         return found
+
+    def quiesce(self) -> None:
+        """Wait for both streams."""
+        self._store.synchronize()
+        self._load.synchronize()
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""

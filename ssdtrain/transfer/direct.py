@@ -24,7 +24,7 @@ from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import CpuEvent, Device, Event
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
+from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
 from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
 
 
@@ -46,20 +46,29 @@ class DirectOffloader(Offloader):
         self._reading: Counter[Parcel] = Counter()
 
     def store(
-        self, source: torch.Tensor, name: str, patient: Callable[[], bool]
+        self,
+        source: torch.Tensor,
+        name: str,
+        patient: Callable[[], bool],
+        owner: ParcelOwner | None = None,
     ) -> Parcel | None:
         """Start to write device bytes; see `Offloader.store`."""
         if self._owner.is_elsewhere:
             return None
+        copied = CpuEvent()
+        parcel = Parcel(name, source.numel(), ParcelState.STORED, None, copied)
+        if owner is not None:
+            owner.parcel = parcel
         try:
-            slot = self._need_storage().allocate(source.numel())
+            parcel.slot = self._need_storage().allocate(source.numel())
         except OSError as error:
+            if owner is not None:
+                owner.parcel = None
             self.fall_back(_reason(error), f": {error}")
             return None
-        copied = CpuEvent()
-        parcel = Parcel(name, source.numel(), ParcelState.WRITING, None, copied, slot)
         ready = self.device.now()
         with self._lock:
+            parcel.state = ParcelState.WRITING
             self._writing.add(parcel)
             parcel.write = self._writers.submit(
                 self._write_direct, parcel, source, ready, copied
@@ -78,7 +87,11 @@ class DirectOffloader(Offloader):
                 self._fail_loads(parcel, None)
             else:
                 self._reading[parcel] += 1
-                self._readers.submit(self._read_direct, parcel, load)
+                try:
+                    self._readers.submit(self._read_direct, parcel, load)
+                except BaseException:
+                    self._reading[parcel] -= 1  # nobody else would discard it
+                    raise
         return load
 
     def recall(self, parcel: Parcel) -> bool:

@@ -8,6 +8,13 @@ A buffer is given back only when its bytes are on the storage or nobody needs th
 A failed or short write leaves the parcel STAGED in its buffer for good. A failed read
 raises `ActivationLostError`; no code path hands out bytes that were not read.
 (tests/ssdtrain/transfer/test_faults.py)
+
+[Note: interrupts]
+KeyboardInterrupt may come between any two instructions of the main thread. What it
+leaves must be found by somebody: a parcel is its owner's before it has anything, so it
+is discarded with its owner; a buffer that nobody holds comes back to the pool
+(pinned.py). An interrupted copy without an event is waited for with all others.
+(tests/ssdtrain/transfer/test_interrupts.py)
 """
 
 import logging
@@ -24,7 +31,7 @@ from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.transfer.device import Device, Event
-from ssdtrain.transfer.parcel import Load, Parcel, ParcelState
+from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
 from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
 from ssdtrain.transfer.workers import Owner, Workers
 
@@ -76,30 +83,42 @@ class Offloader:
         self._staged: dict[Parcel, None] = {}  # insertion order: oldest first
         self._writing: set[Parcel] = set()  # given to a writer, not ended
         self._recalled: dict[Parcel, None] = {}
+        self._gone: dict[Parcel, None] = {}  # discarded, their slots not yet free
         self._warned: set[Fallback] = set()
         self._writers = Workers(num_threads, "ssdtrain-write")
         self._readers = Workers(num_threads, "ssdtrain-read")
 
     def store(
-        self, source: torch.Tensor, name: str, patient: Callable[[], bool]
+        self,
+        source: torch.Tensor,
+        name: str,
+        patient: Callable[[], bool],
+        owner: ParcelOwner | None = None,
     ) -> Parcel | None:
         """Start to move device bytes (1-D uint8) away.
 
-        While staging is full but draining, waits as long as `patient()` holds.
+        While staging is full but draining, waits as long as `patient()` holds. The
+        parcel is put into `owner` first: see [Note: interrupts].
 
         Returns:
             The parcel, or None: counted, and the caller keeps the tensor.
         """
         if self._owner.is_elsewhere:
             return None
-        num_bytes = source.numel()
-        buffer = self._take_for_store(num_bytes, patient)
+        num_bytes, now = source.numel(), self.device.now()
+        parcel = Parcel(name, num_bytes, ParcelState.STAGED, None, now)
+        if owner is not None:
+            owner.parcel = parcel
+        buffer = parcel.buffer = self._take_for_store(num_bytes, patient)
         if buffer is None:
+            if owner is not None:
+                owner.parcel = None
             return None
-        after = [self.device.now(), *buffer.busy]
+        after = [now, *buffer.busy]
+        parcel.is_starting = True
+        parcel.copied = self.device.copy_out(source, buffer.memory[:num_bytes], after)
+        parcel.is_starting = False
         buffer.busy.clear()
-        copied = self.device.copy_out(source, buffer.memory[:num_bytes], after)
-        parcel = Parcel(name, num_bytes, ParcelState.STAGED, buffer, copied)
         with self._lock:
             self._staged[parcel] = None
             if self.drain is Drain.AT_ONCE:
@@ -165,16 +184,35 @@ class Offloader:
             if state in (ParcelState.WRITING, ParcelState.RECALLING):
                 return  # the worker sees GONE and cleans up
             self._cancel_write(parcel)
+            if parcel.write is None:
+                self._writing.discard(parcel)
             self._give_buffer(parcel)
-            self._free_slot(parcel)
+            if parcel.slot is not None:
+                # By a worker, which no interrupt ends in the middle.
+                self._gone[parcel] = None
+                self._readers.submit(self._free_gone, parcel)
+
+    def _free_gone(self, parcel: Parcel) -> None:
+        with self._lock:
+            if self._gone.pop(parcel, self) is None:
+                self._free_slot(parcel)
+
+    def settle(self, parcel: Parcel) -> None:
+        """Wait until nothing fills a target of this parcel's loads."""
+        with self._lock:
+            pending = list(parcel.loads)
+        for load in pending:
+            load.settle(self.device)
+        self.device.quiesce()
 
     def wait_io(self) -> None:
-        """Block until every write that was started has ended."""
+        """Block until every write that was started has ended, and slots are free."""
         if self._owner.is_elsewhere:
             return
         with self._lock:
             writes = [p.write for p in self._writing if p.write is not None]
         wait(writes)
+        wait([self._readers.submit(self._free_gone, p) for p in list(self._gone)])
 
     def close(self) -> None:
         """Finish I/O, join threads, free memory and the storage. Idempotent."""
@@ -184,7 +222,9 @@ class Offloader:
         self._readers.shutdown(wait=True)
         with self._lock:
             for parcel in [*self._staged, *self._recalled]:
-                self.discard(parcel)
+                self._staged.pop(parcel, None)
+                self._give_buffer(parcel)
+                self._free_slot(parcel)
         self.device.close()
         self.pool.close()
         if self.storage is not None:
@@ -324,7 +364,11 @@ class Offloader:
 
     def _recall(self, parcel: Parcel, buffer: Buffer) -> None:
         parcel.state = ParcelState.RECALLING
-        self._readers.submit(self._read, parcel, buffer)
+        try:
+            self._readers.submit(self._read, parcel, buffer)
+        except BaseException:
+            parcel.state = ParcelState.STORED  # nobody else would discard it
+            raise
 
     def _read(self, parcel: Parcel, buffer: Buffer) -> None:
         storage, slot = self._need_storage(), parcel.slot
@@ -395,6 +439,8 @@ class Offloader:
         buffer, parcel.buffer = parcel.buffer, None
         if buffer is None:
             return
+        if parcel.is_starting:
+            self.device.quiesce()
         buffer.busy.append(parcel.copied)
         if buffer.pooled:
             self.pool.give(buffer)

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 import torch
 
@@ -89,6 +90,12 @@ class Load:
             return
 
 
+class ParcelOwner(Protocol):
+    """Who discards a parcel; see [Note: interrupts]."""
+
+    parcel: Any
+
+
 @dataclass(eq=False)
 class Parcel:
     """Bytes that left the device."""
@@ -99,6 +106,8 @@ class Parcel:
     buffer: Buffer | None
     copied: Event
     """End of the copy into the first buffer."""
+    is_starting: bool = False
+    """Whether that copy may be under way without an event."""
     slot: Slot | None = None
     write: "Future[None] | None" = None
     drainable: bool = True

@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import threading
+import weakref
 from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +29,8 @@ class Buffer:
     """Copies that must finish before the bytes may be overwritten."""
     pooled: bool = True
     """False: made for one load because the pool was exhausted."""
+    life: "_Life | None" = None
+    """Tells the pool when nobody holds it any more."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -38,6 +42,13 @@ class Buffer:
         for event in self.busy:
             event.synchronize()
         self.busy.clear()
+
+
+class _Life(weakref.ref[Buffer]):
+    """What remains of a buffer that died without being handed back."""
+
+    __slots__ = ("memory",)
+    memory: torch.Tensor
 
 
 def round_up(num_bytes: int) -> int:
@@ -52,6 +63,10 @@ class PinnedPool:
     After the first step every size the step needs exists, so later steps allocate
     nothing (Wu 5.3.1: the pool is sized by profiling the first step). Part of the
     cap (`reserve_bytes`) is for loads alone, so that full staging cannot block them.
+
+    An interrupt may end whoever took a buffer before he could note it. So a buffer that
+    nobody holds comes back by itself, through a queue as in [Note: destructors], and
+    the sums are counted anew before a request is refused.
     """
 
     def __init__(self, device: Device, cap_bytes: int, reserve_bytes: int = 0) -> None:
@@ -63,12 +78,16 @@ class PinnedPool:
         self._serial = 0
         self._total_bytes = 0
         self._used_bytes = 0
+        self._lives: dict[int, _Life] = {}
+        self._lost: deque[_Life] = deque()
         self._changed = threading.Condition()
 
     @property
     def used_bytes(self) -> int:
         """Bytes of buffers that are taken."""
-        return self._used_bytes
+        with self._changed:
+            self._count()
+            return self._used_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -83,8 +102,10 @@ class PinnedPool:
         size = round_up(num_bytes)
         limit = self.cap_bytes if for_load else self.cap_bytes - self.reserve_bytes
         with self._changed:
-            if self._used_bytes + size > limit:
-                return None
+            if self._lost or self._used_bytes + size > limit:
+                self._count()
+                if self._used_bytes + size > limit:
+                    return None
             buffer = self._reuse(size) or self._make(size)
             if buffer is not None:
                 self._used_bytes += buffer.capacity_bytes
@@ -110,6 +131,29 @@ class PinnedPool:
             while self._free:
                 self._drop(self._free.pop()[2])
 
+    def _count(self) -> None:
+        """Take lost buffers back, and count what there is."""
+        if self._lost:
+            self._device.quiesce()  # whatever was done with them
+        while self._lost:
+            life = self._lost.popleft()
+            if self._lives.pop(id(life), None) is not None:
+                buffer = self._alive(Buffer(life.memory))
+                self._serial += 1
+                insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+        self._total_bytes = sum(life.memory.numel() for life in self._lives.values())
+        self._used_bytes = self._total_bytes - sum(free[0] for free in self._free)
+
+    def _alive(self, buffer: Buffer) -> Buffer:
+        life = _Life(buffer, self._lost.append)
+        life.memory, buffer.life = buffer.memory, life
+        self._lives[id(life)] = life
+        return buffer
+
+    def _bury(self, buffer: Buffer) -> None:
+        self._lives.pop(id(buffer.life), None)
+        buffer.life = None
+
     def _reuse(self, size: int) -> Buffer | None:
         at = bisect_left(self._free, (size, -1))
         if at == len(self._free):
@@ -126,16 +170,18 @@ class PinnedPool:
             self._drop(self._free.pop()[2])
         if self._total_bytes + size > self.cap_bytes:
             return None
-        memory = page_aligned(size)
-        if not self._device.pin(memory):
+        buffer = self._alive(Buffer(page_aligned(size)))
+        if not self._device.pin(buffer.memory):
             self.pin_failures += 1
+            self._bury(buffer)
             return None
         self._total_bytes += size
-        return Buffer(memory)
+        return buffer
 
     def _drop(self, buffer: Buffer) -> None:
         buffer.settle()
         self._device.unpin(buffer.memory)
+        self._bury(buffer)
         self._total_bytes -= buffer.capacity_bytes
 
 

@@ -84,6 +84,9 @@ class Copies(Protocol):
     def arrive(self, place: Place) -> None:
         """Order the caller's compute behind the copy in."""
 
+    def quiesce(self) -> None:
+        """Wait until no copy is under way."""
+
 
 class AnyCopies:
     """By the device's own copies: for devices whose copies are made by threads."""
@@ -114,6 +117,10 @@ class AnyCopies:
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
         self._device.wait(place.loaded)
+
+    def quiesce(self) -> None:
+        """See `Copies`."""
+        self._device.quiesce()
 
 
 class CudaCopies:
@@ -181,6 +188,10 @@ class CudaCopies:
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
         self._device.wait(place.loaded)
+
+    def quiesce(self) -> None:
+        """See `Copies`."""
+        self._device.quiesce()
 
 
 def _ids(stream: torch.cuda.Stream) -> tuple[int, int, int]:

@@ -143,17 +143,18 @@ def step(net: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
-def held(session: ssdtrain.Session) -> str:
+def held(session: ssdtrain.Session, settle_s: float = SETTLE_S) -> str:
     """What is not free although no graph is alive; empty: nothing."""
     offloader = session.cache.offloader
-    deadline = time.monotonic() + SETTLE_S
+    deadline = time.monotonic() + settle_s
     while True:
         gc.collect()
         session.hints.wait_io()
         offloader.wait_io()
         storage = offloader.storage
         found = {
-            "pinned bytes": offloader.pool.used_bytes,
+            # Places wait for the next step, as they should.
+            "pinned bytes": offloader.pool.used_bytes - session.cache.tables.free_bytes,
             "slot bytes": 0 if storage is None else storage.stats().used_bytes,
             "live bytes": session.live_bytes,
         }

@@ -1,0 +1,97 @@
+"""Ctrl-C at any moment: see [Note: interrupts] in ssdtrain/transfer/offloader.py."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from recipes.bench.safety.interrupts import Net, held, step
+from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer.pinned import PinnedPool
+
+PAGE = 4096
+STRIDE = 1201
+
+
+def test_a_buffer_that_nobody_holds_comes_back() -> None:
+    pool = PinnedPool(CpuDevice(), 4 * PAGE)
+    first, second = pool.take(PAGE), pool.take(2 * PAGE)
+    assert first is not None and second is not None
+    del first
+    assert pool.used_bytes == 2 * PAGE and pool.total_bytes == 3 * PAGE
+    again = pool.take(PAGE)
+    assert again is not None and pool.total_bytes == 3 * PAGE
+    pool.give(again)
+    pool.give(second)
+    assert pool.used_bytes == 0
+    pool.close()
+    assert pool.total_bytes == 0
+
+
+@contextmanager
+def interrupted(at: int, inside: Callable[[str], bool]) -> Iterator[list[str]]:
+    """Raises KeyboardInterrupt before line number `at` of those that run in files of
+    ssdtrain that `inside` wants; gives the place, if it came so far."""
+    count, places = 0, []
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        if not inside(frame.f_code.co_filename):
+            return None
+        if event == "line":
+            count += 1
+            if count == at:
+                places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield places
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("plan", ["offload-all", "auto"])
+@pytest.mark.parametrize("target", ["host", "ssd"])
+def test_an_interrupt_before_any_line_leaves_nothing(
+    target: str, plan: str, tmp_path: Path
+) -> None:
+    """Places of a step, a prime stride apart."""
+    tmp_path.chmod(0o700)
+    settings: dict[str, Any] = {"target": target, "plan": plan, "min_bytes": 0}
+    settings |= {"max_overhead": 1.0, "window_bytes": 1, "host_bytes": 1 << 26}
+    if target == "ssd":
+        settings["directory"] = str(tmp_path)
+    torch.manual_seed(0)
+    net: nn.Module = Net()
+    expected = step(net)
+    rooms = ("ssdtrain/cache/", "ssdtrain/transfer/", "ssdtrain/hosts/")
+    places: list[str] = []
+    with ssdtrain.offload(net, **settings) as session:
+        for _ in range(4):
+            step(net)
+            session.hints.step_end()
+        at = 1
+        while True:
+            with interrupted(at, lambda name: any(room in name for room in rooms)) as p:
+                try:
+                    step(net)
+                except KeyboardInterrupt:
+                    places += p
+            if not p:
+                break
+            assert held(session, 2.0) == "", places[-1]
+            assert all(map(torch.equal, step(net), expected)), places[-1]
+            session.hints.step_end()
+            at += STRIDE
+    assert len(places) > 4
+    assert not list(tmp_path.iterdir())
