@@ -181,12 +181,13 @@ class Hints:
             return
         lane = cache.lanes.begin(chunk, micro_batch)
         cache.recipes.forward_begins()
-        self._depth += 1
+        running = _Forward()
+        self._inside = weakref.ref(running)
         try:
             with cache.captures.forward(lane):
                 yield
         finally:
-            self._depth -= 1
+            self._inside = None
             cache.lanes.end(lane)
 
     def set_stage(
