@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,7 +25,9 @@ from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, StepReport
-from ssdtrain.hosts.watch import Watch
+
+if TYPE_CHECKING:
+    from ssdtrain.hosts.watch import Watch  # which comes back here
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
