@@ -42,6 +42,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import HostCosts, Profile
+from ssdtrain.plan.scaled import as_observed, scaled
 from ssdtrain.plan.search import Search
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
@@ -66,6 +67,8 @@ PLAIN_SHARE = 0.9
 
 FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
+RATIO_STEP = 1.25
+"""Larger batches are planned for in such steps: six lead to four times the size."""
 SAMPLED_STEPS = 32
 """Of so many steps one has its hooks timed."""
 
@@ -132,6 +135,8 @@ class Planner:
         self._num_spans = 0
         self._host_costs: HostCosts | None = None
         """None before the first observation, and where the host is the device."""
+        self._planned_ratio = 1.0
+        """Size of the batch that the plan in force is for, over the observed one's."""
         self._num_followed = 0
         """Steps since the plan in force was taken."""
         self._step = -1
@@ -195,6 +200,7 @@ class Planner:
     # -- observing ----------------------------------------------------------------
 
     def _observe(self) -> None:
+        self._planned_ratio = 1.0
         self._trial = None
         self._stage = Stage.OBSERVING
         self._record()
@@ -522,6 +528,7 @@ class Planner:
     def _follow(self) -> None:
         self._take_searched()
         self._sample_host()
+        self._make_room()
         clock = self._cache.ledger.clock
         if self._starts and self._cache.course.num_resized:
             self._starts[-1] = self._starts[-1][0], False
@@ -550,6 +557,29 @@ class Planner:
         self.plan, self._trial = before, Trial(before)
         if self.profile is not None:
             self._follow_from_now(self.profile)
+
+    def _make_room(self) -> None:
+        """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
+        course, profile = self._cache.course, self.profile
+        if not self._goal.is_by_memory or not course.planned_bytes or profile is None:
+            return
+        ratio = course.resized_bytes / course.planned_bytes
+        if ratio <= self._planned_ratio or not isinstance(self.peers, Alone):
+            return
+        while self._planned_ratio < ratio:
+            self._planned_ratio *= RATIO_STEP
+        larger = scaled(profile, self._planned_ratio)
+        try:
+            found = choose(larger, self._goal, QUICK_MARKS)
+        except ConfigError as error:
+            logger.warning(
+                "ssdtrain: a batch %.2f times the observed: %s", ratio, error
+            )
+            return
+        self._stop_search()  # its plan would be for the observed size
+        self.plan = as_observed(found, profile)
+        self.num_plans += 1
+        self._follow_from_now(profile)
 
     def _sample_host(self) -> None:
         """Time the hooks of one step in many; plan with what they cost by now."""

@@ -345,10 +345,11 @@ class KeptItemRow:
 class MoveRow:
     """An item that the plan moves away."""
 
-    __slots__ = ("behind", "item", "marks", "num_bytes", "order")
+    __slots__ = ("behind", "extent_bytes", "item", "marks", "num_bytes", "order")
 
     def __init__(self, spec: "Spec", order: Order) -> None:
         self.behind = NOTHING
+        self.extent_bytes = spec.extent_bytes
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
@@ -509,6 +510,8 @@ class Spec:
     """Whether something was released or loaded when it was used."""
     last_use: int = -1
     """Number of its last use in backward."""
+    extent_bytes: int = 0
+    """Of its record: the tensor may be a view inside."""
     look: Look | None = None
     """What a tensor of another size must be like."""
 
@@ -640,6 +643,7 @@ class Binding:
         dense = dense and self._dtypes[owner.item] is tensor.dtype
         return Spec(
             num_bytes=tensor.nbytes,
+            extent_bytes=owner.num_bytes,
             item=owner.item,
             is_first=first,
             is_plain=plain,
@@ -898,7 +902,7 @@ class Run:
         """A mark: an item whose bytes leave."""
         with self._lock:
             key, view = identify(tensor)
-            other = key.end_byte - key.start_byte != row.order.num_bytes
+            other = key.end_byte - key.start_byte != row.extent_bytes
             if other and tensor.nbytes == row.num_bytes:
                 return self.leave(tensor)
             self._advance(row, row.marks)

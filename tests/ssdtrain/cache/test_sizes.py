@@ -183,3 +183,20 @@ def test_micro_batches_of_one_step_may_differ() -> None:
     rows = {item.name for item in profile.kinds["model/0"]}
     assert any(f"[{2 * ROWS}x{4 * WIDTH}]" in name for name in rows)
     assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
+
+
+def test_a_budget_holds_for_the_largest_batch() -> None:
+    """One step may exceed it: the first of a size that was never seen."""
+    lengths = [ROWS] * 6 + [2 * ROWS] * 4 + [ROWS] * 2 + [2 * ROWS] * 2
+    keep = {**SETTINGS, "plan": "keep-all", "recompute": "off"}
+    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, keep)
+    budget = int(0.6 * reports[7].saved_peak_bytes)
+    assert reports[5].saved_peak_bytes < budget
+    settings = {**SETTINGS, "memory_budget_bytes": budget}
+    ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
+    assert session is not None
+    assert all(map(torch.equal, ours, theirs))
+    peaks = [report.saved_peak_bytes for report in reports]
+    assert peaks[6] > budget
+    assert max(peaks[8:]) <= budget
+    session.close()
