@@ -200,9 +200,14 @@ def test_a_tiered_table_equals_the_table(near: int, spread: int, scored: bool) -
     out = torch.empty(200, 3, device=DEVICE)
     assert tiered.index_select(index.to(DEVICE), out=out, max_sms=1) is out
     fetch = TieredFetch(tiered, num_slots=2)
-    for slot, length in ((0, 3), (1, 100), (0, 50)):
+    kept = {}
+    for slot, length in ((0, 3), (1, 100), (0, 50), (1, 60)):
         rows = fetch.rows(index[:length], slot)
         assert torch.equal(rows.cpu(), table[index[:length]])
+        kept[slot, length] = rows
+    # A slot's memory is used again, and is no other slot's.
+    assert kept[1, 60].data_ptr() == kept[1, 100].data_ptr()
+    assert kept[0, 50].data_ptr() != kept[1, 100].data_ptr()
 
 
 def test_copies_are_what_is_read_and_follow_when_they_are_told() -> None:
