@@ -104,8 +104,13 @@ def spreading(ranks: Ranks) -> dict[str, Any]:
     score = torch.rand(25, generator=torch.Generator().manual_seed(1))
     found: dict[str, Any] = {}
     for name, replicated in (("spread", 0.0), ("mixed", 0.5), ("copies", 1.0)):
+        # The second rank could hold more: the least counts for all.
         tiered = spread_table(
-            ranks, table, score, budget_bytes=5 * 8, replicated_share=replicated
+            ranks,
+            table,
+            score,
+            budget_bytes=5 * 8 + 16 * ranks.rank,
+            replicated_share=replicated,
         )
         ranks.wait()
         # Changed behind its back: near rows keep what they had.
