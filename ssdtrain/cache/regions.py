@@ -383,6 +383,8 @@ class RegionCall:
             place = self.lane.kind, REGION, self.number
             with self._conditions.restored(), clock.measure(REGION, place, 0):
                 collector.run(self._forward, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise self._regions.shortage(self, error) from error
         finally:
             self.region.watch.set_training(training)
             drawn = None
@@ -568,6 +570,30 @@ class Regions:
         """Its forward raised."""
         self._leave()
         call.abort()
+
+    def shortage(
+        self, call: RegionCall, error: torch.OutOfMemoryError
+    ) -> torch.OutOfMemoryError:
+        """Not even one region fits: where, what is alive, and what would help."""
+        saved_bytes = self.cache.ledger.live_bytes
+        memory = self.cache.device.memory()
+        others = ""
+        if memory is not None:
+            rest = max(0, memory.allocated_bytes - saved_bytes)
+            others = f" and {rest / 1e6:.1f} MB of weights, gradients and all else"
+        told = (
+            f"{error}\nThis was asked for in {call.region.path}. "
+            f"{saved_bytes / 1e6:.1f} MB of saved tensors{others} are in device memory."
+        )
+        if self.choice is not Choice.ALL:
+            return torch.OutOfMemoryError(
+                f"{told} Set memory_budget_bytes, or recompute='regions'."
+            )
+        return torch.OutOfMemoryError(
+            f"{told} All regions run again already, and no plan needs less. Take a "
+            "smaller micro-batch or shorter sequences, shard or offload weights and "
+            "optimizer states, or train adapters (LoRA)."
+        )
 
     def _leave(self) -> None:
         self.current = None

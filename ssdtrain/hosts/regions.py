@@ -66,6 +66,9 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
             return inner(*args, **kwargs)
         try:
             result = inner(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            untraced(regions.abort)(call)
+            raise untraced(regions.shortage)(call, error) from error
         except BaseException:
             untraced(regions.abort)(call)
             raise

@@ -599,3 +599,26 @@ def test_a_model_that_is_compiled_later_is_one_graph() -> None:
         torch.compiler.reset()
         compiled(x).backward()
         assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_does_not_fit_says_where_and_what_would(again: bool) -> None:
+    class Large(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            y = super().forward(x)
+            if again is (torch._C._current_graph_task_id() != -1):
+                raise torch.OutOfMemoryError("Tried to allocate 152.00 MiB.")
+            return torch.sin(y)
+
+    class Last(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks.append(Large())
+
+    model = Last()
+    with offloaded(model, regions=["blocks.*"]):
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            model(torch.randn(BATCH, WIDTH)).backward()
+    text = str(caught.value)
+    assert "Tried to allocate 152.00 MiB" in text and "blocks.3" in text
+    assert "smaller micro-batch" in text and "MB of saved tensors" in text
