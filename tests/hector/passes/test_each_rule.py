@@ -35,6 +35,7 @@ class Made:
         self.s = b.input("s", NODE, (1, 1))
         self.e = b.input("e", EDGE, (1, W))
         self.k = b.input("k", EDGE, (1, 1))
+        self.k2 = b.input("k2", EDGE, (2, 1))
         self.w = b.input("w", Domain.ETYPE, (1, W, W))
         self.w2 = b.input("w2", Domain.ETYPE, (1, W, W))
         self.wide = b.input("wide", Domain.ETYPE, (1, W, 2 * W))
@@ -272,6 +273,8 @@ LEFT: list[tuple[Rule, Callable[[Made], Node]]] = [
     (o.swap_sides, lambda m: m.b.sum_width(m.b.mul(m.b.linear(m.xs, m.w), m.e))),
     (o.sum_before_linear, lambda m: m.b.agg(m.b.linear(m.xs, m.w), DST, "max")),
     (o.sum_before_linear, lambda m: m.b.agg(m.b.linear(m.xs, m.shared), DST)),
+    # Two heads of scales on one of rows: no one sum that they could scale.
+    (o.sum_before_linear, lambda m: m.b.agg(m.b.mul(m.b.linear(m.xs, m.w), m.k2), DST)),
     (o.compact, lambda m: m.b.mul(m.xs, m.xd)),
     (o.compact, lambda m: m.b.linear(m.e, m.w)),
     (f.scalar_linear, lambda m: m.b.linear(m.xs, m.w)),
