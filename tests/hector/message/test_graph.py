@@ -332,3 +332,43 @@ def test_graphs_share_programs() -> None:
             lambda e: {"m": e.src["h"].exp()}, lambda n: {"o": n.mailbox["m"].sum(1)}
         )
     assert len(programs) == 2
+
+
+def test_pure_functions_are_traced_once_and_get_their_arguments() -> None:
+    from hector.message.programs import Programs
+
+    calls = []
+
+    @fn.pure
+    def message(edges: Any, weight: Tensor, power: int) -> dict[str, Tensor]:
+        calls.append(power)
+        return {"m": (edges.src["h"] * weight) ** power}
+
+    torch.manual_seed(0)
+    programs = Programs()
+    for seed in range(3):
+        graph = Graph(torch.randint(5, (9,)), torch.randint(5, (9,)), programs=programs)
+        graph.ndata["h"] = h = torch.randn(graph.num_nodes(), 4, dtype=torch.float64)
+        weight = torch.full((1, 4), 1.5 + seed, dtype=torch.float64).requires_grad_()
+        graph.update_all(message(weight, 2), fn.sum("m", "out"))
+        wanted = plain(graph, (h[graph.edges()[0]] * weight) ** 2)
+        torch.testing.assert_close(graph.ndata["out"], wanted)
+        mine, other = (
+            torch.autograd.grad(t.sum(), weight)[0]
+            for t in (graph.ndata["out"], wanted)
+        )
+        torch.testing.assert_close(mine, other)
+    # A trace, and another one that the program is made of.
+    assert calls == [2, 2] and len(programs) == 1
+    # Rows of another width, and another number, are other programs.
+    graph.ndata["h"] = torch.randn(graph.num_nodes(), 1, dtype=torch.float64)
+    graph.update_all(message(weight, 2), fn.sum("m", "out"))
+    wanted = plain(graph, (graph.ndata["h"][graph.edges()[0]] * weight) ** 2)
+    torch.testing.assert_close(graph.ndata["out"], wanted)
+    assert len(programs) == 2
+
+
+def test_a_pure_function_reads_its_arguments_alone(graph: Graph) -> None:
+    message = fn.pure(lambda edges: {"m": edges.src["h"] * BIAS})
+    with pytest.raises(ValueError, match="its arguments alone"):
+        graph.update_all(message(), fn.sum("m", "out"))
