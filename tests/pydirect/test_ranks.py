@@ -32,7 +32,7 @@ def start(out: Path, rank: int, size: int, port: int) -> "subprocess.Popen[str]"
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(
-            [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
     }
     return subprocess.Popen(
