@@ -60,7 +60,7 @@ class GraphDevice(CpuDevice):
     def now(self) -> CpuEvent:
         return StrictEvent(super().now(), self)
 
-    def wait(self, event: Any, order: object = None) -> None:
+    def wait(self, event: Any, order: object = None, *, outwards: bool = False) -> None:
         if type(event) is GraphEvent:
             if event.query():
                 return
@@ -69,7 +69,7 @@ class GraphDevice(CpuDevice):
             self.forked.discard(event.event.outwards)
             return
         if not self.capture:
-            super().wait(event, order)
+            super().wait(event, order, outwards=outwards)
 
     def _copy(
         self, outwards: bool, source: Tensor, target: Tensor, after: Sequence[Any]
