@@ -28,7 +28,14 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Item, Profile
-from ssdtrain.plan.regions import Region, is_made_again, parts, spread, with_regions
+from ssdtrain.plan.regions import (
+    GOLDEN,
+    Region,
+    is_made_again,
+    parts,
+    spread,
+    with_regions,
+)
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate
@@ -166,7 +173,12 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
     if best is None:
         raise ConfigError("the profile holds no items; observe a training step")
     if best.policy != "keep-all" or not goal.is_by_memory or best.rank[0]:
-        best = _search(judge, best)
+        # A long step's coarse grid alone would spend it all: first a little of
+        # everything, then the rest from there.
+        for marks in (min(QUICK_MARKS, search_marks), search_marks - QUICK_MARKS):
+            judge.left_marks = marks
+            if marks > 0:
+                best = _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
         raise Shortage(timeline, goal, judge.keep, judge.least).error(
             judge.short_of_host
@@ -380,12 +392,14 @@ def _start_from_grid(
         for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
     ]
     tried = []
-    for start in starts:  # what a quick search has no time for comes last
-        if judge.left_marks <= reach:
+    left = judge.left_marks
+    # A long step has time for a part of them: any beginning lies evenly in the grid.
+    for at in sorted(range(len(starts)), key=lambda at: (at * GOLDEN) % 1.0):
+        if judge.left_marks <= max(reach, left // 2):
             break
-        tried.append((value(start).rank, start))
+        tried.append((value(starts[at]).rank, starts[at]))
     for _, start in sorted(tried)[:NUM_EDGES]:
-        if judge.is_spent:
+        if judge.left_marks <= reach:
             break
         _to_the_edge(start, ends.window, value)
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,16 @@ def test_a_quick_plan_keeps_the_goal(overhead: float) -> None:
     assert quick is not None and best is not None
     assert quick.step_ms <= (1 + overhead) * quick.keep_ms
     assert best.peak_bytes <= quick.peak_bytes <= quick.keep_peak_bytes
+
+
+def test_a_quick_search_of_a_long_step_looks_everywhere() -> None:
+    """Twelve layers of a 4B model: recipes, regions and moves together. The profile is
+    an H200's, but for its host, which it took for as late as the device."""
+    profile = PROFILE_FILE.read(
+        Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
+    )
+    marks = tuple(replace(mark, host_ms=mark.host_ms / 2) for mark in profile.marks)
+    found = choose(replace(profile, marks=marks), Goal(max_overhead=0.1), QUICK_MARKS)
+    assert found.prediction is not None
+    assert found.prediction.step_ms <= 1.1 * found.prediction.keep_ms
+    assert found.prediction.peak_bytes < 0.4 * found.prediction.keep_peak_bytes
