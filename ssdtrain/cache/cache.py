@@ -157,6 +157,8 @@ class TensorCache:
 
     def pack_staying(self, tensor: Tensor) -> Handle:
         """Take over a tensor that stays where it is. See scope.py."""
+        if self.owner.is_elsewhere:
+            return forked.keep(tensor)
         with self._lock:
             parameter = parameter_of(tensor)
             if parameter is not None:
