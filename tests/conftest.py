@@ -1,0 +1,17 @@
+"""Shared by all tests: nothing of the user's is read or written."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Caches of this run alone: the wear log, compiled hooks, kernels. Processes that
+    tests start inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("cache")
+        place.chmod(0o700)
+        patch.setitem(os.environ, "XDG_CACHE_HOME", str(place))
+        yield
