@@ -67,6 +67,7 @@ OPTIONS = {
     | {
         "--batch",
         "--json",
+        "--device-memory",
         "--memory-budget",
         "--profile",
         "--save",
