@@ -41,7 +41,7 @@ from ssdtrain.plan.reasons import explain_step, why_nothing_left
 from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
-from ssdtrain.remat.finder import Finder
+from ssdtrain.remat.finder import Finder, with_dear
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import (
     Endurance,
@@ -309,7 +309,7 @@ def offload(
     try:
         _keep_buffers(cache, modules)
         meshes.keep_parts(modules, cache.keep_storage_of)
-        if settings.recompute is Recompute.AUTO:
+        if settings.recompute in (Recompute.AUTO, Recompute.FULL):
             _attach_recipes(cache, modules, patches, settings)
         if _may_run_again(settings):
             _attach_regions(cache, modules, patches, settings)
@@ -342,9 +342,11 @@ def _attach_recipes(
     patches: Patches,
     settings: OffloadConfig,
 ) -> None:
-    finder = Finder()
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    # See [Note: matrix products] in remat/products.py.
+    dear = settings.recompute is Recompute.FULL or not fixed
+    finder = Finder(with_dear(), guards=True) if dear else Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:

@@ -58,7 +58,10 @@ class Recompute(str, Enum):
     """What is computed again instead of stored."""
 
     AUTO = "auto"
-    """Use every recipe that was admitted as bitwise equal on this device."""
+    """Use every cheap recipe that was admitted as bitwise equal on this device; matrix
+    products and attention, too, where a plan weighs their time (`plan="auto"`)."""
+    FULL = "full"
+    """Use every recipe, matrix products and attention included, under any plan."""
     REGIONS = "regions"
     """Run the forward of every repeated module again in backward, from its inputs, as
     gradient checkpointing does; the inputs are moved or kept as `plan` says."""
@@ -107,7 +110,7 @@ class OffloadOptions(TypedDict, total=False):
     memory_budget_bytes: Bytes | Share | None
     device_memory: Bytes | Share | Literal["fit"] | None
     max_overhead: float | str
-    recompute: Recompute | Literal["auto", "regions", "off"]
+    recompute: Recompute | Literal["auto", "full", "regions", "off"]
     regions: str | Sequence[str]
     plan: Place
     verify: Verify | Literal["off", "checksum", "shadow", False]

@@ -673,6 +673,7 @@ class TensorCache:
             self.tables.close(self.offloader.pool)
             self._closed = True
         self.offloader.close()
+        self.recipes.close()
 
 
 def _closed_before(name: str) -> str:

@@ -86,6 +86,9 @@ class Observer(Protocol):
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
 
+    def rebuilt(self, lane: int, number: int) -> None:
+        """A recipe has run, since `runs_again`."""
+
     def region(self, lane: int, number: int, module: str) -> None:
         """A region call begins."""
 
@@ -123,6 +126,9 @@ class Unobserved:
         """Nothing."""
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
+        """Nothing."""
+
+    def rebuilt(self, lane: int, number: int) -> None:
         """Nothing."""
 
     def region(self, lane: int, number: int, module: str) -> None:

@@ -49,6 +49,7 @@ class _Lane:
     saved: list[Saved] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     recipes: dict[int, Recipe] = field(default_factory=dict)
+    rebuild_bytes: dict[int, int] = field(default_factory=dict)
     regions: dict[int, "_Region"] = field(default_factory=dict)
     autograds: set[int] = field(default_factory=set)
     """Inputs of regions that autograd itself saves, too."""
@@ -162,19 +163,28 @@ class Recording:
         self._lanes[lane].autograds.add(item)
 
     def runs_again(self) -> None:
-        """The forward of a region is about to run again."""
+        """The forward of a region, or a recipe, is about to run."""
         self._device.reset_peak()
         self._alive_bytes = self._saved_bytes()
         self._rerun_ns = self._meter.now()
 
     def ran_again(self, lane: int, number: int) -> None:
         """It has: what it needed beside the saved tensors that were alive before."""
-        found, memory = self._lanes[lane].regions[number], self._device.memory()
+        found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
-        if memory is not None:
-            own_bytes = memory.max_allocated_bytes - self._base_bytes
-            own_bytes -= self._alive_bytes
-            found.other_bytes = max(found.other_bytes, own_bytes)
+        found.other_bytes = max(found.other_bytes, self._needed_bytes())
+
+    def rebuilt(self, lane: int, number: int) -> None:
+        """A recipe has run: what it needed beside what was alive before."""
+        needed = self._lanes[lane].rebuild_bytes
+        needed[number] = max(needed.get(number, 0), self._needed_bytes())
+
+    def _needed_bytes(self) -> int:
+        """Most memory since `runs_again`, beside what was alive then."""
+        memory = self._device.memory()
+        if memory is None:
+            return 0
+        return memory.max_allocated_bytes - self._base_bytes - self._alive_bytes
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
@@ -430,6 +440,7 @@ def _items(
                 if meter is None or recipe is None
                 else meter.rebuild_ms(lane.course.number, number)
             ),
+            recipe_other_bytes=lane.rebuild_bytes.get(number, 0),
             inputs=() if recipe is None else recipe.inputs,
             owner=saved.owner,
             region=saved.region,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.cache.captured import Captures
+from ssdtrain.cache.course import Course
+from ssdtrain.cache.digest import word_bytes
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -31,7 +33,12 @@ from ssdtrain.cache.record import (
     Wrapped,
 )
 from ssdtrain.cache.regions import FromRegion, Regions
-from ssdtrain.cache.table import KeptHandle, ParameterHandle
+from ssdtrain.cache.table import (
+    KeptHandle,
+    ParameterHandle,
+    ParameterViewHandle,
+)
+from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
@@ -49,6 +56,7 @@ logger = logging.getLogger(__name__)
 class Cache(Protocol):
     """What recipes need of the cache they belong to."""
 
+    course: Course
     ledger: Ledger
     lanes: Lanes
     offloader: Offloader
@@ -64,6 +72,9 @@ class Cache(Protocol):
 
     def probe_of(self, tensor: Tensor) -> Probe:
         """A probe of a plain tensor on the device."""
+
+
+HANDLES = (Handle, KeptHandle, ParameterHandle, ParameterViewHandle)
 
 
 class Note(NamedTuple):
@@ -93,6 +104,7 @@ class Rebuilder:
         self.finder = finder
         self._budget = budget
         cache.ledger.clock.watch(budget)
+        self._guard = LateChecksum(cache.offloader.device.torch_device)
         self._admission = Admission()
         self._alive = Known()
         self._weights = weights
@@ -137,7 +149,7 @@ class Rebuilder:
         if not self._budget.allows((lane.name, lane.num_recipes)):
             self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
-        rebuilt = self._add(expression, expression.held, Layout.of(base), key)
+        rebuilt = self._add(expression, expression.held, base, key)
         if lane.binding is not None and found.trail is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
         return rebuilt
@@ -155,21 +167,24 @@ class Rebuilder:
         """A handle of a tensor whose recipe was asked for."""
         self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked)
-        rebuilt = self._add(compiled.expression, operands, compiled.layout, key)
+        rebuilt = self._add(compiled.expression, operands, asked.tensor, key)
         return self._handle_of(rebuilt, tensor, view)
 
     def _add(
         self,
         expression: Expression,
         operands: Sequence[Held],
-        layout: Layout,
+        base: Tensor,
         key: Key,
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
         holders = tuple(held.holder for held in operands)
-        rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
+        layout, retired = Layout.of(base), self._cache.retired
+        rebuilt = Rebuilt(expression, holders, layout, lane, retired)
         rebuilt.region = self._cache.regions.current
+        if expression.is_guarded:
+            rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
         self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in operands:
@@ -298,7 +313,7 @@ class Rebuilder:
     def held(self, packed: Any, node: Any) -> Held | None:
         """The tensor behind a handle or a note of this node, unless it was changed."""
         handle = packed.handle() if isinstance(packed, Note) else packed
-        if not isinstance(handle, Handle | KeptHandle | ParameterHandle):
+        if not isinstance(handle, HANDLES):
             return None
         source = handle.source
         if isinstance(source, Kept):
@@ -307,9 +322,7 @@ class Rebuilder:
                 return None
             return Held(holder=handle, layout=Layout.of(tensor), owner=tensor)
         if isinstance(source, ParameterView):
-            if source.shape is not None or source.parameter._version != source.version:
-                return None
-            return self.parameter(source.parameter, node)
+            return self._saved_parameter(source, node)
         if not isinstance(handle, Handle) or isinstance(source, Wrapped | FromRegion):
             return None  # no such handle has a record
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
@@ -366,6 +379,24 @@ class Rebuilder:
         layout = Layout.of(parameter)
         return Held(holder=handle, layout=layout, parameter=parameter)
 
+    def _saved_parameter(self, view: ParameterView, node: Any) -> Held | None:
+        """A parameter, or a view of one: the transposed weight of a linear layer."""
+        parameter = view.parameter
+        if parameter._version != view.version or not is_plain(parameter):
+            return None
+        if view.shape is None:
+            return self.parameter(parameter, node)
+        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+            return None  # a copy of it would have other strides
+        if not self._weights.was_read_as_is(parameter, node, was_saved=True):
+            self.refuse()
+            return None
+        handle = self._weights.operand(parameter, view)
+        if handle is None:
+            return None
+        layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
+        return Held(holder=handle, layout=layout, parameter=parameter)
+
     def narrowed(self, tensor: Tensor) -> Held:
         """Store a new tensor; it goes where its placement says."""
         handle = self._cache.pack(tensor)
@@ -402,15 +433,35 @@ class Rebuilder:
         with ledger.reading():
             tensors = [self._cache.unpack(holder) for holder in rebuilt.holders]
             place = rebuilt.place
+            course = self._cache.course
+            course.observer.runs_again()
             with ledger.clock.measure(expression.recipe, place, size, gradient):
                 tensor = evaluate(expression, tensors)
+            if course.observer.listens:
+                course.observer.rebuilt(course.of(rebuilt.lane).number, rebuilt.item)
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "
                 f"{rebuilt.layout}; a recipe must depend on its inputs and constants "
                 "alone. Set recompute='off', or mend the recipe."
             )
+        if rebuilt.digest is not None:
+            text = (
+                f"{rebuilt.name} is not what was saved: the model writes to a tensor "
+                "on the way to it, under no_grad, in some steps and not in others; set "
+                "recompute='off'"
+            )
+            word = word_bytes(tensor)
+            self._guard.compare_digests(tensor, word, rebuilt.digest, text)
         return tensor
+
+    def close(self) -> None:
+        """Look at what is still to be compared; waits for the device.
+
+        Raises:
+            ActivationChangedError: a guarded recipe made other bytes.
+        """
+        self._guard.settle()
 
 
 def _signature(expression: Expression, base: Tensor) -> Hashable:

@@ -36,6 +36,9 @@ class Recipes(Protocol):
     def use(self, source: RebuiltView) -> Tensor:
         """The tensor, rebuilt. Called in backward."""
 
+    def close(self) -> None:
+        """Look at what is still to be compared."""
+
 
 class NoRecipes:
     """Rebuilds nothing and leaves no trace."""
@@ -67,3 +70,6 @@ class NoRecipes:
     def use(self, source: RebuiltView) -> Tensor:
         """Never called: `offer` gave no such handle."""
         raise RuntimeError(f"{source.rebuilt.name}: a recipe without recipes")
+
+    def close(self) -> None:
+        """Nothing is."""

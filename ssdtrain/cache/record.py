@@ -477,6 +477,7 @@ class Rebuilt:
         "__weakref__",
         "compiled",
         "data",
+        "digest",
         "expression",
         "holders",
         "holding",
@@ -502,6 +503,8 @@ class Rebuilt:
         self.expression = expression
         self.holders = holders
         """Handles of its inputs, in the order of `expression.held`."""
+        self.digest: Tensor | None = None
+        """Of the bytes: [Note: guarded recipes] in remat/producer.py."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
         self.region: Any = None

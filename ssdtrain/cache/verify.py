@@ -237,7 +237,13 @@ class LateChecksum:
         Raises:
             ActivationChangedError: the digests differ, here or in the step before.
         """
-        differs = self._digests.of(tensor, seal.word_bytes).ne(seal.evidence)
+        self.compare_digests(tensor, seal.word_bytes, seal.evidence, text)
+
+    def compare_digests(
+        self, tensor: Tensor, word: int, evidence: Tensor, text: str
+    ) -> None:
+        """As `compare`, with a digest alone."""
+        differs = self._digests.of(tensor, word).ne(evidence)
         if not differs.is_cuda:
             raise_if([text], differs.reshape(1))
             return
@@ -260,9 +266,23 @@ class LateChecksum:
             behind = torch.cuda.Event()
             behind.record()
             self._copied.append(Copied([doubt.text for doubt in doubts], host, behind))
-        for before in copied:
-            before.behind.synchronize()  # of the step before: mostly over
-            raise_if(before.texts, before.differs)
+        _look(copied)  # of the step before: mostly over
+
+    def settle(self) -> None:
+        """Look at what the last backward has left; waits for it.
+
+        Raises:
+            ActivationChangedError: digests differ.
+        """
+        with self._lock.here():
+            copied, self._copied = self._copied, []
+        _look(copied)
+
+
+def _look(copied: list[Copied]) -> None:
+    for each in copied:
+        each.behind.synchronize()
+        raise_if(each.texts, each.differs)
 
 
 def raise_if(texts: list[str], differs: Tensor) -> None:

@@ -92,16 +92,23 @@ class Weights:
             return False
         return was_saved or self._versions.get(id(parameter)) == parameter._version
 
-    def operand(self, parameter: nn.Parameter) -> Handle | None:
-        """A handle of its present value; None if backward may not find it."""
+    def operand(
+        self, parameter: nn.Parameter, view: ParameterView | None = None
+    ) -> Handle | None:
+        """A handle of its present value; None if backward may not find it.
+
+        Args:
+            parameter: an input of an operator.
+            view: what of it; None: the whole.
+        """
+        whole = view or ParameterView(parameter, parameter._version, None, (), 0)
         if self.is_trusted(parameter):
-            view = ParameterView(parameter, parameter._version, None, (), 0)
-            handle = Handle(view)
+            handle = Handle(whole)
             with self._lock.here():
                 self._read.add(handle)
             return handle
         if parameter.nbytes <= COPIED_BYTES:
-            return Handle(_copy_of(parameter))
+            return Handle(_kept(_copy_of(parameter), whole))
         return None
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -115,7 +122,7 @@ class Weights:
         if not self._read or stepped.isdisjoint(self._trusted):
             return
         with self._lock.here():
-            copies: dict[int, Kept] = {}
+            copies: dict[int, Tensor] = {}
             for handle in list(self._read):
                 source = handle.source
                 if not isinstance(source, ParameterView):
@@ -125,10 +132,16 @@ class Weights:
                     continue
                 if id(parameter) not in copies:
                     copies[id(parameter)] = _copy_of(parameter)
-                handle.source = copies[id(parameter)]
+                handle.source = _kept(copies[id(parameter)], source)
             self._read.clear()
 
 
-def _copy_of(parameter: Tensor) -> Kept:
-    copy = parameter.detach().clone()
+def _copy_of(parameter: Tensor) -> Tensor:
+    return parameter.detach().clone(memory_format=torch.preserve_format)
+
+
+def _kept(copy: Tensor, view: ParameterView) -> Kept:
+    """What a view of a parameter shows, of its copy."""
+    if view.shape is not None:
+        copy = copy.as_strided(view.shape, view.stride, view.offset)
     return Kept(copy, copy._version)

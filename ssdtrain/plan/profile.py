@@ -46,6 +46,9 @@ class Item:
     """Device time of one rebuild."""
     recipe_host_ms: Duration = 0.0
     """Host time of one rebuild; 0: as `HostCosts.rebuild` says."""
+    recipe_other_bytes: Natural = 0
+    """Most device memory during a rebuild, above the step's start and beside the saved
+    tensors that were alive before: the tensor, what its chain passes, gradients."""
     inputs: tuple[Natural, ...] = ()
     """Items of the same lane that the recipe reads."""
     owner: Index = -1

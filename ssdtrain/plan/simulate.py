@@ -437,8 +437,13 @@ class Run:
             self._run_again(self._line.run_of[item])
             self._alive(item)
         elif placement is Placement.RECOMPUTE:
+            what = self._line.items[item]
+            memory = self._live_bytes + what.recipe_other_bytes
+            if memory > self.outcome.peak_bytes:
+                self.outcome.peak_bytes, self.outcome.peak_mark = memory, self._mark
+                self.outcome.live_at_peak = frozenset([*self._live, item])
             self._alive(item)
-            time_ms = self._line.items[item].recipe_ms
+            time_ms = what.recipe_ms
             self._now += time_ms
             self.outcome.recompute_ms += time_ms
         elif placement in AWAY_PLACEMENTS:

@@ -1,7 +1,7 @@
 """A saved tensor as a function of other saved tensors."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,10 +10,22 @@ from torch import Tensor, nn
 
 # Longest chain of recipes from one saved tensor down to stored bytes. NewGELU of a
 # dropped-out, cast activation needs 9; more costs more time than bytes are worth.
-MAX_CHAIN = 12
+MAX_CHAIN = 16
 # Most nodes that are looked at for one tensor: a tree of sums has many more than a
 # chain, and would cost more than it saves.
 MAX_NODES = 24
+
+
+# Nodes whose operator takes much longer than reading its inputs does.
+DEAR = frozenset(
+    (
+        *("AddmmBackward0", "BmmBackward0", "MmBackward0"),
+        "ScaledDotProductCudnnAttentionBackward0",
+        "ScaledDotProductEfficientAttentionBackward0",
+        "ScaledDotProductFlashAttentionBackward0",
+        "ScaledDotProductFlashAttentionForCpuBackward0",
+    )
+)
 
 
 class Layout(NamedTuple):
@@ -114,25 +126,33 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
+    is_guarded: bool = False
+    """Its result is compared with a digest: [Note: guarded recipes] in producer.py."""
     is_compared_always: bool = False
     """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)
     """Length of the longest chain below, this one included."""
     held: tuple[Held, ...] = field(init=False)
-    """Every tensor it is made of, in the order `compute` takes them."""
+    """Every tensor it is made of, once, in the order `compute` takes them."""
+    _program: "_Program | None" = field(init=False, default=None)
+
+    is_dear: bool = field(init=False)
+    """Whether a product or an attention is among its functions."""
 
     def __post_init__(self) -> None:
-        deepest, held = 0, []
+        deepest, held = 0, {}
+        self.is_dear = self.recipe in DEAR
         for operand in self.operands:
             if isinstance(operand, Held):
-                held.append(operand)
+                held[id(operand)] = operand
             elif isinstance(operand, Expression):
-                held.extend(operand.held)
+                held.update((id(each), each) for each in operand.held)
+                self.is_dear = self.is_dear or operand.is_dear
             else:
                 continue
             if operand.depth > deepest:
                 deepest = operand.depth
-        self.depth, self.held = deepest + 1, tuple(held)
+        self.depth, self.held = deepest + 1, tuple(held.values())
 
     @property
     def signature(self) -> Hashable:
@@ -145,32 +165,101 @@ class Expression:
 
     def without_holders(self) -> "Expression":
         """The same function of the same operands, whoever holds them."""
-        return replace(
-            self,
-            operands=tuple(_without_holder(operand) for operand in self.operands),
-            faster=(),
-        )
+        return _without_holders(self, {})
 
-    def compute(self, tensors: Iterator[Tensor]) -> Tensor:
-        """The value, given the tensors of `held`."""
-        values: list[Any] = []
-        for operand in self.operands:
-            if isinstance(operand, Held):
-                values.append(next(tensors))
-            elif isinstance(operand, Expression):
-                values.append(operand.compute(tensors))
-            else:
-                values.append(operand)
-        return self.function(*values, **dict(self.constants))
+    def compute(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The value, given the tensors of `held`. What several parts of it read is made
+        once, and dropped when the last of them has read it."""
+        if self._program is None:
+            self._program = _program(self)
+        values: list[Any] = [*tensors, *self._program.numbers]
+        for step in self._program.steps:
+            made = step.function(*[values[at] for at in step.reads], **step.constants)
+            for at in step.last_reads:
+                values[at] = None
+            values.append(made)
+        return values[-1]  # type: ignore[no-any-return]
+
+
+class _Step(NamedTuple):
+    """One function; its result is the next value."""
+
+    function: Callable[..., Tensor]
+    constants: dict[str, Any]
+    reads: tuple[int, ...]
+    """Numbers of values."""
+    last_reads: tuple[int, ...]
+    """Of these: what nothing after it reads."""
+
+
+class _Program(NamedTuple):
+    """An expression in the order in which it runs."""
+
+    numbers: tuple[Any, ...]
+    """Values behind the tensors of `held`: Python numbers and random states."""
+    steps: tuple[_Step, ...]
+
+
+def _append(expression: Expression, order: list[Expression]) -> None:
+    """Behind the expressions that it reads; each once."""
+    for operand in expression.operands:
+        if isinstance(operand, Expression):
+            if not any(operand is before for before in order):
+                _append(operand, order)
+    order.append(expression)
+
+
+def _program(root: Expression) -> _Program:
+    at = {id(held): number for number, held in enumerate(root.held)}
+    order: list[Expression] = []
+    _append(root, order)
+    numbers = [
+        operand
+        for each in order
+        for operand in each.operands
+        if not isinstance(operand, Held | Expression)
+    ]
+    first = len(root.held) + len(numbers)
+    at.update((id(each), first + number) for number, each in enumerate(order))
+    next_number = iter(range(len(root.held), first))
+    reads = [
+        tuple(
+            at[id(operand)]
+            if isinstance(operand, Held | Expression)
+            else next(next_number)
+            for operand in each.operands
+        )
+        for each in order
+    ]
+    last = {value: step for step, read in enumerate(reads) for value in read}
+    steps = [
+        _Step(
+            each.function,
+            dict(each.constants),
+            read,
+            tuple(value for value in set(read) if last[value] == step),
+        )
+        for step, (each, read) in enumerate(zip(order, reads, strict=True))
+    ]
+    return _Program(tuple(numbers), tuple(steps))
 
 
 Operand = Held | Expression | State | int | float
 
 
-def _without_holder(operand: Operand) -> Operand:
-    if isinstance(operand, Held):
-        return replace(operand, holder=None, parameter=None, owner=None)
-    return operand.without_holders() if isinstance(operand, Expression) else operand
+def _without_holders(of: Expression, known: dict[int, Any]) -> Expression:
+    operands: list[Operand] = []
+    for operand in of.operands:
+        if isinstance(operand, Held | Expression) and id(operand) not in known:
+            if isinstance(operand, Held):
+                bare: Operand = replace(
+                    operand, holder=None, parameter=None, owner=None
+                )
+            else:
+                bare = _without_holders(operand, known)
+            known[id(operand)] = bare
+        operands.append(known.get(id(operand), operand))
+    return replace(of, operands=tuple(operands), faster=())
 
 
 def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
@@ -182,6 +271,6 @@ def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
     device = tensors[0].device.type if tensors else "cpu"
     with torch.no_grad():
         if not torch.is_autocast_enabled(device):  # backward mostly runs without
-            return expression.compute(iter(tensors))
+            return expression.compute(tensors)
         with torch.autocast(device, enabled=False):
-            return expression.compute(iter(tensors))
+            return expression.compute(tensors)

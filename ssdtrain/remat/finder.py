@@ -1,6 +1,7 @@
 """Finds the recipe of a tensor at the moment it is saved."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import MethodType
 from typing import Any, NamedTuple
@@ -8,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.remat.attention import ATTENTION
+from ssdtrain.remat.attention import ATTENTION, DEAR_ATTENTION
+from ssdtrain.remat.chains import CHAINS
 from ssdtrain.remat.compiled import Compiled, Trail
 from ssdtrain.remat.dropout import DROPOUT, Draws, saw
 from ssdtrain.remat.elementwise import ELEMENTWISE
@@ -17,6 +19,7 @@ from ssdtrain.remat.fast import Kernels
 from ssdtrain.remat.layout import LAYOUT
 from ssdtrain.remat.norms import NORMS
 from ssdtrain.remat.producer import Producer, Sources
+from ssdtrain.remat.products import PRODUCTS
 from ssdtrain.remat.purity import Purity
 from ssdtrain.remat.questions import Asking, Keeper
 from ssdtrain.remat.registry import DEFAULT, Registry
@@ -27,9 +30,17 @@ Set = Callable[[Any, str, Any], None]
 
 
 def built_in() -> Registry:
-    """The recipes that come with ssdtrain."""
+    """The recipes that need no plan to weigh them."""
     registry = ELEMENTWISE
     for more in (NORMS, LAYOUT, DROPOUT, ATTENTION):
+        registry = registry.merged(more)
+    return registry
+
+
+def with_dear() -> Registry:
+    """All recipes that come with ssdtrain, and the user's own."""
+    registry = built_in()
+    for more in (PRODUCTS, DEAR_ATTENTION, CHAINS, DEFAULT):
         registry = registry.merged(more)
     return registry
 
@@ -42,12 +53,23 @@ class Found(NamedTuple):
     """What was asked for it; None: it cannot be asked again."""
 
 
+def guarded(expression: Expression) -> Expression:
+    """The expression, and others of the same tensor, under a digest."""
+    faster = tuple(guarded(each) for each in expression.faster)
+    return replace(expression, is_guarded=True, faster=faster)
+
+
 class Finder:
     """Recipes of one session."""
 
     def __init__(
-        self, registry: Registry | None = None, kernels: Kernels | None = None
+        self,
+        registry: Registry | None = None,
+        kernels: Kernels | None = None,
+        *,
+        guards: bool = False,
     ) -> None:
+        self._guards = guards
         self._registry = registry or built_in().merged(DEFAULT)
         self._purity = Purity()
         self._draws = Draws()
@@ -79,18 +101,22 @@ class Finder:
         caller = operators_frame()
         scene = cache(lambda: Scene(self._purity, caller))
         trail = Trail(tensor.grad_fn, tensor.output_nr)
-        sources = Sources(keeper, scene, self._registry.find, trail)
+        sources = Sources(
+            keeper, scene, self._registry.find, trail, guards=self._guards
+        )
         node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor=tensor)
         found = recipe(node)
         if found is None:
             return None
-        if not sources.covers(found):
+        if not sources.covers(found, tensor.grad_fn):
             keeper.refuse()
             return None
         mark = trail.mark()
         offered = self._kernels.offer(found, tensor, node)
         if not offered.faster:
             trail.back_to(mark)
+        if sources.is_guarded:
+            offered = guarded(offered)
         return Found(offered, trail)
 
     def again(

@@ -1,9 +1,21 @@
-"""The autograd node that produced a tensor, as a recipe sees it."""
+"""The autograd node that produced a tensor, as a recipe sees it.
 
+[Note: guarded recipes]
+A chain may pass a tensor that nobody saved and of which nothing is proved ([Note:
+unsaved tensors] in scene.py). Where a plan weighs recipes it is passed all the same,
+and guarded: a digest of the tensor is taken when it is saved, and compared with that of
+what the recipe makes, at every rebuild (0.3 ms a GB, twice). Bytes that differ stop
+backward with `ActivationChangedError`; on a GPU, which is not waited for, when the next
+backward ends or the session is closed. A tensor that is known to have been changed
+refuses.
+(tests/ssdtrain/remat/test_products.py)
+"""
+
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +34,27 @@ from ssdtrain.remat.questions import (
     Addend,
     Argument,
     AtLeaf,
+    Composite,
     Constant,
     Edge,
     HasEdge,
     HasSaved,
     Keeper,
+    LeafDtype,
     Like,
     Made,
     NoArgument,
     Noted,
     Number,
+    NumEdges,
     Opaque,
     PureHere,
+    SameEdge,
     Saved,
     Saves,
     Witnessed,
     constant_of,
+    follows,
     has_edge,
     name_of_kind,
     notes_of,
@@ -62,6 +79,15 @@ RESULTS = {
 }
 
 
+# What products read, as their nodes call it.
+READ_BY = {
+    "MmBackward0": ("self",),
+    "AddmmBackward0": ("mat1",),
+    "BmmBackward0": ("self",),
+}
+MAX_BEHIND = 24
+"""Most nodes that are looked at for one that saved a noted tensor."""
+
 # Their results share storage and version counter with their inputs. Not UnsafeView.
 VIEWS = frozenset(
     f"{name}Backward0"
@@ -83,6 +109,18 @@ class Reach(Enum):
     """It is being saved, at version 0."""
     OPEN = auto()
     """Not known of a view: its source will be asked for."""
+    GUARDED = auto()
+    """Nothing is known, and a digest will tell: [Note: guarded recipes]."""
+
+
+class Known(NamedTuple):
+    """What makes an output of a node."""
+
+    operand: Expression
+    at: int
+    """The node's number in the trail."""
+    reach: "Reach"
+    """Why its reader read what the node made; another reader needs as good a reason."""
 
 
 @dataclass(slots=True)
@@ -95,20 +133,59 @@ class Sources:
     find: Callable[[str], Callable[["Producer"], Expression | None] | None]
     trail: Trail
     """What has been asked: [Note: compiled recipes] in compiled.py."""
+    guards: bool = False
+    """Whether digests may stand for proofs: [Note: guarded recipes]."""
+    is_guarded: bool = False
+    """Whether one is needed."""
     nodes_left: int = MAX_NODES
+    known: dict[tuple[Any, int], "Known"] = field(default_factory=dict)
+    """What outputs of nodes are made by, so that it is made once."""
     owners: set[int] = field(default_factory=set)
     """Of tensors that nodes of the expression saved, by id."""
 
-    def covers(self, expression: Expression) -> bool:
+    def covers(self, expression: Expression, node: Any) -> bool:
         """Whether plain autograd, too, raises if an input is changed from now on.
 
         An input found by a note does not count by itself: the node that saved it may
-        run in no backward (a metric's).
+        run in no backward (a metric's). It does if that node is on the way from the
+        tensor's own node: the way around a frozen layer.
         """
-        return all(
-            not held.is_noted or id(held.owner) in self.owners
+        open_ones = [
+            held
             for held in expression.held
-        )
+            if held.is_noted and id(held.owner) not in self.owners
+        ]
+        return all(self._is_saved_behind(node, held) for held in open_ones)
+
+    def _is_saved_behind(self, node: Any, noted: Held) -> bool:
+        """Look for the tensor among what nodes behind this one have saved."""
+        waiting: deque[tuple[Any, tuple[Edge, ...]]] = deque([(node, ())])
+        for _ in range(MAX_BEHIND):
+            if not waiting:
+                return False
+            at, way = waiting.popleft()
+            for name in READ_BY.get(at.name(), ()):
+                packed = packed_by(at, name)
+                if packed is None or isinstance(packed, Tensor):
+                    continue
+                held = self.keeper.held(packed, at)
+                if held is not None and held.owner is noted.owner:
+                    self._take_way(way, name, held)
+                    return True
+            for index, (behind, output) in enumerate(at.next_functions):
+                if behind is not None:
+                    kind, name = type(behind), name_of_kind(behind)
+                    edge = Edge(0, index, kind, name, output)
+                    waiting.append((behind, (*way, edge)))
+        return False
+
+    def _take_way(self, way: tuple[Edge, ...], name: str, held: Held) -> None:
+        """Ask for the node at the end of a way, and for what it saved."""
+        at = 0
+        for edge in way:
+            at = self.trail.step(edge._replace(at=at))
+        self.trail.take(Saved(at, name, Like.of(held)), held)
+        self.owners.add(id(held.owner))
 
 
 class Producer:
@@ -218,21 +295,43 @@ class Producer:
         """A dimension that the node keeps; torch shows -1 as an unsigned number."""
         return signed(self.constant(name))
 
+    @property
+    def output(self) -> int:
+        """Which output of the node it is."""
+        return self._index  # the same at every step: it was asked for on the way
+
+    @property
+    def num_edges(self) -> int:
+        """How many inputs the operator has, tensors without a gradient included."""
+        found = len(self._node.next_functions)
+        self._trail.ask(NumEdges(self._at, found))
+        return found
+
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""
         found = has_edge(self._node, index)
         self._trail.ask(HasEdge(self._at, index, found))
         return found
 
-    def edge(self, index: int) -> Operand | None:
+    def edge(self, index: int, *, is_dear: bool = True) -> Operand | None:
         """The input at this position, for nodes that do not save it.
 
         It is a parameter, another node's saved tensor, or an expression of its own.
+
+        Args:
+            index: the position.
+            is_dear: whether products and attention may be run for it.
         """
-        mark = self._trail.mark()
+        mark, was_guarded = self._trail.mark(), self._sources.is_guarded
         found = self._at_edge(index)
+        if isinstance(found, Expression) and found.is_dear and not is_dear:
+            found = None
         if found is None:
+            self._sources.is_guarded = was_guarded
             self._trail.back_to(mark)
+            known = self._sources.known
+            for key in [k for k, each in known.items() if each.at >= mark.num_nodes]:
+                del known[key]
         return found
 
     def _at_edge(self, index: int) -> Operand | None:
@@ -245,28 +344,53 @@ class Producer:
         name = node.name()
         if name == "torch::autograd::AccumulateGrad":
             return self._parameter(index, node.variable)
+        shared = self._shared(index, node, number)
+        if shared is not None:
+            return shared
         at = self._step(index, node, number)
-        result = RESULTS.get(name)
-        if result is not None and number == 0:
-            mark = self._trail.mark()
-            found = Producer(node, number, self._sources, at=at).saved(result)
-            if found is not None:
-                return found
+        kept = self._result(node, number, at) or self._noted(node, number, at)
+        return kept or self._made_by(index, node, number, at)
+
+    def _result(self, node: Any, number: int, at: int) -> Operand | None:
+        """An output that its own node has saved."""
+        name = RESULTS.get(node.name())
+        if name is None or number:
+            return None
+        mark = self._trail.mark()
+        found = Producer(node, number, self._sources, at=at).saved(name)
+        if found is None:
             self._trail.back_to(mark)
-        noted = self._noted(node, number, at)
-        if noted is not None:
-            return noted
-        make = self._sources.find(name)
+        return found
+
+    def _made_by(
+        self, index: int, node: Any, number: int, at: int
+    ) -> Expression | None:
+        """An expression for an output of a node, which nobody has saved."""
+        make = self._sources.find(node.name())
         if make is None:
             return None
         reach = self._reach_of(index, node, number, at)
-        depth, known = self._depth + 1, reach or Reach.OPEN
-        source = Producer(node, number, self._sources, depth=depth, reach=known, at=at)
+        depth, how = self._depth + 1, reach or Reach.OPEN
+        source = Producer(node, number, self._sources, depth=depth, reach=how, at=at)
         made = make(source)
         if made is not None and reach is None:
             self._sources.keeper.refuse_unsaved()
             return None
+        if made is not None and reach is not None:
+            self._sources.known[node, number] = Known(made, at, reach)
         return made
+
+    def _shared(self, index: int, node: Any, number: int) -> Expression | None:
+        """What an edge to the same tensor has led to before: it is made once."""
+        known = self._sources.known.get((node, number))
+        if known is None:
+            return None
+        mark = self._trail.mark()
+        self._trail.ask(SameEdge(self._at, index, known.at, number))
+        if self._reach_of(index, node, number, known.at) is known.reach:
+            return known.operand
+        self._trail.back_to(mark)
+        return None
 
     def _step(self, index: int, node: Any, number: int) -> int:
         kind, name = type(node), name_of_kind(node)
@@ -300,7 +424,16 @@ class Producer:
             return Reach.MADE_HERE
         if self.name in VIEWS and self._reach is Reach.SEEN:
             return Reach.SEEN
-        return Reach.OPEN if node.name() in VIEWS else None
+        # See [Note: matrix products] in products.py.
+        if self.name == "UnsafeViewBackward0" and follows(self._node, node):
+            self._trail.ask(Composite(self._at, at))
+            return Reach.SEEN
+        if node.name() in VIEWS:
+            return Reach.OPEN
+        if self._sources.guards:
+            self._sources.is_guarded = True
+            return Reach.GUARDED
+        return None
 
     def _is_made_here(self) -> bool:
         if self._reach is not Reach.SAVED:
@@ -325,8 +458,9 @@ class Producer:
             return None
         node, number = self._node.next_functions[index]
         if node.name() == "torch::autograd::AccumulateGrad":
-            self._trail.ask(Opaque())  # it is a parameter that may not be used
-            return node.variable.dtype  # type: ignore[no-any-return]
+            leaf = LeafDtype(self._at, index, node.variable.dtype)
+            self._trail.ask(leaf)
+            return leaf.dtype
         made = Made.of(self._step(index, node, number), node, number)
         self._trail.ask(made)
         return made.dtype

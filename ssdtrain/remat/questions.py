@@ -171,6 +171,17 @@ def has_edge(node: Any, index: int) -> bool:
     return index < len(edges) and edges[index][0] is not None
 
 
+class NumEdges(NamedTuple):
+    """How many inputs a node has."""
+
+    at: int
+    answer: int
+
+    def holds(self, of: Asking) -> bool:
+        """Ask."""
+        return len(of.nodes[self.at].next_functions) == self.answer
+
+
 class Made(NamedTuple):
     """A node made a tensor of this dtype and shape."""
 
@@ -358,6 +369,20 @@ class AtLeaf(NamedTuple):
         return True
 
 
+class LeafDtype(NamedTuple):
+    """A leaf of this dtype is at an edge."""
+
+    at: int
+    place: int
+    dtype: torch.dtype
+
+    def holds(self, of: Asking) -> bool:
+        """Ask."""
+        edges = of.nodes[self.at].next_functions
+        leaf = edges[self.place][0] if self.place < len(edges) else None
+        return getattr(getattr(leaf, "variable", None), "dtype", None) is self.dtype
+
+
 # -- the running code -----------------------------------------------------------------
 
 
@@ -405,6 +430,39 @@ class NoArgument(NamedTuple):
     def holds(self, of: Asking) -> bool:
         """Ask."""
         return of.scene.argument(of.nodes[self.at], self.output) is None
+
+
+class Composite(NamedTuple):
+    """One operator of torch ran two in a row, so nobody saw what lies between them."""
+
+    reader: int
+    maker: int
+
+    def holds(self, of: Asking) -> bool:
+        """Ask."""
+        return follows(of.nodes[self.reader], of.nodes[self.maker])
+
+
+def follows(reader: Any, maker: Any) -> bool:
+    """Whether no node was made between these two."""
+    return bool(reader._sequence_nr() == maker._sequence_nr() + 1)
+
+
+class SameEdge(NamedTuple):
+    """An edge leads to a node that another one has led to before."""
+
+    at: int
+    place: int
+    node: int
+    output: int
+
+    def holds(self, of: Asking) -> bool:
+        """Ask."""
+        edges = of.nodes[self.at].next_functions
+        if self.place >= len(edges):
+            return False
+        node, output = edges[self.place]
+        return node is of.nodes[self.node] and output == self.output
 
 
 class Addend(NamedTuple):

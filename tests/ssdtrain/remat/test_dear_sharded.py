@@ -1,0 +1,89 @@
+"""Dear recipes where weights are gathered and gone: FSDP2 on two ranks.
+
+A recipe that reads a gathered weight outside its group's turn would read freed memory,
+or make FSDP gather it once more; so none reads one that is not small enough to copy.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache.weights import COPIED_BYTES
+
+NARROW, WIDE = 16, 272
+"""Weights of NARROW x WIDE are copied; those of WIDE x WIDE are too large for it."""
+BATCH = 8
+
+
+class Block(nn.Module):
+    """A gated layer whose inner product has a large weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(NARROW, WIDE, bias=False)
+        self.wide = nn.Linear(WIDE, WIDE, bias=False)
+        self.down = nn.Linear(WIDE, NARROW, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.silu(self.up(x))
+        return x + self.down(F.silu(self.wide(hidden)) * hidden)
+
+
+def train(rank: int, settings: dict[str, Any] | None) -> tuple[list[Tensor], Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    for block in model:
+        fully_shard(block, reshard_after_forward=True)
+    fully_shard(model)
+    session = None
+    if settings is not None:
+        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + rank)
+    found = []
+    for _ in range(3):
+        loss = model(torch.randn(BATCH, NARROW)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    found += [p.detach().to_local().clone() for p in model.parameters()]
+    report = None
+    if session is not None:
+        report = session.last_step
+        session.close()
+    return found, report
+
+
+def on_rank(rank: int, place: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{place}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    theirs, _ = train(rank, None)
+    told = []
+    for plan in ("keep-all", "offload-all"):
+        ours, report = train(rank, {"plan": plan, "recompute": "full"})
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        told.append(report.recipes)
+    torch.save(told, f"{place}/told{rank}")
+    dist.destroy_process_group()
+
+
+def test_no_recipe_reads_a_large_weight_that_is_gathered(tmp_path: Path) -> None:
+    assert NARROW * WIDE * 4 <= COPIED_BYTES < WIDE * WIDE * 4
+    mp.spawn(on_rank, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        for recipes in torch.load(tmp_path / f"told{rank}", weights_only=True):
+            # Blocks behind the first one rebuild one product from a copy of its weight;
+            # the wide one is stored, and what reads it is made from that.
+            assert recipes["MmBackward0"] == 2 * BATCH * WIDE * 4
+            assert recipes["SiluBackward0"] == 6 * BATCH * WIDE * 4
