@@ -345,8 +345,8 @@ def _attach_recipes(
     on_gpu = cache.device.torch_device.type == "cuda"
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
     # See [Note: matrix products] in remat/products.py.
-    dear = settings.recompute is Recompute.FULL or not fixed
-    finder = Finder(with_dear(), guards=True) if dear else Finder()
+    full = settings.recompute is Recompute.FULL
+    finder = Finder(with_dear(), guards=full) if full or not fixed else Finder()
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:

@@ -224,7 +224,10 @@ class Rebuilder:
 
     def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
         if self._cache.captures.is_forward:
-            # Nothing can be compared now: what earlier steps admitted is admitted.
+            # Nothing can be compared now: what earlier steps admitted is admitted, and
+            # what would be compared at every rebuild is stored.
+            if expression.is_guarded:
+                return Verdict.UNKNOWN
             return self._known(expression, base)
         if expression.is_compared_always:
             equal = self._check(expression, base)

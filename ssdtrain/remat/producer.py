@@ -2,7 +2,7 @@
 
 [Note: guarded recipes]
 A chain may pass a tensor that nobody saved and of which nothing is proved ([Note:
-unsaved tensors] in scene.py). Where a plan weighs recipes it is passed all the same,
+unsaved tensors] in scene.py). Under `recompute="full"` it is passed all the same,
 and guarded: a digest of the tensor is taken when it is saved, and compared with that of
 what the recipe makes, at every rebuild (0.3 ms a GB, twice). Bytes that differ stop
 backward with `ActivationChangedError`; on a GPU, which is not waited for, when the next
