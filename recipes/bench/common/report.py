@@ -85,11 +85,11 @@ PAGES = {
             ("models", models),
             ("offload", of_file("host_time", host_time)),
         ),
-        "`ours` by default and at an overhead, and host times, were measured before the "
-        "planner priced the host's own time, before recipes were compiled into rows and "
-        "before regions; the twelve layers of the 4B shape with regions and budgets "
-        "behind all that, but for the present order of the search. Regions as fast as "
-        "checkpointing at its own peak are the aim, and not reached.",
+        "`ours` by default and at an overhead, and host times, were measured before "
+        "the planner priced the host's own time, before recipes were compiled into "
+        "rows and before regions; the twelve layers of the 4B shape with regions and "
+        "budgets behind all that, but for the present order of the search. Regions as "
+        "fast as checkpointing at its own peak are the aim, and not reached.",
     ),
     "placement": Page(
         "Where activations live",

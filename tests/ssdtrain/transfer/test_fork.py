@@ -255,7 +255,7 @@ LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
     "counters": lambda s: s.cache.ledger.counters._lock,
     "pool": lambda s: s.cache.offloader.pool._changed,
     "offloader": lambda s: s.cache.offloader._lock,
-    "storage": lambda s: s.cache.offloader.storage._inner._lock,  # type: ignore
+    "storage": lambda s: s.cache.offloader.storage.inner._lock,  # type: ignore
     "verify": lambda s: s.cache.verifier._mode._lock.here(),  # type: ignore
     "weights": lambda s: s.cache.recipes._weights._lock.here(),  # type: ignore
 }
