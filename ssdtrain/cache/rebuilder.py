@@ -107,6 +107,8 @@ class Rebuilder:
         self._guard = LateChecksum(cache.offloader.device.torch_device)
         self._admission = Admission()
         self._alive = Known()
+        self._met_unsaved = False
+        """Whether the running search met what it may not pass."""
         self._weights = weights
         self._failed: set[str] = set()
 
@@ -139,8 +141,11 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
+        self._met_unsaved = False
         found = self._find(base)
         if found is None:
+            if self._met_unsaved:
+                self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
         if expression is None:
@@ -353,8 +358,8 @@ class Rebuilder:
         self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
 
     def refuse_unsaved(self) -> None:
-        """Count a recipe refused by [Note: unsaved tensors]."""
-        self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
+        """A way refused by [Note: unsaved tensors]: counted if there is no other."""
+        self._met_unsaved = True
 
     def parameter(
         self, parameter: nn.Parameter, node: Any, edge: int | None = None

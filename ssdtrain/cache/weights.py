@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ssdtrain.cache.identity import extent_bytes
 from ssdtrain.cache.record import Handle, Kept, ParameterView
 from ssdtrain.transfer.workers import ForkedLock
 
@@ -107,7 +108,7 @@ class Weights:
             with self._lock.here():
                 self._read.add(handle)
             return handle
-        if parameter.nbytes <= COPIED_BYTES:
+        if parameter.nbytes <= COPIED_BYTES and _is_here(parameter):
             return Handle(_kept(_copy_of(parameter), whole))
         return None
 
@@ -130,10 +131,18 @@ class Weights:
                 parameter = source.parameter
                 if id(parameter) not in stepped or parameter._version != source.version:
                     continue
+                if not _is_here(parameter):
+                    continue
                 if id(parameter) not in copies:
                     copies[id(parameter)] = _copy_of(parameter)
                 handle.source = _kept(copies[id(parameter)], source)
             self._read.clear()
+
+
+def _is_here(parameter: Tensor) -> bool:
+    """Whether its memory is there: FSDP frees that of a group that is not gathered, and
+    the parameter still has its shape."""
+    return extent_bytes(parameter)[1] <= parameter.untyped_storage().nbytes()
 
 
 def _copy_of(parameter: Tensor) -> Tensor:

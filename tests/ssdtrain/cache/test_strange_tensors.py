@@ -91,7 +91,8 @@ def test_a_scripted_submodule(settings: dict[str, Any]) -> None:
     model.load_state_dict(state)
     with ssdtrain.offload(model, target="host", min_bytes=0, **settings) as session:
         ours = run(model)
-        assert session.steps[-1].bytes_saved > 0
+        # A plan that keeps all, as `auto` may make it here, has no hooks.
+        assert max(step.bytes_saved for step in session.steps) > 0
     assert all(map(torch.equal, ours, theirs))
 
 

@@ -11,7 +11,10 @@ import ssdtrain
 from ssdtrain.errors import CaptureError
 from tests.ssdtrain.hosts.blocks import Block
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 WIDTH, ROWS, NUM_REPLAYS = 256, 512, 50
 MOVES: dict[str, Any] = {"target": "host", "min_bytes": 1, "plan": "offload-all"}
 
