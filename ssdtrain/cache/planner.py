@@ -335,7 +335,9 @@ class Planner:
                 return
         self.plan = None
         self._rest(Stage.SEARCHING)
-        self._cache.bypass = Unhooked() if self._plain is not None else None
+        # Asked again: the plain step may have been one of smaller batches.
+        fits = self._plain is not None and self._may_run_plain(profile)
+        self._cache.bypass = Unhooked() if fits else None
 
     def _await_plan(self) -> None:
         """Follow the first plan that is there.
