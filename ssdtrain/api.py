@@ -2,11 +2,12 @@
 
 import logging
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.planner import Planner
@@ -374,7 +375,15 @@ def _attach_regions(
                 "named_modules()) or classes."
             )
         regions.attach(module, found, cache.regions, patches)
-    patches.also(register_optimizer_step_pre_hook(cache.regions.before_step).remove)
+    # Weakly: torch's hook would keep a session alive that nobody closed.
+    regions_of = weakref.ref(cache.regions)
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        found = regions_of()
+        if found is not None:
+            found.before_step(optimizer)
+
+    patches.also(register_optimizer_step_pre_hook(before_step).remove)
     fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
     cache.regions.choice = Choice.ALL if fixed else Choice.PLANNED
 

