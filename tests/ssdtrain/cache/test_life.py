@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -219,3 +220,23 @@ def test_saved_bytes_at_backward_start_are_the_window_and_the_kept(
         assert report.bytes_reloaded == 21 * one
         # In backward: the one in use, the one prefetched, never more than the start.
         assert report.saved_peak_bytes <= 4 * one
+
+
+@pytest.mark.parametrize("recompute", ["auto", "regions"])
+def test_a_session_that_nobody_closed_goes_with_its_model(recompute: str) -> None:
+    """Hooks of torch that all optimizers share do not keep it."""
+
+    def train() -> weakref.ref[nn.Module]:
+        net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        session = ssdtrain.offload(
+            net, target="host", min_bytes=1, plan="offload-all", recompute=recompute
+        )
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        assert session.cache.is_idle
+        return weakref.ref(net)
+
+    model = train()
+    gc.collect()
+    assert model() is None
