@@ -6,15 +6,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from hector.message.functions import Reducer
 from hector.message.graph import Graph
 
-READOUTS = {
-    Reducer.SUM: "sum",
-    Reducer.MEAN: "mean",
-    Reducer.MAX: "max",
-    Reducer.MIN: "min",
-}
+READOUTS = ("sum", "mean", "max", "min")
 
 
 def batch(graphs: Sequence[Graph]) -> Graph:
@@ -87,16 +81,15 @@ def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
 def softmax_nodes(graph: Graph, feature: str) -> Tensor:
     """Softmax of a node feature over the nodes of each graph."""
     x = graph.ndata[feature]
-    peak = broadcast_nodes(graph, readout_nodes(graph, feature, "max").detach())
+    peak = broadcast_nodes(graph, _readout(x.detach(), graph.batch_num_nodes, "max"))
     e = torch.exp(x - peak)
     total = _readout(e, graph.batch_num_nodes, "sum")
     return e / broadcast_nodes(graph, total)
 
 
 def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
-    names = [r.value for r in READOUTS]
-    if reducer not in names:
-        raise ValueError(f"expected a reducer of {names}, got {reducer!r}")
+    if reducer not in READOUTS:
+        raise ValueError(f"expected a reducer of {list(READOUTS)}, got {reducer!r}")
     lengths = torch.tensor(sizes, device=x.device)
     made = torch.segment_reduce(x, reducer, lengths=lengths, unsafe=True)
     if 0 not in sizes:

@@ -381,7 +381,6 @@ class Graph:
     ) -> dict[str, Tensor]:
         """Functions that were declared pure are traced once for features of a shape."""
         parts = (message, reduce, apply)
-        facts = tuple(p.facts if isinstance(p, PureCall) else p for p in parts)
         tensors = [
             v
             for p in parts
@@ -389,13 +388,18 @@ class Graph:
             for v in p.values
             if isinstance(v, Tensor)
         ]
-        traces = self.programs.pure.setdefault(facts, [])
+        places = {id(t): i for i, t in enumerate(tensors)}
+        # A trace knows tensors by identity: which of them are one is a fact, too.
+        facts = (
+            *(p.facts if isinstance(p, PureCall) else p for p in parts),
+            tuple(places[id(t)] for t in tensors),
+        )
+        traces = self.programs.traces(facts)
         for known in traces:
             if all(self._row_shape(s, n) == shape for s, n, shape in known.reads):
                 break
         else:
             trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
-            places = {id(t): i for i, t in enumerate(tensors)}
             strange = [t for t, _ in trace.captured.values() if id(t) not in places]
             if strange:
                 raise ValueError(
@@ -410,8 +414,8 @@ class Graph:
                 },
                 names=tuple(made),
             )
-            del traces[:-MAX_TRACES]
             traces.append(known)
+            del traces[:-MAX_TRACES]
 
         def tensor(name: str) -> Tensor:
             if name not in known.captured:
@@ -541,11 +545,18 @@ class Graph:
         return torch.arange(self._num_nodes, device=self.device)
 
     def edge_softmax(self, score: Tensor) -> Tensor:
-        """Softmax of edge rows [edges, ...] over the edges with one destination."""
+        """Softmax of edge rows [edges, ...] over the edges with one destination.
+
+        Raises:
+            ValueError: the scores are no floating-point numbers.
+        """
+        if not is_float(score):
+            raise ValueError(f"expected floating-point scores, got {score.dtype}")
         with self.local_scope():
-            self.edata["score"] = score
+            # Rows that the compiler knows have at most two axes.
+            self.edata["score"] = score if score.dim() < 4 else score.flatten(1)
             self.apply_edges(lambda edges: {"out": edges.softmax(edges.data["score"])})
-            return self.edata["out"]
+            return self.edata["out"].reshape(score.shape)
 
     # Parts.
 
@@ -627,7 +638,8 @@ class _Part(Graph):
         )
         self.whole, self.edge_ids = whole, ids
         self.counts = whole.counts
-        self.ndata.fill = lambda name: whole.ndata[name].index_select(0, self.nodes)
+        nodes = self.nodes  # not of `self`, which would hold itself
+        self.ndata.fill = lambda name: whole.ndata[name].index_select(0, nodes)
         self.edata.fill = lambda name: whole.edata[name].index_select(0, ids)
 
     def _node_ids(self) -> Tensor:

@@ -45,11 +45,18 @@ class Programs:
     ) -> None:
         self.options, self.capacity = options or Options(), capacity
         self._made: OrderedDict[Hashable, _Made] = OrderedDict()
-        self.pure: dict[Hashable, list[Known]] = {}
-        """What was traced of pure functions."""
+        self._pure: OrderedDict[Hashable, list[Known]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def traces(self, facts: Hashable) -> list[Known]:
+        """What was traced of pure functions with these facts, to be added to."""
+        found = self._pure.setdefault(facts, [])
+        self._pure.move_to_end(facts)
+        while len(self._pure) > self.capacity:
+            self._pure.popitem(last=False)
+        return found
 
     def run(
         self,

@@ -184,6 +184,15 @@ class Rows:
     def __bool__(self) -> bool:
         raise UntraceableError("a decision that depends on features")
 
+    def _unknown(self, *_: Any) -> Any:
+        raise UntraceableError("an operator that the compiler does not know")
+
+    # What Python would answer by itself, or refuse with another error.
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unknown
+    __rpow__ = __rmatmul__ = __mod__ = __rmod__ = _unknown
+    __floordiv__ = __rfloordiv__ = __abs__ = __invert__ = __float__ = __int__ = _unknown
+    __hash__ = object.__hash__
+
     def __getitem__(self, key: Any) -> Any:
         raise UntraceableError("an index into a traced value")
 
@@ -235,6 +244,8 @@ def _maximum(a: Any, b: Any) -> Rows:
 
 
 def _power(x: Rows, power: Any) -> Rows:
+    if not isinstance(power, int | float):
+        raise UntraceableError("a power that is no number")
     if power == 2:
         return x * x
     if power == 0.5:
@@ -377,7 +388,10 @@ def _squeeze(x: Rows, dim: int | None = None) -> Rows:
     if dim is None:
         raise UntraceableError("squeeze of all axes")
     dim = dim if dim >= 0 else x.sym.rank + x.boxed + dim
-    return _with(x, rules.squeeze(x.trace.state, x.sym, dim - x.boxed))
+    inner = dim - x.boxed
+    if inner < 1:
+        raise UntraceableError("squeeze of the rows")
+    return _with(x, rules.squeeze(x.trace.state, x.sym, inner))
 
 
 def _view(x: Rows, *shape: Any) -> Rows:

@@ -16,6 +16,11 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
+@triton.jit
+def _read(at, ok):  # type: ignore[no-untyped-def]
+    return tl.load(at, mask=ok, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["first"])  # type: ignore[untyped-decorator]
 def _level_forward(  # type: ignore[no-untyped-def]
     x, z, gates, h, c, ptr, child, first, WIDTH: tl.constexpr, BLOCK: tl.constexpr
@@ -24,21 +29,21 @@ def _level_forward(  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     ok = at < WIDTH
     mine = x + row * 4 * WIDTH + at
-    i = tl.load(mine, mask=ok, other=0.0).to(tl.float32)
-    o = tl.load(mine + WIDTH, mask=ok, other=0.0).to(tl.float32)
-    u = tl.load(mine + 2 * WIDTH, mask=ok, other=0.0).to(tl.float32)
-    base = tl.load(mine + 3 * WIDTH, mask=ok, other=0.0).to(tl.float32)
+    i = _read(mine, ok)
+    o = _read(mine + WIDTH, ok)
+    u = _read(mine + 2 * WIDTH, ok)
+    base = _read(mine + 3 * WIDTH, ok)
     kept = tl.zeros([BLOCK], tl.float32)
     lo = tl.load(ptr + row)
     hi = tl.load(ptr + row + 1)
     for e in range(lo, hi):
         k = tl.load(child + e)
         theirs = z + k * 4 * WIDTH + at
-        i += tl.load(theirs, mask=ok, other=0.0).to(tl.float32)
-        o += tl.load(theirs + WIDTH, mask=ok, other=0.0).to(tl.float32)
-        u += tl.load(theirs + 2 * WIDTH, mask=ok, other=0.0).to(tl.float32)
-        f = tl.load(theirs + 3 * WIDTH, mask=ok, other=0.0).to(tl.float32)
-        old = tl.load(c + k * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+        i += _read(theirs, ok)
+        o += _read(theirs + WIDTH, ok)
+        u += _read(theirs + 2 * WIDTH, ok)
+        f = _read(theirs + 3 * WIDTH, ok)
+        old = _read(c + k * WIDTH + at, ok)
         kept += tl.sigmoid(base + f) * old
     i = tl.sigmoid(i)
     o = tl.sigmoid(o)
@@ -61,12 +66,12 @@ def _level_backward(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     at = tl.arange(0, BLOCK)
     ok = at < WIDTH
     mine = gates + row * 3 * WIDTH + at
-    i = tl.load(mine, mask=ok, other=0.0).to(tl.float32)
-    o = tl.load(mine + WIDTH, mask=ok, other=0.0).to(tl.float32)
-    u = tl.load(mine + 2 * WIDTH, mask=ok, other=0.0).to(tl.float32)
-    t = _tanh(tl.load(c + row * WIDTH + at, mask=ok, other=0.0).to(tl.float32))
-    gh = tl.load(dh + row * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
-    gc = tl.load(dc + row * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+    i = _read(mine, ok)
+    o = _read(mine + WIDTH, ok)
+    u = _read(mine + 2 * WIDTH, ok)
+    t = _tanh(_read(c + row * WIDTH + at, ok))
+    gh = _read(dh + row * WIDTH + at, ok)
+    gc = _read(dc + row * WIDTH + at, ok)
     gc += gh * o * (1.0 - t * t)
     gi = gc * u * i * (1.0 - i)
     go = gh * t * o * (1.0 - o)
@@ -80,8 +85,8 @@ def _level_backward(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         # No other parent has this child: its rows are written here alone.
         k = tl.load(child + e)
         theirs = z + k * 4 * WIDTH + 3 * WIDTH + at
-        f = tl.sigmoid(base + tl.load(theirs, mask=ok, other=0.0).to(tl.float32))
-        old = tl.load(c + k * WIDTH + at, mask=ok, other=0.0).to(tl.float32)
+        f = tl.sigmoid(base + _read(theirs, ok))
+        old = _read(c + k * WIDTH + at, ok)
         one = gc * old * f * (1.0 - f)
         gf += one
         out = dz + k * 4 * WIDTH + at
@@ -90,7 +95,7 @@ def _level_backward(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         tl.store(out + 2 * WIDTH, gu, mask=ok)
         tl.store(out + 3 * WIDTH, one, mask=ok)
         there = dc + k * WIDTH + at
-        before = tl.load(there, mask=ok, other=0.0).to(tl.float32)
+        before = _read(there, ok)
         tl.store(there, before + gc * f, mask=ok)
     out = dx + row * 4 * WIDTH + at
     tl.store(out, gi, mask=ok)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hector.indexing import segment_ptr
 from hector.message.graph import Graph
 
 
@@ -45,8 +46,7 @@ class Levels:
         self.child = self.position[src][by_parent]
         """int64 [edges]: positions of the children, parent by parent."""
         self.parent = parent
-        bounds = torch.arange(self.order.numel() + 1, device=graph.device)
-        self.ptr = torch.searchsorted(parent, bounds)
+        self.ptr = segment_ptr(parent, self.order.numel())
         """int64 [nodes + 1]: children of position p are child[ptr[p]:ptr[p + 1]]."""
         ends = torch.tensor([0, *(v.numel() for v in levels)]).cumsum(0)
         edges = self.ptr[ends.to(graph.device)].tolist()

@@ -124,12 +124,15 @@ def _iterate(
     offsets = graph.offsets.to(device)
     degrees = offsets.diff()
     base = (1.0 - damping) / max(1, graph.num_nodes)
+    pieces = [
+        (first, last, int(graph.offsets[first]), int(graph.offsets[last]))
+        for first, last in _pieces(graph.offsets)
+    ]
     for _ in range(num_iterations):
         # A node without neighbours pulls nothing: its share goes nowhere.
         share = score / degrees.clamp(min=1)
         pulled = torch.zeros_like(score)
-        for first, last in _pieces(graph.offsets):
-            begin, end = int(graph.offsets[first]), int(graph.offsets[last])
+        for first, last, begin, end in pieces:
             flow = torch.repeat_interleave(
                 share[first:last], degrees[first:last], output_size=end - begin
             )

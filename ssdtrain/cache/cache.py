@@ -95,7 +95,8 @@ class TensorCache:
         self.moves = PlannedMoves(offloader, self._window, self.course)
         self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
         self._unplanned = UnplannedMoves(offloader, self._window)
-        self._nothing = self.nothing = torch.empty(0, device=self.device.torch_device)
+        self.nothing = torch.empty(0, device=self.device.torch_device)
+        """For probes of versions."""
         self.copies = copies_of(self.device)
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
@@ -237,15 +238,7 @@ class TensorCache:
         if num_bytes < least_bytes:
             return call.hold(tensor)
         record = call.records.get(key) or self._records.get(key)
-        handle = (
-            self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
-            if record is None
-            else handle_of(record, view, self.probe_of(tensor))
-        )
-        if record is not None:
-            self._tell_of_another(record)
-        self.recipes.note(tensor, handle)
-        return call.stored(tensor, handle)
+        return call.stored(tensor, self._pack_bytes(tensor, key, view, record))
 
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
         """See [Note: wrappers]."""
@@ -270,20 +263,24 @@ class TensorCache:
         num_bytes = key.end_byte - key.start_byte
         if key.stamp in self._resident or num_bytes < self.limits.least_bytes:
             return self._keep(tensor)
-        record = self._records.get(key)
-        handle = (
-            self.recipes.again(tensor, key, view) or self._pack_new(tensor, key, view)
-            if record is None
-            else handle_of(record, view, self.probe_of(tensor))
-        )
+        return self._pack_bytes(tensor, key, view, self._records.get(key))
+
+    def _pack_bytes(
+        self, tensor: Tensor, key: Key, view: View, record: Record | None
+    ) -> Handle:
+        """One more handle of the record or recipe of these bytes, or of a new one."""
         if record is not None:
+            handle = handle_of(record, view, self.probe_of(tensor))
             self._tell_of_another(record)
+        else:
+            again = self.recipes.again(tensor, key, view)
+            handle = again or self._pack_new(tensor, key, view)
         self.recipes.note(tensor, handle)
         return handle
 
     def probe_of(self, tensor: Tensor) -> Probe:
         """A probe of a plain tensor on the device."""
-        return Probe.of(tensor, self._nothing)
+        return Probe.of(tensor, self.nothing)
 
     def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
         """The first handle of a record or of a recipe."""
@@ -330,11 +327,8 @@ class TensorCache:
             course.observer.saved_again(course.of(record.lane).number, record.item)
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
-        lane = self.lanes.current
-        bytes_before = lane.total_bytes
-        record = Record(key, lane, entry.name, self.retired, self.ledger)
-        record.item = entry.number
-        self.course.of(lane).records[entry.number] = weakref.ref(record)
+        bytes_before = self.lanes.current.total_bytes
+        record = self._new_record(key, entry.name, entry.number)
         call = self.regions.current
         if call is not None and call.makes(entry):
             record.region = call
@@ -344,7 +338,6 @@ class TensorCache:
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        num_bytes = record.num_bytes
         planned = entry.order is not None and entry.order.placement in PLANNED
         if self.captures.is_forward:
             leaves = self._capture(record, bytes_before, entry)
@@ -354,11 +347,22 @@ class TensorCache:
             leaves = self._ask_policy(record, bytes_before, entry.held)
         if entry.held and not leaves:
             record.hold()
+        self._book(record, leaves=leaves)
+        return record
+
+    def _new_record(self, key: Key, name: str, item: int) -> Record:
+        lane = self.lanes.current
+        record = Record(key, lane, name, self.retired, self.ledger)
+        record.item = item
+        self.course.of(lane).records[item] = weakref.ref(record)
+        return record
+
+    def _book(self, record: Record, *, leaves: bool) -> None:
+        num_bytes = record.num_bytes
         fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add_all(
             {Count.RECORDS: 1, Count.SAVED: num_bytes, fate: num_bytes}
         )
-        return record
 
     def is_movable(self, tensor: Tensor) -> bool:
         """Whether a planned move may take this tensor: plain bytes on the device, no
@@ -374,20 +378,12 @@ class TensorCache:
 
     def move(self, tensor: Tensor, key: Key, order: Order, item: int) -> Record:
         """Open a record whose placement is known, and start to move it."""
-        lane = self.lanes.current
-        record = Record(key, lane, order.name, self.retired, self.ledger)
-        record.item = item
-        self.course.of(lane).records[item] = weakref.ref(record)
+        record = self._new_record(key, order.name, item)
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
         due = self.course.mark + order.release_after
         entry = Entry(item, order, due, order.name, False)
-        leaves = self.moves.send(record, entry)
-        fate = Count.OFFLOADED if leaves else Count.KEPT
-        num_bytes = record.num_bytes
-        self._counters.add_all(
-            {Count.RECORDS: 1, Count.SAVED: num_bytes, fate: num_bytes}
-        )
+        self._book(record, leaves=self.moves.send(record, entry))
         return record
 
     # -- what rows of a table ask for -----------------------------------------------

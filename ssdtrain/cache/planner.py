@@ -126,7 +126,7 @@ class Planner:
         """From the end of the step before the observed one to the observed one."""
         self._pinned_bytes = 0
         self._search: Search | None = None
-        """Beside training: the first plan was found quickly, the next thoroughly."""
+        """Beside training; it finds a plan quickly, and then the best that it can."""
         self._plain: PlainTimes | None = None
         self._num_plain = 0
         self._idle_host_ms = float("inf")
@@ -143,6 +143,7 @@ class Planner:
         self._starts: list[tuple[Any, bool]] = []
         """Start of the last steps, and whether the step had the plan's sizes."""
         self._trial: Trial | None = None
+        """Of the plan in force, where nobody else follows it."""
 
     @property
     def is_settled(self) -> bool:
@@ -277,7 +278,8 @@ class Planner:
         memory = self._cache.device.memory()
         if capacity_bytes is None or memory is None:
             return False
-        keep = Run(Timeline(profile), keep_all(Timeline(profile))).run()
+        timeline = Timeline(profile)
+        keep = Run(timeline, keep_all(timeline)).run()
         limit = self._goal.most_bytes(profile)
         if limit is not None and keep.peak_bytes > limit:
             return False
@@ -400,7 +402,8 @@ class Planner:
     def _take(self, found: Plan) -> None:
         self.plan = found
         self.num_plans += 1
-        self._trial = Trial(found, self._trial)
+        if isinstance(self.peers, Alone):
+            self._trial = Trial(found, self._trial)
         if self.profile is not None:
             self._follow_from_now(self.profile)
 
@@ -544,7 +547,7 @@ class Planner:
             del self._starts[0]
         if measured is not None and self._trial is not None:
             before = self._trial.step(measured)
-            if before is not None and isinstance(self.peers, Alone):
+            if before is not None:
                 self._go_back(before)
                 return
         drifts = self._drift.step(measured, self._cache.course.num_strayed)

@@ -547,6 +547,32 @@ class Kept(NamedTuple):
         return self.tensor
 
 
+class Part(NamedTuple):
+    """Where a view lies in its parameter."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Elements from the parameter's first element."""
+
+    def is_of(self, tensor: Tensor, parameter: nn.Parameter) -> bool:
+        """Whether a view of `parameter` lies here."""
+        return (
+            type(tensor) is Tensor
+            and tensor.layout is torch.strided
+            and tensor.dtype is parameter.dtype
+            and tensor.shape == self.shape
+            and tensor.stride() == self.stride
+            and tensor.storage_offset() - parameter.storage_offset() == self.offset
+            and not tensor.is_conj()
+        )
+
+    def of(self, parameter: nn.Parameter) -> Tensor:
+        """The view of the parameter's present data."""
+        start = parameter.storage_offset() + self.offset
+        return parameter.detach().as_strided(self.shape, self.stride, start)
+
+
 class ParameterView(NamedTuple):
     """A saved parameter, or a view of one.
 
@@ -577,18 +603,6 @@ class ParameterView(NamedTuple):
         offset = int(tensor.storage_offset() - parameter.storage_offset())
         return cls(parameter, version, tensor.shape, tensor.stride(), offset)
 
-    def is_of(self, tensor: Tensor, parameter: nn.Parameter) -> bool:
-        """Whether a view of `parameter` lies in it as this one does."""
-        return (
-            type(tensor) is Tensor
-            and tensor.layout is torch.strided
-            and tensor.dtype is parameter.dtype
-            and tensor.shape == self.shape
-            and tensor.stride() == self.stride
-            and tensor.storage_offset() - parameter.storage_offset() == self.offset
-            and not tensor.is_conj()
-        )
-
     def rebuild(self) -> Tensor:
         """The parameter, or the view of its present data.
 
@@ -598,8 +612,7 @@ class ParameterView(NamedTuple):
         check_version(self.parameter, self.version, "a parameter")
         if self.shape is None:
             return self.parameter
-        start = self.parameter.storage_offset() + self.offset
-        return self.parameter.detach().as_strided(self.shape, self.stride, start)
+        return Part(self.shape, self.stride, self.offset).of(self.parameter)
 
 
 class RecordView(NamedTuple):

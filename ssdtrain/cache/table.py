@@ -22,6 +22,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol
@@ -46,6 +47,7 @@ from ssdtrain.cache.record import (
     Lane,
     LaneCourse,
     ParameterView,
+    Part,
     RebuiltView,
     RecordState,
     RecordView,
@@ -108,7 +110,7 @@ class ParameterHandle(tuple[nn.Parameter, int]):
         return parameter
 
 
-class ParameterViewHandle(tuple[nn.Parameter, int, ParameterView]):
+class ParameterViewHandle(tuple[nn.Parameter, int, Part]):
     """A saved view of a parameter: whose, of which version, and how it is found."""
 
     __slots__ = ()
@@ -116,16 +118,15 @@ class ParameterViewHandle(tuple[nn.Parameter, int, ParameterView]):
     @property
     def source(self) -> ParameterView:
         """As the general path would hold it."""
-        parameter, version, view = self
-        return view._replace(parameter=parameter, version=version)
+        parameter, version, part = self
+        return ParameterView(parameter, version, *part)
 
     def get(self) -> Tensor:
         """The view; `InPlaceError` if the parameter was changed after it was saved."""
-        parameter, version, (_, _, shape, stride, offset) = self
+        parameter, version, part = self
         if parameter._version != version:
             check_version(parameter, version, "a parameter")
-        start = parameter.storage_offset() + offset
-        return parameter.detach().as_strided(shape, stride, start)  # type: ignore[arg-type]
+        return part.of(parameter)
 
 
 class KeptItemHandle(Handle):
@@ -143,7 +144,7 @@ class KeptItemHandle(Handle):
         self.is_closed = False
         """Whether its bytes have been booked as gone."""
 
-    @property
+    @property  # what is an attribute of others would be a second copy here
     def source(self) -> Kept:  # type: ignore[override]
         """As the general path would hold it."""
         return Kept(self.tensor, self.version)
@@ -155,8 +156,6 @@ class KeptItemHandle(Handle):
         self.run.use(self)
         return self.tensor
 
-
-NO_PARAMETER: Any = None
 
 # -- rows -----------------------------------------------------------------------------
 
@@ -271,12 +270,12 @@ class ParameterRow:
 class ParameterViewRow:
     """A view of a parameter, such as `weight.t()`."""
 
-    __slots__ = ("_parameter", "_view", "num_bytes")
+    __slots__ = ("_parameter", "_part", "num_bytes")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
         self._parameter = weakref.ref(parameter)
-        self._view: ParameterView | None = None
-        """The last one; its parameter and version are none."""
+        self._part: Part | None = None
+        """Where the last one lay."""
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Any:
@@ -284,14 +283,13 @@ class ParameterViewRow:
         base, parameter = tensor._base, self._parameter()
         if parameter is None or base is not parameter:
             return run.leave(tensor)
-        view = self._view
-        if view is None or not view.is_of(tensor, parameter):
+        part = self._part
+        if part is None or not part.is_of(tensor, parameter):
             found = ParameterView.of(tensor, parameter)
-            if found is None:
+            if found is None or found.shape is None:
                 return run.leave(tensor)
-            # Not the parameter: rows outlive models.
-            self._view = view = found._replace(parameter=NO_PARAMETER, version=-1)
-        return ParameterViewHandle((parameter, tensor._version, view))
+            self._part = part = Part(found.shape, found.stride, found.offset)
+        return ParameterViewHandle((parameter, tensor._version, part))
 
 
 class KeptRow:
@@ -539,6 +537,11 @@ class Table:
             if type(row) is HostRow:
                 while row.free:
                     give_back(pool, row.free.pop())
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Of all rows."""
+        return sum(total.kept_bytes for total in self.totals)
 
     def counters(self, num_packed: int) -> dict[Count, int]:
         """What the counters are told of kept rows and parameters, once a lane."""
@@ -832,6 +835,7 @@ class Run:
                 return ParameterHandle((tensor, tensor._version))
             if owner.is_elsewhere:
                 return self._generally(tensor)
+            # mypy does not narrow by a set: each of these has `num_bytes`.
             if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
                 return self.pack_resized(row, tensor)
             return row.pack(tensor, self)
@@ -1113,8 +1117,8 @@ class Run:
         """By how much kept tensors are larger than the plan's: their share of all."""
         if not self._resized_bytes:
             return 0
-        kept_bytes = self._table.counters(len(self._table.totals))[Count.KEPT]
-        return self._resized_bytes * planned_bytes // max(1, kept_bytes)
+        kept_bytes = max(1, self._table.kept_bytes)
+        return self._resized_bytes * planned_bytes // kept_bytes
 
 
 SIZED = frozenset({KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow})
@@ -1157,8 +1161,8 @@ class Tables:
     @property
     def free_bytes(self) -> int:
         """Pinned bytes of places where no tensor is."""
-        rows = [row for table in self.tables.values() for row in table.rows]
-        free = [place for row in rows if type(row) is HostRow for place in row.free]
+        rows = (bare(row) for table in self.tables.values() for row in table.rows)
+        free = (place for row in rows if type(row) is HostRow for place in row.free)
         return sum(place.buffer.capacity_bytes for place in free)
 
     def close(self, pool: PinnedPool) -> None:

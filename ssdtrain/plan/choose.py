@@ -173,12 +173,7 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
     if best is None:
         raise ConfigError("the profile holds no items; observe a training step")
     if best.policy != "keep-all" or not goal.is_by_memory or best.rank[0]:
-        # A long step's coarse grid alone would spend it all: first a little of
-        # everything, then the rest from there.
-        for marks in (min(QUICK_MARKS, search_marks), search_marks - QUICK_MARKS):
-            judge.left_marks = marks
-            if marks > 0:
-                best = _search(judge, best)
+        best = _enumerated(judge, best) or _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
         raise Shortage(timeline, goal, judge.keep, judge.least).error(
             judge.short_of_host
@@ -191,11 +186,16 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
 
 
 def _search(judge: Judge, best: Contender) -> Contender:
-    small = _enumerated(judge, best)
-    if small is not None:
-        return small
-    best = _search_family(judge, best)
-    return _search_items(judge, best)
+    """A little of everything, then the rest from there: a long step's coarse grid alone
+    would spend it all."""
+    total = judge.left_marks
+    seen: dict[Family, Contender] = {}
+    for marks in (min(QUICK_MARKS, total), total - QUICK_MARKS):
+        judge.left_marks = marks
+        if marks > 0:
+            best = _search_family(judge, best, seen)
+            best = _search_items(judge, best)
+    return best
 
 
 # -- small instances ------------------------------------------------------------------
@@ -352,10 +352,12 @@ def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
     return parts
 
 
-def _search_family(judge: Judge, best: Contender) -> Contender:
+def _search_family(
+    judge: Judge, best: Contender, seen: dict[Family, Contender]
+) -> Contender:
+    """seen: what was judged before; grows."""
     grid = _Grid(judge.timeline)
     ends = grid.ends
-    seen: dict[Family, Contender] = {}
 
     def value(family: Family) -> Contender:
         if family not in seen:

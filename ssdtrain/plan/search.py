@@ -65,6 +65,7 @@ class Search:
                 *(sys.executable, "-m", __spec__.name),
                 *map(str, (request, self._quick, self._answer)),
             ],
+            cwd=self.folder,  # `-m` puts it before all other paths
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -427,7 +427,12 @@ class CudaDevice:
         return self._copy(False, buffer, target, after)
 
     def pin(self, buffer: torch.Tensor) -> bool:
-        """cudaHostRegister the whole buffer."""
+        """cudaHostRegister the whole buffer.
+
+        It is filled before, by all of torch's threads: the driver would have one thread
+        make the pages that nobody has touched.
+        """
+        buffer.zero_()
         num_bytes = buffer.untyped_storage().nbytes()
         result = self._runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
         return int(result) == 0
