@@ -110,6 +110,7 @@ DEVICE List list_of(const VisitArgs& a, i64 node) {
 // that have one.
 
 // value: int32 levels, -1 where not reached yet; seen: a bit for each node that has one.
+
 // [Note: Seen bits] An edge leads to a random node. Levels are larger than the L2 cache
 // when graphs are; bits are not, so an edge to a node that has a level costs no access to
 // memory, and levels are written once a node. Read past the L1 cache, which would keep

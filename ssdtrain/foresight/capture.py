@@ -9,7 +9,7 @@ The meta device takes some composite paths that a GPU does not. Attention and dr
 are sent to the operators that CUDA runs. There is no data to look into: a yes or no
 that the host asks a tensor for ("is nothing masked?") is taken as yes, and counted in
 the graph's notes; a number that it asks for ends the capture with an error.
-(tests/ssdtrain/foresight/test_capture.py)
+(tests/ssdtrain/foresight/test_graph.py)
 """
 
 import weakref

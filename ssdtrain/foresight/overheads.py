@@ -9,7 +9,7 @@ that a dispatch mode sees, as in execution graphs: composite ones are descended 
 T1 is kept by phase and by the operator that follows, so that a module's overhead goes
 with the operator that opens it. The profiler's own cost is taken off each event; both
 costs are fitted to the same program's time without a profiler.
-(tests/ssdtrain/foresight/test_overheads.py)
+(tests/ssdtrain/foresight/test_models.py)
 """
 
 import itertools

@@ -7,7 +7,7 @@ the clock falls until it does not; the energy of the same work falls with it (vo
 falls with frequency). Kernels bound by multiplication slow down with the clock, those
 bound by memory hardly do. So a step that waits for copies draws less on average and
 runs its products faster: part of a wait is won back.
-(tests/ssdtrain/foresight/test_power.py)
+(tests/ssdtrain/foresight/test_models.py)
 """
 
 from dataclasses import dataclass

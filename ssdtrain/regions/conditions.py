@@ -6,7 +6,7 @@ attention's backends are the defaults, and the model may have been set to `eval(
 meanwhile. A re-run gets all of them back. Random states are set back only for a forward
 that draws, and set forward again behind it; if they do not end where the forward ended,
 somebody else draws from the same generator, and the masks are not the forward's.
-(tests/ssdtrain/regions/test_conditions.py)
+(tests/ssdtrain/regions/test_regions.py)
 """
 
 from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ done is released after the whole forward was enqueued, and frees nothing. So the
 compute order itself waits for the copy (`wait`), and the reference is dropped right
 behind that wait: the caching allocator hands the block to later compute work, which
 by then is ordered after the copy. No host wait, no `record_stream`.
-(tests/ssdtrain/transfer/test_device.py::test_release_is_ordered_behind_the_copy)
+(tests/ssdtrain/transfer/test_places.py, tests/ssdtrain/cache/test_window.py)
 """
 
 import threading

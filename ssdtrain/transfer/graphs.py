@@ -10,7 +10,7 @@ Both copy streams are joined with compute where a captured forward or backward e
 because a capture may end there (`make_graphed_callables` captures each by itself).
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
 may be waited for; a capture begins behind a synchronization of the device.
-(tests/ssdtrain/transfer/test_graphs.py, tests/ssdtrain/hosts/test_graphs.py)
+(tests/ssdtrain/hosts/test_graphs.py)
 """
 
 import ctypes

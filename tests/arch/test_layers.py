@@ -1,6 +1,7 @@
 """The house rules that a machine can check: floors, sizes, imports."""
 
 import ast
+import re
 import subprocess
 import sys
 import warnings
@@ -286,3 +287,61 @@ def test_tests_use_public_names() -> None:
             "the cache), or give the class one."
         )
         assert not gone, f"{where} no longer reaches {sorted(gone)}: shorten the list"
+
+
+NOTE = re.compile(r"\[Note: ([^\]]+)\](?: in ([\w/]+\.\w+))?")
+NAMED = re.compile(
+    r"(?<![\w/.])(?:tests|ssdtrain|pydirect|hector)/[\w/]+\.(?:py|cu|c)\b"
+)
+
+
+def flowing(path: Path) -> str:
+    """The text of a file without its line ends and comment marks."""
+    return re.sub(r"\n\s*(?:#|//|\*)?\s*", " ", path.read_text())
+
+
+def sources() -> list[Path]:
+    return [*product_files(), *(ROOT / "pydirect").rglob("*.cu")]
+
+
+def notes_of(path: Path) -> set[str]:
+    """Titles of the notes that stand in a file: each begins a paragraph."""
+    lines = [line.strip(" #/*") for line in path.read_text().splitlines()]
+    starts = [
+        line.removeprefix('"""')
+        for before, line in zip(["", *lines], lines, strict=False)
+        if not before or line.startswith('"""') or before.endswith('"""')
+    ]
+    return {found[1] for line in starts if (found := NOTE.match(line))}
+
+
+def test_notes_that_are_cited_are_there() -> None:
+    homes = {path: notes_of(path) for path in sources()}
+    missing = []
+    for path in sources():
+        for note, file in NOTE.findall(flowing(path)):
+            where = [home for home, notes in homes.items() if note in notes]
+            if file:
+                where = [home for home in where if home.match(file)]
+            if not where:
+                missing.append(f"{name(path)}: [Note: {note}] {file}")
+    assert missing == []
+
+
+def test_files_that_are_named_exist() -> None:
+    named = {
+        (path, file) for path in sources() for file in NAMED.findall(flowing(path))
+    }
+    assert [(name(p), file) for p, file in named if not (ROOT / file).exists()] == []
+
+
+def test_long_files_say_why() -> None:
+    """docs/layout.md names every file of more than 500 lines, with its reason."""
+    table = (ROOT / "docs" / "layout.md").read_text().partition("## Files over 500")[2]
+    long = [
+        name(path) for path in all_files() if len(path.read_text().splitlines()) > 500
+    ]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    listed = {file for row in rows for file in re.findall(r"`([^`]+)`", row)}
+    unlisted = [file for file in long if file not in listed]
+    assert unlisted == [], "give the reason in docs/layout.md, or split two concepts"

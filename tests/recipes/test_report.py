@@ -1,5 +1,6 @@
 """The generated pages are those of the recorded results."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from recipes.bench.common import report
 from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
 from recipes.bench.common.pictures import PICTURES
-from recipes.bench.common.results import find, read, write
+from recipes.bench.common.results import find, public, read, write
 from recipes.bench.safety.tables import searches
 
 
@@ -47,6 +48,48 @@ FILES = [path for area in AREAS for path in sorted((RESULTS / area).glob("*.json
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_pages_are_made_of_is_of_the_one_format(path: Path) -> None:
     assert read(path)["environment"]["device"]
+
+
+PRIVATE = re.compile(r"(?<![\w.~-])/(?:work|root|tmp|home|check|opt|scratch)/\S*")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(RESULTS.rglob("*.json")), *sorted((ROOT / "docs").rglob("*.md")), *PAGES],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_no_path_of_a_machine_is_published(path: Path) -> None:
+    text = path.read_text()
+    assert PRIVATE.findall(text.replace("\\n", "\n")) == []
+    if path.suffix == ".json":
+        data = json.loads(text)
+        assert public(data) == data
+
+
+def test_results_hold_no_path_of_this_machine(tmp_path: Path) -> None:
+    there = "/usr/lib/python3/site-packages/torch/nn/modules/module.py"
+    where = [f'File "{ROOT}/recipes/bench/rgnn/batches.py", line 3', f'File "{there}"']
+    command = f"python -m recipes.bench.rgnn.batches --out {tmp_path}/batches.json"
+    data = {
+        "environment": {"command": command},
+        "settings": {"directory": str(tmp_path / "ssd")},
+        "cells": {"a/b/c": {"traceback": where, "text": "12 GB/s, /dev/vda/x, 1 / 2"}},
+    }
+    write(tmp_path / "batches.json", data)
+    found = read(tmp_path / "batches.json")
+    module = found["environment"]["command"]
+    assert module == "python -m recipes.bench.rgnn.batches --out batches.json"
+    assert found["settings"] == {"directory": "ssd"}
+    cell = found["cells"]["a/b/c"]
+    assert cell["text"] == data["cells"]["a/b/c"]["text"]
+    assert cell["traceback"] == [
+        'File "recipes/bench/rgnn/batches.py", line 3',
+        'File "site-packages/torch/nn/modules/module.py"',
+    ]
+    # A rerun with the same settings goes on.
+    again = Cells(tmp_path / "batches.json", 1.0, data["settings"])
+    assert "a/b/c" in again
 
 
 def test_a_search_that_found_something_says_so(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ import torch
 
 from recipes.bench.common import results
 
-ROOT = Path(__file__).resolve().parents[3]
-"""The checkout."""
+ROOT = results.ROOT
 RESULTS = ROOT / "recipes" / "bench" / "results"
 """One folder a room, one file a benchmark."""
 NOT_ENDED = "was not ended"
@@ -103,7 +102,7 @@ class Cells:
         }
         if path.exists() and not anew:
             before = results.read(path)
-            if before["settings"] == settings:
+            if before["settings"] == results.public(settings):
                 self.data["cells"] = {
                     name: cell
                     for name, cell in before["cells"].items()

@@ -5,11 +5,46 @@ whole run stands beside these. An error is a cell with `error` in it.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 Data = dict[str, Any]
 PARTS = ("environment", "settings", "cells")
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout."""
+ABSOLUTE = re.compile(r"(?<![\w./~-])/(?:[\w.+@-]+/)+[\w.+@-]*")
+"""A path of two parts and more from the root of the file system."""
+OF_EVERY_MACHINE = ("/dev/", "/proc/", "/sys/")
+INSTALLED = ("site-packages/", "dist-packages/")
+
+
+def public(value: Any) -> Any:
+    """The value with no path of this machine in its strings, at any depth.
+
+    A path below the checkout becomes relative to it, one of an installed package starts
+    at `site-packages`, and of any other the last part stays.
+    """
+    if isinstance(value, str):
+        return ABSOLUTE.sub(_relative, value) if "/" in value else value
+    if isinstance(value, dict):
+        return {public(key): public(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [public(part) for part in value]
+    return value
+
+
+def _relative(found: re.Match[str]) -> str:
+    path = found.group()
+    if path.startswith(OF_EVERY_MACHINE):
+        return path
+    if path.startswith(f"{ROOT}/"):
+        return path.removeprefix(f"{ROOT}/")
+    for folder in INSTALLED:
+        before, _, inside = path.rpartition(folder)
+        if before:
+            return f"{folder}{inside}"
+    return Path(path).name
 
 
 def read(path: Path) -> Data:
@@ -31,8 +66,11 @@ def find(path: Path) -> Data | None:
 
 
 def write(path: Path, data: Data) -> None:
-    """Write a results file in one piece: a reader sees the old one or the new one."""
+    """Write a results file in one piece: a reader sees the old one or the new one.
+
+    No path of this machine gets into it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
+    partial.write_text(json.dumps(public(data), indent=1) + "\n")
     partial.replace(path)

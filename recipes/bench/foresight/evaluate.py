@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
 from ssdtrain.foresight.capture import capture
@@ -160,8 +161,8 @@ def main() -> None:
         )
     print({k: v for k, v in found.items() if k not in ("steps", "ranks")})
     if args.out:
-        text = json.dumps({"command": vars_of(args), **found}, indent=1)
-        (RESULTS / "foresight" / args.out).write_text(text + "\n")
+        path = RESULTS / "foresight" / args.out
+        results.write(path, {"command": vars_of(args), **found})
 
 
 def vars_of(args: argparse.Namespace) -> str:

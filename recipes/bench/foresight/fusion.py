@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from ssdtrain.foresight.fusion import PAIRS, Kind, Pair, advise
 
@@ -126,8 +127,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     path = RESULTS / "foresight" / "fusion_cpu.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+    results.write(path, {**found, "rows": rows})
 
 
 def _geomean(values: list[float]) -> float | None:

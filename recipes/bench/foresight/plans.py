@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from ssdtrain.foresight.power import Settled
 
@@ -78,9 +79,7 @@ def main() -> None:
             "shipped": _summary(plans, shipped),
         }
     print(json.dumps(found, indent=1))
-    path = RESULTS / "foresight" / "plans.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    results.write(RESULTS / "foresight" / "plans.json", found)
 
 
 def _summary(plans: Sequence[dict[str, Any]], model: Settled | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
@@ -223,8 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         cell["cell_s"] = round(time.perf_counter() - began, 1)
         found["rows"][name] = cell
         print(name, json.dumps(cell), flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=1))
+        results.write(options.out, found)
     return 0
 
 

@@ -31,6 +31,7 @@ from hector.ir.node import Node, Op
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
+from recipes.bench.common import results
 from recipes.bench.common.cells import environment
 from recipes.bench.rgnn.layer_checks import CHECKS, layer_errors
 from recipes.bench.rgnn.models import MODELS, plans
@@ -174,7 +175,7 @@ class Record:
         self.fail({**what, "problem": text, "trace": where})
 
     def write(self) -> None:
-        self.path.write_text(json.dumps(self.data, indent=1) + "\n")
+        results.write(self.path, self.data)
 
 
 def check_kernels(record: Record, case: Case, arrays: GraphArrays) -> None:
@@ -306,7 +307,7 @@ def main() -> int:
         work(args)
         return 0
     found = {"environment": environment(), **share_out(args)}
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    results.write(args.out, found)
     for failure in found["failures"]:
         print("-", {k: v for k, v in failure.items() if k != "trace"})
     print(found["counts"], "in", found["elapsed_s"], "s")
