@@ -66,15 +66,13 @@ class Access(enum.Enum):
     SHIFTED = "shifted"  # the same with the circular shift of Figure 4.5
 
 
-def requests_of(
-    warps: Integers, addresses: Integers, access_bytes: int
-) -> list[tuple[int, int]]:
+def requests_of(warps: Integers, addresses: Integers) -> list[tuple[int, int]]:
     """The requests of single loads: (first byte, bytes), by warp and address.
 
     Args:
         warps: which warp instruction each load belongs to, shape (num_loads,).
-        addresses: first byte of each load, shape (num_loads,).
-        access_bytes: bytes a load, at most a sector, and aligned to itself.
+        addresses: first byte of each load, shape (num_loads,); loads are of at most a
+            sector and aligned to themselves.
     """
     sectors = addresses // SECTOR_BYTES
     base = int(sectors.max()) + 1 if len(sectors) else 1
@@ -117,7 +115,7 @@ def row_requests(
     if access is Access.STRIDED:
         raise ValueError("row_requests: no gather gives a whole row to one thread")
     warps, addresses = indexed_loads(rows, row_bytes // element_bytes, access)
-    found = requests_of(warps, addresses * element_bytes, element_bytes)
+    found = requests_of(warps, addresses * element_bytes)
     return _count([size for _, size in found], len(rows) * row_bytes)
 
 

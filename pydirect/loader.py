@@ -426,11 +426,10 @@ class _DrawAhead:
     def __init__(self, loader: "MiniBatchLoader", ahead: int) -> None:
         """``ahead``: samples that may wait to be fetched."""
         self._loader = loader
-        self._wanted: queue.Queue[bool] = queue.Queue()
+        # One permit for each sample that may wait, and one to stop.
+        self._wanted = threading.Semaphore(ahead)
         self._drawn: queue.Queue[_Drawn | BaseException | None] = queue.Queue()
         self._stopping = threading.Event()
-        for _ in range(ahead):
-            self._wanted.put(True)
         self._thread = threading.Thread(target=self._work, name="pydirect-draw")
         self._thread.start()
 
@@ -442,13 +441,13 @@ class _DrawAhead:
                 return
             if isinstance(drawn, BaseException):
                 raise drawn
-            self._wanted.put(True)
+            self._wanted.release()
             yield drawn
 
     def stop(self) -> None:
         """Stop the thread and wait for it."""
         self._stopping.set()
-        self._wanted.put(True)
+        self._wanted.release()
         self._thread.join()
 
     def _work(self) -> None:
@@ -456,7 +455,7 @@ class _DrawAhead:
         stream = self._loader.draw_stream
         try:
             with torch.cuda.stream(stream) if stream else nullcontext():
-                while self._wanted.get() and not self._stopping.is_set():
+                while self._wanted.acquire() and not self._stopping.is_set():
                     batch = next(sampled, None)
                     if batch is None:
                         break

@@ -104,17 +104,18 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         Raises:
             ValueError: times, which this sampler does not know; a node twice.
         """
-        if index.time is not None:
-            raise ValueError(
-                "time: KeyedNeighborSampler does not sample by time: use PyG's "
-                "NeighborSampler for temporal graphs"
-            )
+        _refuse_time(index.time)
         return node_sample(index, self._sample)
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
-        """See PyG's ``BaseSampler``."""
+        """See PyG's ``BaseSampler``.
+
+        Raises:
+            ValueError: times, which this sampler does not know; a node twice.
+        """
+        _refuse_time(index.time)
         num_nodes = self._num_nodes if self._hetero else self._num_nodes[_NODE]
         return edge_sample(
             index, self._sample, num_nodes, False, neg_sampling=neg_sampling
@@ -160,6 +161,14 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         )
 
 
+def _refuse_time(time: torch.Tensor | None) -> None:
+    if time is not None:
+        raise ValueError(
+            "time: KeyedNeighborSampler does not sample by time: use PyG's "
+            "NeighborSampler for temporal graphs"
+        )
+
+
 def _kinds(data: Data | HeteroData) -> list[EdgeType]:
     return list(data.edge_types) if isinstance(data, HeteroData) else [_ONLY]
 
@@ -181,11 +190,13 @@ def _graph_of(
     source, target = store.edge_index.cpu()
     order = torch.argsort(target, stable=True)
     offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64)
-    if len(target) and int(target.max()) >= sizes[kind[2]]:
-        raise ValueError(
-            f"data: expects targets of {kind} below {sizes[kind[2]]}, got "
-            f"{int(target.max())}"
-        )
+    if len(target):
+        low, high = (int(v) for v in torch.aminmax(target))
+        if low < 0 or high >= sizes[kind[2]]:
+            raise ValueError(
+                f"data: expects targets of {kind} of 0 to {sizes[kind[2]] - 1}, got "
+                f"{low} to {high}"
+            )
     counts = torch.bincount(target, minlength=sizes[kind[2]])
     torch.cumsum(counts, 0, out=offsets[1:])
     neighbors = source[order]

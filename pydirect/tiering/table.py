@@ -81,7 +81,7 @@ class TieredTable:
         self.plan = plan
         self.device = device
         near = plan.replicated_rows + plan.spread_rows
-        self._hottest = hottest_rows(score, near, num_rows).to(device)
+        self._hottest = hottest_rows(score, near).to(device)
         heat = None
         if score is not None:
             heat = torch.full((num_rows,), near, dtype=torch.int32, device=device)
@@ -186,9 +186,7 @@ class TieredTable:
         return list(zip(places, (self._tiers.local, *self._tiers.shares), strict=True))
 
 
-def hottest_rows(
-    score: torch.Tensor | None, num_near: int, num_rows: int
-) -> torch.Tensor:
+def hottest_rows(score: torch.Tensor | None, num_near: int) -> torch.Tensor:
     """The rows with the highest scores, highest first: int64, shape (num_near,)."""
     if score is None:
         return torch.arange(num_near)
@@ -206,7 +204,7 @@ def share_of(
 ) -> torch.Tensor:
     """The rows that GPU ``gpu`` holds of the spread tier, on ``device``; in ``out``."""
     near = plan.replicated_rows + plan.spread_rows
-    rows = hottest_rows(score, near, table.shape[0])[plan.rows_on(gpu)]
+    rows = hottest_rows(score, near)[plan.rows_on(gpu)]
     return index_select(table, rows.to(device), out=out)
 
 

@@ -2,6 +2,7 @@
 
 from pydirect.traversal.bfs import bfs
 from pydirect.traversal.components import connected_components
+from pydirect.traversal.compressed import CompressedGraph, compress
 from pydirect.traversal.convert import (
     from_networkx,
     from_pyg,
@@ -16,12 +17,14 @@ from pydirect.traversal.sssp import sssp
 from pydirect.traversal.walk import Direction, Step, Trace, Walk
 
 __all__ = [
+    "CompressedGraph",
     "Direction",
     "PlacedGraph",
     "Step",
     "Trace",
     "Walk",
     "bfs",
+    "compress",
     "connected_components",
     "count_requests",
     "from_networkx",

@@ -2,8 +2,8 @@
 
 import torch
 
-from pydirect.coalesce import LINE_BYTES
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.passes import Passes, check_source
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Mark, Visitor, seen_bits
@@ -11,7 +11,7 @@ from pydirect.traversal.walk import Direction, Trace
 
 
 def bfs(
-    graph: Graph | PlacedGraph,
+    graph: Graph | CompressedGraph | PlacedGraph,
     source: int,
     *,
     direction: Direction | str = Direction.AUTO,
@@ -75,7 +75,7 @@ class _Ahead:
     def __init__(self, back: PlacedGraph) -> None:
         """``back``: the lists of sources."""
         self._back = back
-        self._unit = LINE_BYTES // back.edges.element_size()
+        self._unit = 1 << back.unit_shift(weighted=False)
         self._num_nodes = back.num_with_edges
         self._num_edges = back.num_edges
 
@@ -87,10 +87,10 @@ class _Ahead:
         self._num_edges -= int((offsets[nodes + 1] - offsets[nodes]).sum())
 
     def backward_units(self, frontier: Frontier) -> float:
-        """Lines that a backward step is expected to read.
+        """Units that a backward step is expected to read.
 
         An edge leads to the frontier with the frontier's share of all edges; a node's
-        list is read line by line until one does. This is Beamer's switch with lines
+        list is read unit by unit until one does. This is Beamer's switch with units
         for edges (Direction-optimizing breadth-first search, SC 2012).
         """
         if self._num_nodes <= 0:

@@ -15,6 +15,7 @@ Rounds grow, in directed graphs too: trees are flat before many edges climb them
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.passes import Passes
 from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.trees import flatten
@@ -29,7 +30,7 @@ _ANCHOR_SHARE = 0.05
 
 
 def connected_components(
-    graph: Graph | PlacedGraph,
+    graph: Graph | CompressedGraph | PlacedGraph,
     *,
     trace: Trace | None = None,
     visitor: Visitor | None = None,

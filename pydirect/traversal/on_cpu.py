@@ -1,7 +1,10 @@
 """Visits in whole-tensor operations: what runs where there is no GPU."""
 
+from collections.abc import Iterator
+
 import torch
 
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.trees import flatten
 from pydirect.traversal.visits import Link, Mark, Operation, Push, Relax
@@ -20,8 +23,7 @@ class CpuVisitor:
         self, placed: PlacedGraph, frontier: Frontier, operation: Operation
     ) -> None:
         """See `Visitor.visit`."""
-        for node, edge in self._edges(placed, frontier):
-            following = placed.edges[edge].long()
+        for node, edge, following in self._edges(placed, frontier):
             if isinstance(operation, Mark):
                 fresh = following[operation.level[following] < 0]
                 operation.level[fresh] = operation.now + 1
@@ -36,22 +38,22 @@ class CpuVisitor:
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
         """See `Visitor.search`. Reads every list whole: nothing is to be saved here."""
-        for node, edge in self._edges(placed, frontier):
-            hit = mark.level[placed.edges[edge].long()] == mark.now
+        for node, _, following in self._edges(placed, frontier):
+            hit = mark.level[following] == mark.now
             mark.level[node[hit]] = mark.now + 1
         return placed.union_bytes(frontier)
 
     def _edges(
         self, placed: PlacedGraph, frontier: Frontier
-    ) -> "list[tuple[torch.Tensor, torch.Tensor]]":
-        """Node and edge number of every edge, in chunks of whole lists."""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Node, edge number and neighbour of every edge, in chunks of whole lists."""
         nodes = frontier.nodes
         if nodes is None:
             nodes = torch.arange(placed.num_nodes)
         begin = placed.offsets[nodes]
         counts = (placed.offsets[nodes + 1] - begin).clamp(max=frontier.limit)
         sums = counts.cumsum(0)
-        found, first = [], 0
+        first = 0
         while first < len(nodes):
             before = int(sums[first - 1]) if first else 0
             bound = torch.tensor(before + self._chunk_edges)
@@ -60,9 +62,21 @@ class CpuVisitor:
             item = torch.repeat_interleave(torch.arange(last - first), counts[part])
             start = begin[part] - (sums[part] - counts[part] - before)
             edge = torch.arange(len(item)) + start[item]
-            found.append((nodes[part][item], edge))
+            yield (
+                nodes[part][item],
+                edge,
+                _neighbors(placed, nodes[part], counts[part], edge),
+            )
             first = last
-        return found
+
+
+def _neighbors(
+    placed: PlacedGraph, nodes: torch.Tensor, counts: torch.Tensor, edge: torch.Tensor
+) -> torch.Tensor:
+    """The neighbours at ``edge``, which are the first ``counts`` of each list."""
+    if isinstance(placed.graph, CompressedGraph):
+        return placed.graph.neighbors_of(nodes, placed.offsets[nodes] + counts)
+    return placed.edges[edge].long()
 
 
 def _relax(

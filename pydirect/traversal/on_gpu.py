@@ -37,6 +37,8 @@ class VisitArgs(ctypes.Structure):
         ("marks", ctypes.c_void_p),
         ("seen", ctypes.c_void_p),
         ("counter", ctypes.c_void_p),
+        ("first_blocks", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
         ("num_entries", ctypes.c_int64),
         ("num_units", ctypes.c_int64),
         ("limit", ctypes.c_int64),
@@ -108,8 +110,7 @@ class GpuVisitor:
         elif isinstance(operation, Push | Pull):
             arguments.value = operation.sums.data_ptr()
             arguments.source = operation.shares.data_ptr()
-        ids = _LETTERS[placed.edges.dtype]
-        self._launch(f"{placed.walk.value}_{name}_{ids}", arguments, placed.device)
+        self._launch(_kernel(placed, name), arguments, placed.device)
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
         """See `Visitor.search`."""
@@ -120,8 +121,7 @@ class GpuVisitor:
         arguments.value = mark.level.data_ptr()
         arguments.now = mark.now
         arguments.counter = counter.data_ptr()
-        ids = _LETTERS[placed.edges.dtype]
-        self._launch(f"search_{ids}", arguments, placed.device)
+        self._launch(_kernel(placed, "search"), arguments, placed.device)
         return int(counter) * SECTOR_BYTES
 
     def _arguments(
@@ -142,6 +142,9 @@ class GpuVisitor:
         )
         if placed.weights is not None:
             arguments.weights = placed.weights.data_ptr()
+        if placed.blocks is not None:
+            arguments.first_blocks = placed.blocks.first.data_ptr()
+            arguments.positions = placed.blocks.positions.data_ptr()
         if hot is not None:
             arguments.hot_edges = hot.edges.data_ptr()
             arguments.slots = hot.slots.data_ptr()
@@ -168,6 +171,15 @@ class GpuVisitor:
                 arguments=arguments,
                 stream=stream,
             )
+
+
+def _kernel(placed: PlacedGraph, name: str) -> str:
+    """The name in visit.cu of an operation, or of "search"."""
+    if placed.blocks is not None:
+        return f"blocks_{name}"
+    ids = _LETTERS[placed.edges.dtype]
+    way = "" if name == "search" else f"{placed.walk.value}_"
+    return f"{way}{name}_{ids}"
 
 
 @functools.cache

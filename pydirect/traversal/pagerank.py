@@ -10,6 +10,7 @@ of 1e-3 and finer than a float's at ranks of 1e-11.
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.passes import Passes
 from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.visits import Pull, Push, Visitor
@@ -19,7 +20,7 @@ _ONE = float(1 << 62)
 
 
 def pagerank(
-    graph: Graph | PlacedGraph,
+    graph: Graph | CompressedGraph | PlacedGraph,
     *,
     damping: float = 0.85,
     tolerance: float = 1e-6,

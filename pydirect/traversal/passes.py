@@ -5,6 +5,7 @@ import time
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.on_cpu import CpuVisitor
 from pydirect.traversal.on_gpu import visitor_on
 from pydirect.traversal.placed import Frontier, PlacedGraph, place
@@ -17,7 +18,7 @@ class Passes:
 
     def __init__(
         self,
-        graph: Graph | PlacedGraph,
+        graph: Graph | CompressedGraph | PlacedGraph,
         trace: Trace | None,
         visitor: Visitor | None = None,
     ) -> None:

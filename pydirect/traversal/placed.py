@@ -8,6 +8,7 @@ import torch
 from pydirect.coalesce import LINE_BYTES, SECTOR_BYTES
 from pydirect.memory import device_alias, pin
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import BLOCK_EDGES, CompressedGraph
 from pydirect.traversal.walk import Walk
 
 BLOCK_BYTES = 64 << 10
@@ -32,8 +33,20 @@ class HotBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Where the blocks of compressed lists lie, in the device's memory."""
+
+    first: torch.Tensor
+    """int64, shape (num_nodes + 1,): see `CompressedGraph.first_blocks`."""
+
+    positions: torch.Tensor
+    """int64, shape (num_blocks + 1,): first bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """Nodes whose lists are to be visited, with the lines that they touch."""
+    """Nodes whose lists are to be visited, with the units that they touch: lines, or
+    blocks of compressed lists."""
 
     nodes: torch.Tensor | None
     """int64, ascending, all with edges; None: every node of the graph, in order."""
@@ -49,7 +62,7 @@ class Frontier:
 
 
 class PlacedGraph:
-    """A `Graph` whose edges a device reads in place; made by `place`.
+    """A graph whose edges a device reads in place; made by `place`.
 
     Traversals of one graph share it: pinning, the device's offsets and the hot blocks
     are paid for once.
@@ -57,7 +70,7 @@ class PlacedGraph:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | CompressedGraph,
         device: torch.device,
         walk: Walk,
         back: "PlacedGraph | None" = None,
@@ -69,15 +82,24 @@ class PlacedGraph:
         self.device = device
         self.walk = walk
         self.offsets = graph.offsets.to(device)
-        self.edges = _reachable(graph.neighbors, device)
-        """Tensor on ``device`` over the host memory of the edges."""
+        self.blocks: Blocks | None = None
+        """Of a compressed graph."""
+        if isinstance(graph, CompressedGraph):
+            self.blocks = Blocks(
+                first=graph.first_blocks.to(device),
+                positions=graph.positions.to(device),
+            )
+        data = graph.data if isinstance(graph, CompressedGraph) else graph.neighbors
+        self.edges = _reachable(data, device)
+        """Tensor on ``device`` over the host memory of the edges: ids, or the bytes of
+        compressed lists."""
         self.weights = None
         if graph.weights is not None:
             self.weights = _reachable(graph.weights, device)
         self.hot: HotBlocks | None = None
         self.has_edges = self.offsets[1:] > self.offsets[:-1]
         self.num_with_edges = int(self.has_edges.sum())
-        # Edges between the start of a line and the first edge.
+        # Edges (or bytes) between the start of a line and the first one.
         self.shift = self.edges.data_ptr() % LINE_BYTES // self.edges.element_size()
 
     @property
@@ -90,6 +112,8 @@ class PlacedGraph:
 
     def unit_shift(self, *, weighted: bool) -> int:
         """Log2 of the edges that are read together; see visit.cu."""
+        if self.blocks is not None:
+            return BLOCK_EDGES.bit_length() - 1
         narrowest = self.edges.element_size()
         if weighted and self.weights is not None:
             narrowest = min(narrowest, self.weights.element_size())
@@ -117,12 +141,15 @@ class PlacedGraph:
         if limit is not None:
             end = torch.minimum(end, begin + limit)
         num_edges = (end - begin).sum()
-        unit = self.unit_shift(weighted=weighted)
-        last = (end - 1 + self.shift) >> unit
-        first = (begin + self.shift) >> unit
-        added = last - first + 1
-        # A list may start on the line on which the one before it ends.
-        added[1:] -= (first[1:] <= last[:-1]).long()
+        if self.blocks is None:
+            unit = self.unit_shift(weighted=weighted)
+            last = (end - 1 + self.shift) >> unit
+            first = (begin + self.shift) >> unit
+            added = last - first + 1
+            # A list may start on the line on which the one before it ends.
+            added[1:] -= (first[1:] <= last[:-1]).long()
+        else:
+            added = (end - begin + BLOCK_EDGES - 1) // BLOCK_EDGES
         sums = torch.cumsum(added, 0)
         totals = [0, 0]
         if len(sums):
@@ -139,15 +166,26 @@ class PlacedGraph:
     def union_bytes(self, frontier: Frontier, *, weighted: bool = False) -> int:
         """Bytes that requests for a frontier's lists move, in 32-byte sectors, where
         no sector is read twice; waits for the device."""
+        if frontier.num_nodes == 0:
+            return 0
         nodes = frontier.nodes
         begin = self.offsets[:-1] if nodes is None else self.offsets[nodes]
         end = self.offsets[1:] if nodes is None else self.offsets[nodes + 1]
         end = torch.minimum(end, begin + frontier.limit)
-        arrays = [self.edges]
+        arrays = []
+        if self.blocks is None:
+            arrays.append((self.edges, begin, end))
+        else:
+            blocks = (
+                self.blocks.first[:-1] if nodes is None else self.blocks.first[nodes]
+            )
+            after = blocks + (end - begin + BLOCK_EDGES - 1) // BLOCK_EDGES
+            where = self.blocks.positions
+            arrays.append((self.edges, where[blocks], where[after]))
         if weighted and self.weights is not None:
-            arrays.append(self.weights)
+            arrays.append((self.weights, begin, end))
         total = 0
-        for array in arrays if frontier.num_nodes else ():
+        for array, begin, end in arrays:
             per = SECTOR_BYTES // array.element_size()
             shift = array.data_ptr() % SECTOR_BYTES // array.element_size()
             first, last = (begin + shift) // per, (end - 1 + shift) // per
@@ -166,10 +204,15 @@ class PlacedGraph:
         everywhere. 0 drops them.
 
         Raises:
-            ValueError: fewer bytes than none.
+            ValueError: fewer bytes than none, or blocks of compressed lists.
         """
         if num_bytes < 0:
             raise ValueError(f"hot_bytes: expects 0 or more, got {num_bytes}")
+        if num_bytes and self.blocks is not None:
+            raise ValueError(
+                f"hot_bytes: expects 0 for a compressed graph, got {num_bytes}: the "
+                "device reads all of its lists from host memory"
+            )
         self.hot = None
         size = self.edges.element_size()
         shift = (BLOCK_BYTES // size).bit_length() - 1
@@ -198,34 +241,43 @@ class PlacedGraph:
 
 
 def place(
-    graph: Graph,
+    graph: Graph | CompressedGraph,
     device: torch.device | str = "auto",
     *,
     walk: Walk | str = Walk.LINES,
     hot_bytes: int = 0,
-    reverse: Graph | None = None,
+    reverse: Graph | CompressedGraph | None = None,
 ) -> PlacedGraph:
     """Make a graph ready for traversal on a device.
 
     The edges stay where they are: host memory is pinned in place and the GPU reads it
     over the link. (`pydirect.memory.to_table` copies edges to where GPUs read random
-    lines fastest.) Offsets, 8 bytes a node, go to the device.
+    lines fastest.) Offsets, 8 bytes a node, go to the device; of a compressed graph 16
+    a node and 8 a block of 64 edges.
 
     Args:
-        graph: lists of targets (``Graph.from_edges(..., outgoing=True)``).
+        graph: lists of targets (``Graph.from_edges(..., outgoing=True)``), or what
+            `compress` made of it.
         device: "auto" takes the GPU if there is one; without one the same results come
             from vectorised CPU code.
-        walk: how kernels read the lists.
+        walk: how kernels read the lists; compressed ones are read block by block.
         hot_bytes: of the edge list to keep in GPU memory.
         reverse: ``graph.reverse()`` of a directed graph, in host memory as well: lets
             breadth-first search read backwards and PageRank add up without conflicts.
 
     Raises:
         ValueError: an unknown walk, ``hot_bytes`` below 0, or a ``reverse`` that does
-            not have the graph's numbers of nodes and edges.
+            not have the graph's numbers of nodes and edges or is not compressed where
+            the graph is; a walk of its own or ``hot_bytes`` for a compressed graph.
         HostMemoryError: the edges cannot be pinned.
     """
-    if graph.num_sources is not None:
+    compressed = isinstance(graph, CompressedGraph)
+    if compressed and Walk(walk) is not Walk.LINES:
+        raise ValueError(
+            "walk: expects 'lines' for a compressed graph, whose blocks are read one a "
+            f"warp, got {Walk(walk).value!r}"
+        )
+    if isinstance(graph, Graph) and graph.num_sources is not None:
         raise ValueError(
             "place expects neighbours that are the graph's own nodes, got a graph of "
             "two types (num_sources)"
@@ -242,6 +294,11 @@ def place(
             raise ValueError(
                 f"reverse: expects {sizes[0][0]} nodes and {sizes[0][1]} edges, as the "
                 f"graph has, got {sizes[1][0]} and {sizes[1][1]}"
+            )
+        if isinstance(reverse, CompressedGraph) is not compressed:
+            raise ValueError(
+                "reverse: expects both directions compressed or neither, got one: pass "
+                "compress(graph.reverse())"
             )
         back = PlacedGraph(reverse, target, Walk(walk))
     placed = PlacedGraph(graph, target, Walk(walk), back)

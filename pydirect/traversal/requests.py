@@ -50,7 +50,7 @@ def count_requests(
     )
     edge = begin[item] + rank
     instruction = _instructions(how, begin, item, edge, LINE_BYTES // size)
-    found = requests_of(instruction, edge * size, size)
+    found = requests_of(instruction, edge * size)
     sizes = np.bincount(
         [num_bytes // SECTOR_BYTES - 1 for _, num_bytes in found], minlength=4
     )

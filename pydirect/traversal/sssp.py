@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.passes import Passes, check_source
 from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.visits import Relax, Visitor
@@ -16,7 +17,7 @@ _SAMPLE = 1 << 20
 
 
 def sssp(
-    graph: Graph | PlacedGraph,
+    graph: Graph | CompressedGraph | PlacedGraph,
     source: int,
     *,
     delta: float | None = None,
@@ -77,7 +78,7 @@ class _Weights:
     mean: float
 
 
-def check_weights(graph: Graph) -> _Weights:
+def check_weights(graph: Graph | CompressedGraph) -> _Weights:
     """What `sssp` asks of weights.
 
     Raises:

@@ -2,7 +2,8 @@
 //
 // Compiled at first use by NVRTC, and in tests by a host compiler (threads then run one
 // after the other, so no kernel here may need its neighbours: no shuffles, no barriers
-// that a host cannot leave out).
+// that a host cannot leave out; what a warp stages together, there each thread stages
+// alone).
 //
 // [Note: Four ways to walk] The link carries one request for the 32-byte sectors of one
 // 128-byte line that a warp touches in one instruction (EMOGI, section 2.3).
@@ -30,6 +31,13 @@ typedef long long i64;
 #define KERNEL extern "C" __global__
 #define BLOCK_OF(THREADS) __launch_bounds__(THREADS)
 #define TOGETHER(MASK) __syncwarp(MASK)
+#define PER_BLOCK __shared__
+// The lanes of a warp share work of which each needs the whole result.
+#define LANE_OF_WARP (threadIdx.x & 31)
+#define LANES 32
+DEVICE int ones(u32 v) { return __popc(v); }
+// A word of a line of which another warp of the block may need the rest.
+DEVICE u32 load_word(const u32* p) { return *p; }
 DEVICE int load_once(const int* p) {
   int v;
   asm volatile("ld.global.L1::no_allocate.s32 %0, [%1];" : "=r"(v) : "l"(p));
@@ -68,6 +76,8 @@ struct VisitArgs {
   u8* marks;
   u32* seen;              // mark: see [Note: Seen bits]
   i64* counter;           // search: sectors of 32 bytes read
+  const i64* first_blocks;  // compressed lists: the first block of each node
+  const i64* positions;     // the first byte of each block
   i64 num_entries;
   i64 num_units;
   i64 limit;              // edges of a list that are visited, from its first
@@ -233,18 +243,29 @@ DEVICE i64 entry_of(const VisitArgs& a, i64 unit, i64 from) {
   return low;
 }
 
-template <typename Id, typename Op> DEVICE void lines(const VisitArgs& a, Op op) {
-  const int width = 1 << a.unit_shift;  // at most a warp
-  const i64 lane = threadIdx.x & (width - 1);
-  const i64 groups = blockDim.x >> a.unit_shift, group = threadIdx.x >> a.unit_shift;
+// The units of one group of `width` threads.
+struct Turns {
+  i64 first, last, stride;
+};
+
+DEVICE Turns turns_of(const VisitArgs& a, int width) {
+  const i64 groups = blockDim.x / width, group = threadIdx.x / width;
   const i64 share = (a.num_units + gridDim.x - 1) / gridDim.x;
   const i64 begin = a.contiguous ? blockIdx.x * share : 0;
   const i64 limit = a.contiguous ? begin + share : a.num_units;
-  const i64 last = limit < a.num_units ? limit : a.num_units;
-  const i64 stride = a.contiguous ? groups : groups * gridDim.x;
-  const i64 first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
+  Turns turns;
+  turns.first = begin + group + (a.contiguous ? 0 : blockIdx.x * groups);
+  turns.last = limit < a.num_units ? limit : a.num_units;
+  turns.stride = a.contiguous ? groups : groups * gridDim.x;
+  return turns;
+}
+
+template <typename Id, typename Op> DEVICE void lines(const VisitArgs& a, Op op) {
+  const int width = 1 << a.unit_shift;  // at most a warp
+  const i64 lane = threadIdx.x & (width - 1);
+  const Turns turns = turns_of(a, width);
   i64 found = 0;
-  for (i64 unit = first; unit < last; unit += stride) {
+  for (i64 unit = turns.first; unit < turns.last; unit += turns.stride) {
     found = entry_of(a, unit, found);
     i64 entry = found, node = node_of(a, entry);
     List list = list_of(a, node);
@@ -293,6 +314,98 @@ template <typename Id> DEVICE void search(const VisitArgs& a) {
   if (sectors) atomicAdd((u64*)a.counter, (u64)sectors);
 }
 
+// Compressed lists: see [Note: Compressed lists] in compressed.py. A unit is a block of a
+// list, and a warp copies its bytes to shared memory line by line before lanes decode.
+const int BLOCK_EDGES = 64;
+const int ROOM_WORDS = 72;  // 16 bytes of lengths, 64 times 4, words at both ends
+
+struct Block {
+  const u32* words;
+  int lead;   // bytes in front of the block in its first word
+  int count;  // elements
+};
+
+DEVICE u32 word_at(const Block& b, int byte) {
+  const int shift = 8 * (byte & 3);
+  const u32 low = b.words[byte >> 2] >> shift;
+  return shift ? low | b.words[(byte >> 2) + 1] << (32 - shift) : low;
+}
+
+DEVICE u32 difference(const Block& b, int i) {
+  int at = b.lead + (b.count + 3) / 4 + i;  // each has a byte at least
+  for (int k = 0; k < i; k += 16) {
+    u32 codes = word_at(b, b.lead + k / 4);
+    if (i - k < 16) codes &= (1u << 2 * (i - k)) - 1;
+    at += ones(codes & 0x55555555u) + 2 * ones(codes & 0xAAAAAAAAu);
+  }
+  const u32 code = word_at(b, b.lead + i / 4) >> (2 * (i & 3)) & 3;
+  return word_at(b, at) & (0xFFFFFFFFu >> (24 - 8 * code));
+}
+
+DEVICE i64 element(const Block& b, int i) {
+  i64 sum = difference(b, 0);
+  for (int j = i; j > 0; j &= j - 1) sum += difference(b, j);
+  return sum;
+}
+
+DEVICE Block staged(const VisitArgs& a, i64 block, int count, u32* room) {
+  const i64 begin = a.positions[block], end = a.positions[block + 1];
+  const i64 first = begin >> 2, last = (end + 3) >> 2, shift = a.shift >> 2;
+  const u32* words = (const u32*)a.edges;
+  TOGETHER(0xFFFFFFFFu);  // nobody reads the block before any more
+  for (i64 w = ((first + shift) & ~(i64)31) - shift + LANE_OF_WARP; w < last; w += LANES)
+    if (w >= first) room[w - first] = load_word(words + w);
+  TOGETHER(0xFFFFFFFFu);
+  Block b;
+  b.words = room;
+  b.lead = (int)(begin & 3);
+  b.count = count;
+  return b;
+}
+
+template <typename Op> DEVICE void blocks(const VisitArgs& a, Op op) {
+  PER_BLOCK u32 rooms[32][ROOM_WORDS];
+  u32* room = rooms[threadIdx.x >> 5];
+  const Turns turns = turns_of(a, 32);
+  i64 found = 0;
+  for (i64 unit = turns.first; unit < turns.last; unit += turns.stride) {
+    found = entry_of(a, unit, found);
+    const i64 node = node_of(a, found);
+    const i64 number = unit - (found ? a.sums[found - 1] : 0);
+    const i64 begin = a.offsets[node] + number * BLOCK_EDGES;
+    const i64 left = a.offsets[node + 1] - begin;
+    const int count = left < BLOCK_EDGES ? (int)left : BLOCK_EDGES;
+    const i64 wanted = list_of(a, node).end - begin;
+    const Block b = staged(a, a.first_blocks[node] + number, count, room);
+    for (int i = threadIdx.x & 31; i < count && i < wanted; i += 32)
+      op.visit(a, node, element(b, i), begin + i);
+  }
+}
+
+DEVICE void search_blocks(const VisitArgs& a) {
+  PER_BLOCK u32 rooms[32][ROOM_WORDS];
+  u32* room = rooms[threadIdx.x >> 5];
+  volatile int* level = (volatile int*)a.value;
+  i64 sectors = 0;
+  for (i64 i = thread_number() >> 5; i < a.num_entries; i += num_threads() >> 5) {
+    const i64 node = node_of(a, i);
+    const i64 end = a.offsets[node + 1];
+    i64 block = a.first_blocks[node];
+    for (i64 begin = a.offsets[node]; begin < end && level[node] < 0;
+         begin += BLOCK_EDGES, ++block) {
+      const int count = end - begin < BLOCK_EDGES ? (int)(end - begin) : BLOCK_EDGES;
+      const Block b = staged(a, block, count, room);
+      for (int k = threadIdx.x & 31; k < count; k += 32)
+        if (level[element(b, k)] == (int)a.now) level[node] = (int)a.now + 1;
+      if ((threadIdx.x & 31) == 0)
+        sectors += ((a.positions[block + 1] - 1 + a.shift) >> 5) -
+                   ((a.positions[block] + a.shift) >> 5) + 1;
+      TOGETHER(0xFFFFFFFFu);
+    }
+  }
+  if (sectors) atomicAdd((u64*)a.counter, (u64)sectors);
+}
+
 #define WAYS(NAME, ID, OP)                                                             \
   KERNEL void BLOCK_OF(1024) naive_##NAME(VisitArgs a) { naive<ID>(a, OP()); }         \
   KERNEL void BLOCK_OF(1024) merged_##NAME(VisitArgs a) { by_warp<ID, OP, false>(a, OP()); } \
@@ -310,3 +423,14 @@ template <typename Id> DEVICE void search(const VisitArgs& a) {
   KERNEL void BLOCK_OF(1024) search_##LETTERS(VisitArgs a) { search<ID>(a); }
 IDS(i32, int)
 IDS(i64, i64)
+#define BLOCKS(NAME, OP) \
+  KERNEL void BLOCK_OF(1024) blocks_##NAME(VisitArgs a) { blocks(a, OP()); }
+BLOCKS(mark, Mark)
+BLOCKS(relax_i32, Relax<int>)
+BLOCKS(relax_i64, Relax<i64>)
+BLOCKS(relax_f32, Relax<float>)
+BLOCKS(relax_f64, Relax<double>)
+BLOCKS(link, Link)
+BLOCKS(push, Push)
+BLOCKS(pull, Pull)
+KERNEL void BLOCK_OF(1024) blocks_search(VisitArgs a) { search_blocks(a); }

@@ -1,27 +1,33 @@
 """Breaks a package at random and counts how many of the breaks its tests notice.
 
 A mutant is one flipped comparison, one swapped sign, one dropped call or one dropped
-assignment, on a line that the tests run. Only the test files that run the line are
-asked.
+assignment, on a line that a test runs on a CPU. Files are drawn with equal weight, then
+a change within the file. The tests that run the line are asked first, the quickest
+first; where they all pass, the whole test files that hold them are.
 
-    python -m tests.pitfalls.sample_mutants --package pydirect --number 100 --seed 0
+    python -m tests.pitfalls.sample_mutants --seed 0 --lines lines.json --out out.json
 
-Prints each survivor as a line to change, and exits with 1 where more than a share of
-them is left (`--most-alive`).
+Prints each mutant as a line to change, writes all of them, goes on where it was
+stopped, and exits with 1 where more than a share of them is left (`--most-alive`).
 """
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.bench.common.cells import Cells
+from tests.pitfalls import run_mutants
 from tests.pitfalls.run_mutants import ROOT, copy_to, preload, run_tests
 
 FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -40,27 +46,59 @@ SIGNS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
 }
+# Lines by test, by test file: what a fixture of a whole module runs counts for the
+# first test that asks for it.
 TRACER = """
-import atexit, json, sys, threading
-seen, package = {}, sys.argv[1]
+import json, sys, threading
+package, out, files = sys.argv[1], sys.argv[2], {}
+seen, tests = {}, {}
 def local(frame, event, argument):
     if event == "line":
         seen.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
     return local
 def tracer(frame, event, argument):
-    return local if package in frame.f_code.co_filename else None
-def save():
-    sys.settrace(None)
-    with open(sys.argv[2], "w") as file:
-        json.dump({name: sorted(lines) for name, lines in seen.items()}, file)
+    if frame.f_code.co_filename not in files:
+        files[frame.f_code.co_filename] = package in frame.f_code.co_filename
+    return local if files[frame.f_code.co_filename] else None
 threading.settrace(tracer)
 sys.settrace(tracer)
 import pytest
-quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
-code = pytest.main([*quiet, *sys.argv[3:]])
-save()
-sys.exit(code)
+class Recorder:
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        seen.clear()
+        tests[item.nodeid] = {"seconds": 0.0, "passed": True, "lines": {}}
+        yield
+        lines = {name: sorted(found) for name, found in list(seen.items())}
+        tests[item.nodeid]["lines"] = lines
+    def pytest_runtest_logreport(self, report):
+        test = tests[report.nodeid]
+        test["seconds"] += report.duration
+        test["passed"] &= report.outcome != "failed"
+quiet = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+pytest.main([*quiet, sys.argv[3]], plugins=[Recorder()])
+sys.settrace(None)
+threading.settrace(None)
+with open(out, "w") as file:
+    json.dump(tests, file)
 """
+# Host builds of kernels that no mutant changes are made once.
+COMPILER = """#!{python}
+import hashlib, os, pathlib, shutil, subprocess, sys
+words = sys.argv[1:]
+at = words.index("-o")
+out, rest = words[at + 1], words[:at] + words[at + 2 :]
+text = subprocess.run(["{gxx}", "-E", "-P", *rest], check=True, capture_output=True)
+flags = " ".join(w for w in rest if not w.startswith(("-I", "/")))
+key = hashlib.sha256(text.stdout + flags.encode()).hexdigest()
+kept = pathlib.Path("{kept}") / key
+if not kept.exists():
+    subprocess.run(["{gxx}", *words], check=True)
+    shutil.copy(out, f"{{kept}}.{{os.getpid()}}")
+    os.rename(f"{{kept}}.{{os.getpid()}}", kept)
+shutil.copy(kept, out)
+"""
+LEAST_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -126,61 +164,136 @@ def in_functions(source: str) -> set[int]:
     return lines
 
 
-def lines_run(package: str, test: Path, place: Path) -> dict[str, set[int]]:
-    """Lines of the package that one test file runs, by file."""
-    out = place / "lines.json"
-    out.unlink(missing_ok=True)
-    command = [sys.executable, "-c", TRACER, f"/{package}/", str(out), str(test)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode not in (0, 5) or not out.exists():
-        raise SystemExit(f"{test} fails without a break:\n{done.stdout[-2000:]}")
-    found = json.loads(out.read_text())
-    return {
-        str(Path(name).relative_to(ROOT)): set(lines)
-        for name, lines in found.items()
-        if name.startswith(f"{ROOT}/{package}/")
-    }
+@dataclass(frozen=True)
+class Test:
+    """One test, and the lines of the package that it runs, by file."""
+
+    name: str
+    seconds: float
+    lines: dict[str, frozenset[int]]
+
+    @property
+    def file(self) -> str:
+        """The file that holds the test."""
+        return self.name.partition("::")[0]
 
 
-def coverage(
-    package: str, tests: list[Path], kept: Path
-) -> dict[str, dict[str, list[int]]]:
-    """Lines by test file, measured once and kept beside the tests' times."""
-    if kept.exists():
-        return dict(json.loads(kept.read_text()))
-    with tempfile.TemporaryDirectory() as directory:
-        known = {
-            str(test.relative_to(ROOT)): {
-                file: sorted(lines)
-                for file, lines in lines_run(package, test, Path(directory)).items()
-            }
-            for test in tests
+def tests_of(package: str, test_file: Path, kept: dict[str, dict]) -> list[Test]:
+    """The passing tests of a file with their lines; measured anew where the package or
+    the file has changed since ``kept`` was written."""
+    name = str(test_file.relative_to(ROOT))
+    digest = hashlib.sha256(test_file.read_bytes())
+    for source in sorted((ROOT / package).rglob("*.py")):
+        digest.update(source.read_bytes())
+    if kept.get(name, {}).get("digest") != digest.hexdigest():
+        with tempfile.TemporaryDirectory() as directory:
+            out = Path(directory) / "lines.json"
+            command = [sys.executable, "-c", TRACER, f"/{package}/", str(out), name]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if not out.exists():
+                raise SystemExit(f"{name} did not run:\n{done.stdout[-2000:]}")
+            found = json.loads(out.read_text())
+        kept[name] = {"digest": digest.hexdigest(), "tests": found}
+    inside = f"{ROOT}/{package}/"
+    made = []
+    for test, known in kept[name]["tests"].items():
+        if not known["passed"]:
+            print(f"{test} fails without a mutant: not asked")
+            continue
+        lines = {
+            str(Path(file).relative_to(ROOT)): frozenset(numbers)
+            for file, numbers in known["lines"].items()
+            if file.startswith(inside)
         }
-    kept.write_text(json.dumps(known))
-    return known
+        made.append(Test(test, known["seconds"], lines))
+    return made
 
 
-def killed(change: Break | None, tests: tuple[str, ...]) -> bool:
-    """Whether one of the tests fails; without a change none should."""
+def candidates(
+    package: str, tests: list[Test], below: list[str]
+) -> dict[str, list[tuple[Break, tuple[Test, ...]]]]:
+    """By file: every change on a line that tests run, with those tests."""
+    found: dict[str, list[tuple[Break, tuple[Test, ...]]]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        file = str(path.relative_to(ROOT))
+        if not any(file.startswith(f"{package}/{part}") for part in below):
+            continue
+        source = path.read_text()
+        inside = in_functions(source)
+        for change in breaks(file, source):
+            by = [t for t in tests if change.line in t.lines.get(file, ())]
+            if by and change.line in inside:
+                by.sort(key=lambda t: t.seconds)
+                found.setdefault(file, []).append((change, tuple(by)))
+    return found
+
+
+def draw(
+    choices: dict[str, list[tuple[Break, tuple[Test, ...]]]], number: int, seed: int
+) -> list[tuple[Break, tuple[Test, ...]]]:
+    """Distinct changes, each of a file drawn with equal weight."""
+    generator = random.Random(seed)
+    left = {file: list(changes) for file, changes in choices.items()}
+    picked = []
+    while left and len(picked) < number:
+        file = generator.choice(sorted(left))
+        picked.append(left[file].pop(generator.randrange(len(left[file]))))
+        if not left[file]:
+            del left[file]
+    return picked
+
+
+def outcome(change: Break, by: tuple[Test, ...]) -> str:
+    """What noticed the change: "test", "file", "hung" (past ten times its time), or
+    "nothing"."""
     with tempfile.TemporaryDirectory() as directory:
         place, log = Path(directory) / "tree", Path(directory) / "log"
         place.mkdir()
         copy_to(place)
         if not (place / "configs").exists():
             (place / "configs").symlink_to(ROOT / "configs")
-        if change is not None:
-            file = place / change.file
-            file.write_text(change.apply(file.read_text()))
-        code = run_tests(place, tests, log)
-        if code == 5:
-            raise SystemExit(f"{change}: no test ran")
-        return code != 0  # failed, could not be imported, hung, or crashed
+        file = place / change.file
+        file.write_text(change.apply(file.read_text()))
+        seconds = sum(test.seconds for test in by)
+        run_mutants.TIME_LIMIT_S = max(LEAST_LIMIT_S, 10 * seconds)
+        files = tuple(dict.fromkeys(test.file for test in by))
+        asked = tuple(test.name for test in by)
+        for who, names in (("test", asked), ("file", files)):
+            code = run_tests(place, names, log)
+            if code == 5:
+                raise SystemExit(f"{change}: no test ran")
+            if code == -1:
+                return "hung"
+            if code != 0:  # failed, could not be imported, or crashed
+                return who
+    return "nothing"
+
+
+def keep_builds(place: Path) -> None:
+    """Put a compiler in front that compiles the same file once."""
+    gxx = shutil.which("g++")
+    if gxx is None:
+        return
+    (place / "kept").mkdir()
+    (place / "bin").mkdir()
+    script = place / "bin" / "g++"
+    script.write_text(
+        COMPILER.format(python=sys.executable, gxx=gxx, kept=place / "kept")
+    )
+    script.chmod(0o700)
+    os.environ["PATH"] = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
 def main() -> int:
+    """Draw, run, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--package", default="pydirect")
     parser.add_argument("--below", nargs="*", default=[""], help="folders or files")
@@ -188,44 +301,52 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-alive", type=float, default=0.08)
     parser.add_argument("--lines", type=Path, required=True, help="kept coverage")
+    parser.add_argument("--out", type=Path, required=True, help="results, resumable")
+    parser.add_argument("--budget-s", type=float, default=3_600)
     parser.add_argument("--without", nargs="*", default=[], help="tests not asked")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with tempfile.TemporaryDirectory() as directory:
+        keep_builds(Path(directory))
+        return sample(given)
+
+
+def sample(given: argparse.Namespace) -> int:
+    """1 where too many are alive."""
+    kept = json.loads(given.lines.read_text()) if given.lines.exists() else {}
+    tests: list[Test] = []
     every = (ROOT / "tests" / given.package).rglob("test_*.py")
-    tests = sorted(t for t in every if not any(w in str(t) for w in given.without))
-    known = coverage(given.package, tests, given.lines)
-    choices = []
-    for path in sorted((ROOT / given.package).rglob("*.py")):
-        file = str(path.relative_to(ROOT))
-        if not any(file.startswith(f"{given.package}/{part}") for part in given.below):
-            continue
-        source = path.read_text()
-        inside = in_functions(source)
-        for change in breaks(file, source):
-            by = [t for t, files in known.items() if change.line in files.get(file, [])]
-            if by and change.line in inside:
-                # Tests that run little else of the package first: they are quick.
-                by.sort(key=lambda t: sum(map(len, known[t].values())))
-                choices.append((change, tuple(by)))
-    picked = random.Random(given.seed).sample(choices, min(given.number, len(choices)))
+    for path in sorted(t for t in every if not any(w in str(t) for w in given.without)):
+        start = time.monotonic()
+        tests += tests_of(given.package, path, kept)
+        given.lines.write_text(json.dumps(kept))
+        print(f"{path.name}: {time.monotonic() - start:.0f} s", flush=True)
+    choices = candidates(given.package, tests, given.below)
+    picked = draw(choices, given.number, given.seed)
+    settings = {"package": given.package, "seed": given.seed, "number": given.number}
+    cells = Cells(given.out, given.budget_s, settings)
+    cells.fact("files", {file: len(found) for file, found in choices.items()})
     preload()
-    # A test that fails anyway would kill every mutant.
-    for test in sorted({test for _, by in picked for test in by}):
-        if killed(None, (test,)):
-            raise SystemExit(f"{test} fails in a copy of the tree without a break")
-    alive = 0
     for number, (change, by) in enumerate(picked, 1):
-        dead = killed(change, by)
-        alive += not dead
-        state = "killed" if dead else "ALIVE "
-        print(
-            f"{number:4} {state} {change.file}:{change.line} {change.kind}: "
-            f"{' '.join(change.text.split())[:90]}",
-            flush=True,
+        cells.run(
+            f"{number:03} {change.file}:{change.line} {change.kind}",
+            lambda change=change, by=by: {  # type: ignore[misc]
+                "change": " ".join(change.text.split())[:120],
+                "source": _line(change),
+                "noticed_by": outcome(change, by),
+            },
         )
-    print(f"{len(picked) - alive} of {len(picked)} killed")
-    return 1 if alive > given.most_alive * len(picked) else 0
+    done = cells.data["cells"].values()
+    alive = [cell for cell in done if cell.get("noticed_by") == "nothing"]
+    cells.fact("killed", len(done) - len(alive))
+    print(f"{len(done) - len(alive)} of {len(done)} killed")
+    return 1 if len(alive) > given.most_alive * len(picked) else 0
+
+
+def _line(change: Break) -> str:
+    lines = (ROOT / change.file).read_text().splitlines()
+    return lines[change.line - 1].strip()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ RANDOM = np.random.default_rng(0)
 def sizes(access: Access) -> list[int]:
     """Row 1 of a table of 480-byte rows, as the first of a result."""
     warps, elements = indexed_loads(np.array([1]), 120, access)
-    return [size for _, size in requests_of(warps, elements * 4, 4)]
+    return [size for _, size in requests_of(warps, elements * 4)]
 
 
 def test_row_of_480_bytes_takes_8_requests_and_5_shifted() -> None:
@@ -131,7 +131,7 @@ def test_interval_counts_equal_load_by_load_counts(
             loads += [(warp, 4 * i) for i in span]
             warp += 1
     pairs = np.array(loads)
-    slow = [size for _, size in requests_of(pairs[:, 0], pairs[:, 1], 4)]
+    slow = [size for _, size in requests_of(pairs[:, 0], pairs[:, 1])]
     fast = row_requests(np.array(rows), 4 * words, access)
     assert fast.counts == tuple(slow.count(32 * k) for k in (1, 2, 3, 4))
     assert fast.moved_bytes == sum(slow)

@@ -20,11 +20,13 @@ import torch
 from pydirect.memory import empty_pinned, reach
 from pydirect.sampling import Graph
 from pydirect.traversal import (
+    CompressedGraph,
     Direction,
     PlacedGraph,
     Trace,
     Walk,
     bfs,
+    compress,
     connected_components,
     pagerank,
     place,
@@ -128,7 +130,7 @@ class Campaign:
             )
         large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
         visited = [s for s in trace.steps if s.operation != "search"]
-        size = placed.edges.element_size()
+        size = list_bytes(placed) / placed.num_edges
         if placed.weights is not None:
             size += placed.weights.element_size()
         useful = sum(s.num_edges for s in visited) * size
@@ -138,14 +140,18 @@ class Campaign:
             peak_gb_s=round(self.peak, 2),
             seconds=round(statistics.median(times), 5),
             bytes=trace.bytes_read,
-            of_edge_list=round(
-                trace.bytes_read / placed.num_edges / placed.edges.element_size(), 4
-            ),
+            of_edge_list=round(trace.bytes_read / list_bytes(placed), 4),
             amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
         )
         return statistics.median(times)
+
+
+def list_bytes(placed: PlacedGraph) -> int:
+    """Of the edge list as the device reads it."""
+    graph = placed.graph
+    return graph.neighbors.nbytes if isinstance(graph, Graph) else graph.num_bytes
 
 
 def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
@@ -201,9 +207,54 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
         placed.keep_hot(0)
     if not graph.symmetric:
         backwards(campaign, graph, want[0], head, args)
+    if args.compressed:
+        in_fewer_bytes(campaign, graph, want[0], head)
     if args.rivals:
         rivals(campaign, placed, want[0], sources, head)
     others(campaign, placed, head, args)
+
+
+def compressed(
+    campaign: Campaign, graph: Graph, head: dict[str, Any]
+) -> CompressedGraph:
+    """Compress, and note how many bytes the lists have."""
+    begun = time.perf_counter()
+    made = compress(graph, campaign.device)
+    campaign.note(
+        "compressed",
+        head,
+        plain_bytes=made.plain_bytes,
+        bytes=made.num_bytes,
+        ratio=round(made.ratio, 4),
+        device_bytes=made.first_blocks.nbytes + made.positions.nbytes,
+        seconds=round(time.perf_counter() - begun, 3),
+    )
+    return made
+
+
+def in_fewer_bytes(
+    campaign: Campaign, graph: Graph, want: torch.Tensor, head: dict[str, Any]
+) -> None:
+    """The same lists compressed, and what that saves."""
+    made = compressed(campaign, graph, head)
+    placed = place(made, campaign.device)
+    source = campaign.sources(graph)[0]
+    ways = [Direction.FORWARD, Direction.AUTO] if graph.symmetric else [Direction.AUTO]
+    for way in ways:
+        if not torch.equal(bfs(placed, source, direction=way), want):
+            raise RuntimeError(f"bfs {way.value} compressed differs")
+        campaign.traverse(
+            placed,
+            f"bfs {way.value} compressed",
+            lambda s, t, way=way: bfs(placed, s, direction=way, trace=t),
+            head,
+        )
+    campaign.traverse(
+        placed,
+        "pagerank 3 compressed",
+        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
+        head,
+    )
 
 
 def others(
@@ -343,8 +394,11 @@ def main() -> None:
     parser.add_argument("--id-bytes", type=int, nargs="+", default=[8])
     parser.add_argument("--memory", nargs="+", default=["table"])
     parser.add_argument("--sources", type=int, default=5)
-    for flag in ("trio", "hot", "rivals", "sssp", "sweep"):
+    for flag in ("trio", "hot", "rivals", "sssp", "sweep", "compressed"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument(
+        "--only-bytes", action="store_true", help="of compressed lists; no traversal"
+    )
     parser.add_argument("--device", default="cuda", help="cpu: to try the script")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -373,7 +427,10 @@ def main() -> None:
                 campaign.note("made", head, seconds=made_s)
                 if args.sweep:
                     sweep(campaign, place(graph, campaign.device), head)
-                compare(campaign, graph, head, args)
+                if args.only_bytes:
+                    compressed(campaign, graph, head)
+                else:
+                    compare(campaign, graph, head, args)
                 del graph
                 if args.device == "cuda":
                     torch.cuda.empty_cache()

@@ -5,6 +5,10 @@
 #define KERNEL extern "C"
 #define BLOCK_OF(THREADS)
 #define TOGETHER(MASK) (void)(MASK)
+#define PER_BLOCK static
+#define LANE_OF_WARP 0
+#define LANES 1
+static inline int ones(unsigned v) { return __builtin_popcount(v); }
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, blockDim, gridDim;
 static inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long old,
@@ -37,6 +41,7 @@ template <typename T> static inline T load_once(const T* p) {
   ++recorded.count;
   return *p;
 }
+static inline unsigned load_word(const unsigned* p) { return (unsigned)load_once((const int*)p); }
 #include "visit.cu"
 extern "C" void record(long long* thread, long long* address, long long room) {
   recorded = Loads{thread, address, room, 0};
