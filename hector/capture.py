@@ -15,7 +15,7 @@ of that memory inside the captured step, so a replay sorts the new edges as well
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,53 +109,53 @@ class CapturedBatches:
         key = (nodes, edges, kinds, rest)
         found = self._sizes.pop(key, None)
         if found is None:
-            found = _Padded(self.step, self.graph, (nodes, edges), drawn)
-            found.room(tensors, rows)
+            room = _Room(self.graph, (nodes, edges), drawn.seeds, tensors, rows)
+            found = _Padded(room, self._step_on(room))
         self._sizes[key] = found
         while len(self._sizes) > self.max_sizes:
             self._sizes.popitem(last=False)
-        return found(drawn, tensors, rows)
+        found.room.fill(drawn, tensors, rows)
+        return found.run()
+
+    def _step_on(self, room: "_Room") -> Callable[[], Any]:
+        step = self.step
+
+        def run() -> Any:
+            return step(room.batch(), *room.tensors, *room.rows)
+
+        return CapturedStep(run) if self.graph.device.type == "cuda" else run
 
 
-class _Padded:
-    """Memory for batches of one size, and the step on it."""
+class _Room:
+    """Memory for batches of one size, and the batch that lies in it."""
 
     def __init__(
         self,
-        step: Callable[..., Any],
         graph: HeteroGraph,
         sizes: tuple[int, int],
-        drawn: Drawn,
+        seeds: Tensor,
+        tensors: Sequence[Tensor],
+        rows: Sequence[Tensor],
     ) -> None:
+        """`sizes`: nodes and edges; `seeds`, `tensors` and `rows` are of the shapes of
+        a batch's."""
         nodes, edges = sizes
         device = graph.device
         self._graph = graph
-        beyond = graph.num_nodes + torch.arange(nodes, device=device)
-        self._beyond = beyond
-        self._node_ids = beyond.clone()
+        self._beyond = graph.num_nodes + torch.arange(nodes, device=device)
+        self._node_ids = self._beyond.clone()
         self._edge_ids = torch.full((edges,), -1, device=device)
         self._num_nodes = torch.zeros((), dtype=torch.int64, device=device)
-        self._seeds = torch.empty_like(drawn.seeds)
-        self._tensors: tuple[Tensor, ...] = ()
-        self._rows: tuple[Tensor, ...] = ()
-
-        def run() -> Any:
-            return step(self._batch(), *self._tensors, *self._rows)
-
-        self._run = CapturedStep(run) if device.type == "cuda" else run
-
-    def room(self, tensors: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        """Memory for tensors of these shapes, and for rows of all nodes."""
-        device = self._graph.device
-        self._tensors = tuple(torch.empty_like(t, device=device) for t in tensors)
-        size = self._node_ids.numel()
-        self._rows = tuple(
-            torch.zeros(size, *t.shape[1:], dtype=t.dtype, device=device) for t in rows
+        self._seeds = torch.empty_like(seeds, device=device)
+        self.tensors = tuple(torch.empty_like(t, device=device) for t in tensors)
+        self.rows = tuple(
+            torch.zeros(nodes, *r.shape[1:], dtype=r.dtype, device=device) for r in rows
         )
 
-    def __call__(
+    def fill(
         self, drawn: Drawn, tensors: Sequence[Tensor], rows: Sequence[Tensor]
-    ) -> Any:
+    ) -> None:
+        """Copy a batch; nothing waits for the device."""
         nodes, edges = drawn.node_ids.numel(), drawn.edge_ids.numel()
         self._node_ids[:nodes].copy_(drawn.node_ids)
         self._node_ids[nodes:].copy_(self._beyond[nodes:])
@@ -163,16 +163,26 @@ class _Padded:
         self._edge_ids[edges:].fill_(-1)
         self._num_nodes.fill_(nodes)
         self._seeds.copy_(drawn.seeds)
-        for mine, given in zip(self._tensors, tensors, strict=True):
+        for mine, given in zip(self.tensors, tensors, strict=True):
             mine.copy_(given, non_blocking=True)
-        for mine, given in zip(self._rows, rows, strict=True):
+        for mine, given in zip(self.rows, rows, strict=True):
             mine[:nodes].copy_(given, non_blocking=True)
             mine[nodes:].zero_()
-        return self._run()
 
-    def _batch(self) -> SampledBatch:
+    def batch(self) -> SampledBatch:
+        """The batch as a graph with spare nodes and edges."""
         graph = self._graph
         made = padded_subgraph(graph, self._node_ids, self._edge_ids, self._num_nodes)
         # Spare nodes read the last node's features.
         known = self._node_ids.clamp(max=graph.num_nodes - 1)
         return SampledBatch(made, known, self._seeds, self._edge_ids)
+
+
+class _Padded(NamedTuple):
+    """The step on the batches of one size.
+
+    `run` refers to the room and the room to neither: all of it goes with its owner.
+    """
+
+    room: _Room
+    run: Callable[[], Any]

@@ -10,11 +10,10 @@ the caller gave them.
 Node ids are global: the nodes of type 0 come first, then those of type 1, and so on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +45,7 @@ __all__ = [
     "type_order",
 ]
 
+T = TypeVar("T")
 EdgeTypeName = tuple[str, str, str]
 Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
 """PyG's: (node types, edge types)."""
@@ -55,14 +55,6 @@ class GraphState:
     """What running on a graph leaves with it: it lives as long as the graph."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def __reduce__(self) -> tuple[type["GraphState"], tuple[()]]:
-        # A graph is copied and saved without what was compiled for it.
-        return GraphState, ()
-
-    def clear(self) -> None:
-        """Forget everything; what is still in use elsewhere goes on to work."""
         self.arrays: dict[type, Any] = {}
         """`hector.arrays.GraphArrays`, exact ones and bounded ones."""
         self.executables: dict[Any, Any] = {}
@@ -70,6 +62,23 @@ class GraphState:
         """Calls that layers prepared for the graph."""
         self.watch: Any = None
         """`hector.runtime.watch.Watch` over the tensors that it was made of."""
+
+    def __reduce__(self) -> tuple[type["GraphState"], tuple[()]]:
+        # A graph is copied and saved without what was compiled for it.
+        return GraphState, ()
+
+
+class _Mapped(Generic[T]):
+    """A property that is made once and kept in the graph's `maps`."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make, self._name, self.__doc__ = make, make.__name__, make.__doc__
+
+    def __get__(self, graph: Any, _: type) -> T:
+        if self._name not in graph.maps:
+            graph.maps[self._name] = self._make(graph)
+        found: T = graph.maps[self._name]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,6 +108,8 @@ class HeteroGraph:
     sampled: bool = False
     """One of many graphs alike, such as a mini-batch: nothing that is made of it waits
     for the device, and what was compiled for the first one serves all."""
+    maps: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    """Adjacency and compact maps by name."""
     state: GraphState = field(default_factory=GraphState, init=False, repr=False)
 
     @classmethod
@@ -318,36 +329,36 @@ class HeteroGraph:
         largest = max(self.num_nodes, self.num_edges)
         return torch.int32 if largest < 2**31 - 1 else torch.int64
 
-    @cached_property
+    @_Mapped
     def etype_offsets(self) -> tuple[int, ...]:
         """`etype_ptr` on the host; one copy from the device, on first use."""
         return tuple(self.etype_ptr.tolist())
 
-    @cached_property
+    @_Mapped
     def node_type_offsets(self) -> tuple[int, ...]:
         """`node_type_ptr` on the host; one copy from the device, on first use."""
         return tuple(self.node_type_ptr.tolist())
 
-    @cached_property
+    @_Mapped
     def node_type(self) -> Tensor:
         """int64 [num_nodes]: the type of each node."""
         sizes = self.node_type_ptr.diff()
         types = torch.arange(self.num_node_types, device=self.device)
         return types.repeat_interleave(sizes, output_size=self.num_nodes)
 
-    @cached_property
+    @_Mapped
     def _csc(self) -> Grouping:
         return group_by(self.dst, self.num_nodes)
 
-    @cached_property
+    @_Mapped
     def _csr(self) -> Grouping:
         return group_by(self.src, self.num_nodes)
 
-    @cached_property
+    @_Mapped
     def _unique_src(self) -> CompactMap:
         return self._compact(self.src)
 
-    @cached_property
+    @_Mapped
     def _unique_dst(self) -> CompactMap:
         return self._compact(self.dst)
 
@@ -407,6 +418,16 @@ class HeteroGraph:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         made = HeteroGraph(**{**values, **changes})
         made.state.watch = self.state.watch
+        return made
+
+    def bare(self) -> "HeteroGraph":
+        """The same graph, its maps shared, with a state of its own.
+
+        What is kept in `state` refers to this one: a graph then goes, with the memory
+        of what ran on it, when its last user does.
+        """
+        made = self.replace()
+        object.__setattr__(made, "maps", self.maps)
         return made
 
     def to(self, device: torch.device | str) -> "HeteroGraph":

@@ -65,16 +65,15 @@ class GraphCache:
             # A graph that is used again is worth what is prepared for it.
             self._num_made = 0
             return found.graph
-        self._drop(key)
+        self._entries.pop(key, None)
         self._num_made += 1
         entry = self._enter(key, tensors, make(self._num_made > self.capacity))
         while len(self._entries) > self.capacity:
-            self._drop(next(iter(self._entries)))
+            self._entries.popitem(last=False)
         return entry.graph
 
     def clear(self) -> None:
-        for key in list(self._entries):
-            self._drop(key)
+        self._entries.clear()
 
     def _enter(
         self, key: Hashable, tensors: Sequence[Tensor], graph: HeteroGraph
@@ -84,7 +83,7 @@ class GraphCache:
         def gone(_: object) -> None:
             cache = own()
             if cache is not None:
-                cache._drop(key)
+                cache._entries.pop(key, None)
 
         entry = _Entry(
             refs=tuple(weakref.ref(t, gone) for t in tensors),
@@ -96,13 +95,6 @@ class GraphCache:
             graph.state.watch = entry.watch
         self._entries[key] = entry
         return entry
-
-    def _drop(self, key: Hashable) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            # Its executables refer back to it: without this, memory would stay until
-            # Python looks for cycles.
-            entry.graph.state.clear()
 
 
 def _up_to_date(entry: _Entry, tensors: Sequence[Tensor]) -> bool:

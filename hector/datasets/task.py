@@ -1,6 +1,8 @@
 """Node classification: a graph with labels on some of its nodes."""
 
+import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,24 @@ class NodeClassification:
     """int64 [num_test]."""
     test_labels: Tensor
     """int64 [num_test] in [0, num_classes)."""
+
+    def facts(self) -> dict[str, Any]:
+        """Name, sizes and a digest of edges and labels, as plain JSON values."""
+        digest = hashlib.blake2b(digest_size=16)
+        graph = self.graph
+        edges = (graph.src, graph.dst, graph.edge_type)
+        labelled = (self.train_nodes, self.train_labels)
+        tested = (self.test_nodes, self.test_labels)
+        for part in (*edges, *labelled, *tested):
+            digest.update(f"{part.numel()} ".encode())
+            digest.update(part.cpu().numpy().tobytes())
+        return {
+            "name": self.name,
+            "num_nodes": graph.num_nodes,
+            "num_edges": graph.num_edges,
+            "num_classes": self.num_classes,
+            "digest": digest.hexdigest(),
+        }
 
     def to(self, device: torch.device | str) -> "NodeClassification":
         return NodeClassification(

@@ -84,7 +84,7 @@ class CompiledLayer:
         graph, values = self._bind(args, named)
         made = self._specialize(graph, values)
         tensors = [values[s] for s in made.sources]
-        return Prepared(made, made.compiled.executable(graph, tensors), graph)
+        return Prepared(made, made.compiled.executable(graph, tensors))
 
     def executable(self, *args: Any, **named: Any) -> Executable:
         """What a call with these arguments runs: plans, generated lines, fallbacks."""
@@ -215,24 +215,23 @@ class CompiledLayer:
 class Prepared:
     """A compiled function bound to a graph and to its arguments' shapes."""
 
-    def __init__(
-        self, made: _Specialized, executable: Executable, graph: HeteroGraph
-    ) -> None:
-        self._made, self.executable, self._graph = made, executable, graph
+    def __init__(self, made: _Specialized, executable: Executable) -> None:
+        self._made, self.executable = made, executable
         self.sources = made.sources
 
     def __call__(self, values: Mapping[str, Tensor]) -> Any:
         """The function's results for its tensor arguments by name."""
         outputs = self.executable([values[s] for s in self.sources])
+        graph = self.executable.arrays.graph
         found = [
-            _in_callers_order(t, self._graph) if s.node.domain is Domain.EDGE else t
+            _in_callers_order(t, graph) if s.node.domain is Domain.EDGE else t
             for s, t in zip(self._made.results, outputs, strict=True)
         ]
         return found[0] if self._made.single else tuple(found)
 
 
 def _call(made: _Specialized, graph: HeteroGraph, tensors: list[Tensor]) -> Any:
-    return Prepared(made, made.compiled.executable(graph, tensors), graph)(
+    return Prepared(made, made.compiled.executable(graph, tensors))(
         dict(zip(made.sources, tensors, strict=True))
     )
 

@@ -1,5 +1,7 @@
 """Makes IR nodes: infers their types, interns them, refuses illegal ones."""
 
+import math
+
 from hector.ir.node import BINARY, UNARY, Attr, Node, Op
 from hector.ir.types import (
     TARGET,
@@ -59,7 +61,11 @@ class Builder:
         return self.make(Op.GRAPH, (), RowType(domain, (1, 1)), name=name)
 
     def const(self, value: float, domain: Domain = Domain.GLOBAL) -> Node:
-        return self.make(Op.CONST, (), RowType(domain, (1, 1)), value=float(value))
+        value = float(value)
+        if value == 0.0 and math.copysign(1.0, value) < 0:
+            # Zeros of both signs are equal, and would be one node.
+            return self.unary(Op.NEG, self.const(0.0, domain))
+        return self.make(Op.CONST, (), RowType(domain, (1, 1)), value=value)
 
     def full(self, value: float, domain: Domain, shape: tuple[int, ...]) -> Node:
         return self.expand(self.const(value, domain), shape)

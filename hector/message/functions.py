@@ -109,11 +109,33 @@ class PureCall:
 
     @property
     def facts(self) -> Hashable:
-        """What its program depends on."""
-        kinds = (
-            (v.shape, v.dtype) if isinstance(v, Tensor) else v for v in self.values
-        )
-        return (self.function, *kinds)
+        """What its program depends on.
+
+        Raises:
+            ValueError: a value is neither a tensor nor hashable.
+        """
+        found = (self.function, *map(_fact, self.values))
+        try:
+            hash(found)
+        except TypeError as error:
+            raise ValueError(
+                f"expected tensors and hashable values for a pure function, got "
+                f"{[type(v).__name__ for v in self.values]}: {error}"
+            ) from error
+        return found
+
+
+def _fact(value: Any) -> Hashable:
+    """What a trace sees of a value. True, 1 and 1.0 are equal, as are zeros of either
+    sign; what is computed with them is not."""
+    if isinstance(value, Tensor):
+        return (value.shape, value.dtype)
+    if isinstance(value, tuple):
+        return tuple(map(_fact, value))
+    if isinstance(value, bool | int | float):
+        return (type(value), repr(value))
+    found: Hashable = value
+    return found
 
 
 def pure(function: Callable[..., Any]) -> Callable[..., PureCall]:

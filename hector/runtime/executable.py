@@ -79,7 +79,7 @@ def graph_arrays(graph: HeteroGraph, bounded: bool = False) -> GraphArrays:
     kind = BoundedArrays if bounded else GraphArrays
     known = graph.state.arrays
     if kind not in known:
-        known[kind] = kind(graph)
+        known[kind] = kind(graph.bare())
     found: GraphArrays = known[kind]
     return found
 

@@ -103,7 +103,7 @@ class NodeClassificationTrainer:
         self,
         *,
         model: ModelConfig,
-        data: DataConfig,
+        data: DataConfig | NodeClassification,
         optimizer: OptimizerConfig,
         run: RunConfig,
         batch: int | None = None,
@@ -114,6 +114,7 @@ class NodeClassificationTrainer:
     ) -> None:
         """
         Args:
+            data: which data set to read or generate, or a graph with labels.
             batch: labelled nodes of a step; None takes all, on the whole graph.
             fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
             capture: run steps as CUDA graphs, mini-batches one for each of a few sizes.
@@ -131,7 +132,7 @@ class NodeClassificationTrainer:
         if run.dtype not in _DTYPES:
             raise ValueError(f"expected dtype in {sorted(_DTYPES)}, got {run.dtype!r}")
         self.model_config = model
-        self.data_config = data
+        self.data = data
         self.optimizer_config = optimizer
         self.run_config = run
         self.make_layer = make_layer
@@ -155,7 +156,7 @@ class NodeClassificationTrainer:
 
     def train(self) -> TrainingResult:
         """Train every repetition; resumes as `run.resume` says."""
-        task = load_data(self.data_config, self.run_config.seed).to(self.device)
+        task = self.task().to(self.device)
         found = self._find_checkpoint()
         accuracies = list(found.accuracies) if found else []
         first = found.repetition if found else 0
@@ -176,6 +177,12 @@ class NodeClassificationTrainer:
             epoch_ms=median(self.epoch_ms) if self.epoch_ms else None,
         )
 
+    def task(self) -> NodeClassification:
+        """The graph with labels that is trained on."""
+        if isinstance(self.data, NodeClassification):
+            return self.data
+        return load_data(self.data, self.run_config.seed)
+
     @property
     def checkpoint_path(self) -> Path | None:
         directory = self.run_config.output_directory
@@ -186,7 +193,11 @@ class NodeClassificationTrainer:
         run = asdict(self.run_config)
         parts = {
             "model": asdict(self.model_config),
-            "data": asdict(self.data_config),
+            "data": (
+                self.data.facts()
+                if isinstance(self.data, NodeClassification)
+                else asdict(self.data)
+            ),
             "optimizer": asdict(self.optimizer_config),
             "run": {k: run[k] for k in ("seed", "num_seeds", "dtype")},
         }
@@ -244,6 +255,39 @@ class NodeClassificationTrainer:
         return stack.enter_context(bar), bar.add_task("starting", total=epochs)
 
 
+class _Steps:
+    """Training steps of one model: what captures refer to, and what refers to none."""
+
+    def __init__(
+        self,
+        model: NodeClassifier,
+        optimizer: torch.optim.Optimizer,
+        task: NodeClassification,
+    ) -> None:
+        self.model, self.optimizer, self.task = model, optimizer, task
+
+    def full_batch(self) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of all labelled nodes on the whole graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(self.task.graph)[self.task.train_nodes]
+        return self._ended(logits, self.task.train_labels)
+
+    def mini_batch(
+        self, found: SampledBatch, goal: Tensor, *rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of a batch's seeds; `rows`: features of its nodes that were
+        gathered before the step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.model(found.graph, found.node_ids, *rows)[found.seeds]
+        return self._ended(logits, goal)
+
+    def _ended(self, logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+        loss = functional.cross_entropy(logits, goal)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach(), _accuracy(logits.detach(), goal)
+
+
 class _Repetition:
     """One seed's training loop."""
 
@@ -266,15 +310,16 @@ class _Repetition:
             weight_decay=config.weight_decay,
             capturable=trainer.capture and trainer.device.type == "cuda",
         )
+        self._steps = _Steps(self.model, self.optimizer, task)
         self._captured: CapturedStep | None = None
         self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
         if trainer.batch is not None:
             self._sampler = NeighborSampler(task.graph, trainer.fanouts)
             if trainer.capture:
-                self._batches = CapturedBatches(self._batch_step, task.graph)
+                self._batches = CapturedBatches(self._steps.mini_batch, task.graph)
         elif trainer.capture:
-            self._captured = CapturedStep(self._full_batch)
+            self._captured = CapturedStep(self._steps.full_batch)
 
     def epochs(self, start: Checkpoint | None) -> Iterator[dict[str, Any]]:
         """Train, yielding a metrics row an epoch."""
@@ -319,15 +364,7 @@ class _Repetition:
         if self._captured is not None:
             loss, correct = self._captured()
             return loss.clone(), correct.clone()
-        return self._full_batch()
-
-    def _full_batch(self) -> tuple[Tensor, Tensor]:
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(self.task.graph)[self.task.train_nodes]
-        loss = functional.cross_entropy(logits, self.task.train_labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach(), _accuracy(logits.detach(), self.task.train_labels)
+        return self._steps.full_batch()
 
     def _mini_batches(self, sampler: NeighborSampler) -> tuple[Tensor, Tensor]:
         """All labelled nodes in random order, `batch` a step."""
@@ -341,24 +378,13 @@ class _Repetition:
                 rows = self.model.gathered(drawn.node_ids)
                 mean, right = self._batches(drawn, labels[chosen], rows=rows)
             else:
-                mean, right = self._batch_step(
+                mean, right = self._steps.mini_batch(
                     sampler.sample(nodes[chosen]), labels[chosen]
                 )
             share = chosen.numel() / nodes.numel()
             loss += share * mean
             correct += share * right
         return loss, correct
-
-    def _batch_step(
-        self, found: SampledBatch, goal: Tensor, *rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`rows`: features of the nodes that were gathered before the step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(found.graph, found.node_ids, *rows)[found.seeds]
-        loss = functional.cross_entropy(logits, goal)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach(), _accuracy(logits.detach(), goal)
 
     def _save(self, epoch: int) -> None:
         path = self.trainer.checkpoint_path

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from hector.message import Graph
 from hector.message import functions as fn
+from hector.message.programs import Programs
+from hector.message.traced import Trace, UntraceableError
 
 N, E = 12, 40
 
@@ -52,6 +54,13 @@ MESSAGES: dict[str, tuple[Callable[..., Tensor], bool]] = {
     "index": (lambda u, v, e: u[:, :2] * v[:, 2:], False),
     "in place": (lambda u, v, e: (u * 1).relu_() + F.relu(v * 1, inplace=True), False),
     "decision": (lambda u, v, e: u if u.sum() > 0 else v, False),
+    "equal": (lambda u, v, e: 1 - (u.round() == 0).double() + v, False),
+    "not equal": (lambda u, v, e: (u != 0).double() * v, False),
+    "ordered": (lambda u, v, e: (u < v).double() * e + (1 >= e).double(), False),
+    "rest": (lambda u, v, e: u % 0.7 + v * e, False),
+    "absolute": (lambda u, v, e: abs(u) * v, False),
+    "base": (lambda u, v, e: 2**u + v, False),
+    "left matrix": (lambda u, v, e: u.sum(0) @ LINEAR.weight.T + v[:, :3], False),
     "permuted": (lambda u, v, e: u.flip(-1) + torch.stack([v, v]).sum(0), False),
 }
 
@@ -83,6 +92,37 @@ def test_user_messages(graph: Graph, name: str) -> None:
     assert (graph.counts["compiled"] == sum(graph.counts.values())) is compiled
     graph.apply_edges(message)
     torch.testing.assert_close(graph.edata["m"], call(h[src], h[dst], w))
+
+
+OPERATORS: dict[str, Callable[[Any], Any]] = {
+    "==": lambda x: x == 0,
+    "!=": lambda x: x != x,
+    "<": lambda x: x < 0,
+    "<=": lambda x: 1 <= x,
+    ">": lambda x: x > x,
+    ">=": lambda x: 1 >= x,
+    "%": lambda x: x % 2,
+    "r%": lambda x: 2 % x,
+    "//": lambda x: x // 2,
+    "r//": lambda x: 2 // x,
+    "r**": lambda x: 2**x,
+    "**": lambda x: x**x,
+    "r@": lambda x: BIAS @ x,
+    "abs": abs,
+    "~": lambda x: ~x,
+    "float": float,
+    "int": int,
+    "bool": lambda x: not x,
+    "in": lambda x: x in [1.0, 2.0],
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_without_a_meaning_end_a_trace(name: str) -> None:
+    """Python answers some of them by itself: `x == 0` would be False."""
+    x = Trace(lambda side, feature: (4,)).feature(fn.Side.SOURCE, "h")
+    with pytest.raises(UntraceableError):
+        OPERATORS[name](x)
 
 
 REDUCERS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -163,7 +203,7 @@ def test_a_changed_closure_is_seen(graph: Graph) -> None:
         torch.testing.assert_close(graph.ndata["out"], wanted)
 
 
-@pytest.mark.parametrize("score", [(E,), (E, 1), (E, 3, 1)], ids=str)
+@pytest.mark.parametrize("score", [(E,), (E, 1), (E, 3, 1), (E, 2, 3, 2)], ids=str)
 def test_edge_softmax(graph: Graph, score: tuple[int, ...]) -> None:
     x = torch.randn(score, dtype=torch.float64, requires_grad=True)
     _, dst = graph.edges()
@@ -179,6 +219,13 @@ def test_edge_softmax(graph: Graph, score: tuple[int, ...]) -> None:
     )
     torch.testing.assert_close(mine, other)
     assert not set(graph.edata) - {"w"}
+
+
+def test_edge_softmax_of_integers_is_refused(graph: Graph) -> None:
+    for dtype in (torch.int64, torch.bool):
+        with pytest.raises(ValueError, match=f"floating-point scores, got {dtype}"):
+            graph.edge_softmax(torch.ones(E, 2, dtype=dtype))
+    assert set(graph.edata) == {"w"}
 
 
 def test_rows_of_more_axes_and_integers(graph: Graph) -> None:
@@ -335,8 +382,6 @@ def test_graphs_share_programs() -> None:
 
 
 def test_pure_functions_are_traced_once_and_get_their_arguments() -> None:
-    from hector.message.programs import Programs
-
     calls = []
 
     @fn.pure
@@ -366,6 +411,54 @@ def test_pure_functions_are_traced_once_and_get_their_arguments() -> None:
     wanted = plain(graph, (graph.ndata["h"][graph.edges()[0]] * weight) ** 2)
     torch.testing.assert_close(graph.ndata["out"], wanted)
     assert len(programs) == 2
+
+
+def test_a_pure_functions_trace_knows_which_tensors_are_one(graph: Graph) -> None:
+    """Traced with one tensor twice, it must not serve two tensors."""
+    programs = Programs()
+    graph.programs = programs
+
+    @fn.pure
+    def message(edges: Any, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"m": edges.src["h"] * left + right}
+
+    torch.manual_seed(1)
+    one, two = torch.randn(2, 4, dtype=torch.float64).unbind()
+    for left, right in ((one, one), (one, two), (two, one), (two, two)):
+        graph.update_all(message(left, right), fn.sum("m", "out"))
+        wanted = plain(graph, graph.ndata["h"][graph.edges()[0]] * left + right)
+        torch.testing.assert_close(graph.ndata["out"], wanted)
+    assert graph.counts["compiled"] == 4 and len(programs) == 2
+    # Two functions of a call share places as well.
+    apply = fn.pure(lambda nodes, bias: {"out": nodes.data["s"] + bias})
+    for bias in (one, two):
+        graph.update_all(message(one, one), fn.sum("m", "s"), apply(bias))
+        wanted = plain(graph, graph.ndata["h"][graph.edges()[0]] * one + one) + bias
+        torch.testing.assert_close(graph.ndata["out"], wanted)
+
+
+@pytest.mark.parametrize("values", [(True, 1, 1.0), (1.0, 1, True), (0.0, -0.0)])
+def test_equal_numbers_of_another_kind_are_other_traces(
+    graph: Graph, values: tuple[Any, ...]
+) -> None:
+    def plainly(h: Tensor, k: Any) -> Tensor:
+        if k in (0.0, -0.0):
+            return h / k
+        return h * {bool: 2.0, int: 3.0, float: 5.0}[type(k)]
+
+    message = fn.pure(lambda edges, k: {"m": plainly(edges.src["h"], k[0])})
+    for k in values:
+        graph.update_all(message((k,)), fn.sum("m", "out"))
+        wanted = plain(graph, plainly(graph.ndata["h"][graph.edges()[0]], k))
+        assert torch.equal(graph.ndata["out"].isnan(), wanted.isnan())
+        torch.testing.assert_close(graph.ndata["out"], wanted, equal_nan=True)
+    assert set(graph.counts) == {"compiled"}
+
+
+def test_a_pure_functions_values_are_hashable(graph: Graph) -> None:
+    message = fn.pure(lambda edges, k: {"m": edges.src["h"] * k[0]})
+    with pytest.raises(ValueError, match=r"hashable values .* got \['list'\]"):
+        graph.update_all(message([2.0]), fn.sum("m", "out"))
 
 
 def test_a_pure_function_reads_its_arguments_alone(graph: Graph) -> None:

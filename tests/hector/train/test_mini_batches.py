@@ -14,7 +14,6 @@ from hector.train import (
     OptimizerConfig,
     RunConfig,
 )
-from hector.train.trainer import load_data
 
 
 def make(layer: str = "rgcn", **changes: Any) -> NodeClassificationTrainer:
@@ -83,7 +82,7 @@ def test_gathered_features_are_padded_with_a_batch() -> None:
 
 def test_a_table_and_a_tensor_are_one() -> None:
     whole = make(features=Table()).train().losses
-    num = load_data(make().data_config, 0).graph.num_nodes
+    num = make().task().graph.num_nodes
     rows = Table()[torch.arange(num)]
     assert make(features=rows).train().losses == whole
 

@@ -108,7 +108,7 @@ def test_errors_teach(build: Callable[[], object], message: str) -> None:
 
 def test_no_such_graph() -> None:
     trainer = make()
-    trainer.data_config = DataConfig(name="cora")
+    trainer.data = DataConfig(name="cora")
     with pytest.raises(ValueError, match=r"data\.name in .*got 'cora'; set data\.dir"):
         trainer.run()
 
@@ -120,7 +120,7 @@ def test_generated_labels_are_learnt(
     trainer.optimizer_config = OptimizerConfig(
         num_epochs=60, learning_rate=0.05, weight_decay=1e-2
     )
-    trainer.data_config = DataConfig(name="mutag", scale=0.05, num_labelled=800)
+    trainer.data = DataConfig(name="mutag", scale=0.05, num_labelled=800)
     trainer.model_config = ModelConfig(layer="rgcn", hidden_channels=8, num_layers=1)
     result = trainer.run()
     assert result["mean_accuracy"] > 0.7, "the largest class holds half"
