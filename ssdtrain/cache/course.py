@@ -4,7 +4,8 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -318,6 +319,15 @@ class Course:
     def is_using(self) -> bool:
         """Whether a use is served now: what it asks for itself is no mark."""
         return self._is_using
+
+    @contextmanager
+    def inside_use(self) -> Iterator[None]:
+        """What is asked for meanwhile is no mark."""
+        before, self._is_using = self._is_using, True
+        try:
+            yield
+        finally:
+            self._is_using = before
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""

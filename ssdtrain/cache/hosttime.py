@@ -23,6 +23,7 @@ from torch import Tensor
 from ssdtrain.cache.ledger import HookSpans
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.record import RebuiltView, RecordView
+from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts, Profile
 
@@ -141,6 +142,8 @@ class HostMeter:
     def _placement_of(self, handle: Any) -> Placement:
         if type(handle) is MovedHandle:
             return Placement.OFFLOAD
+        if type(handle) is PlaceHandle:
+            return Placement.RERUN
         source = getattr(handle, "source", None)
         if isinstance(source, RebuiltView):
             return Placement.RECOMPUTE

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
-    Probe,
     Stamp,
     check_late_writer,
+    check_version,
     identify,
     is_plain,
     raw_bytes,
@@ -105,19 +105,45 @@ class FromRegion(NamedTuple):
     call: "RegionCall"
 
 
+class Use(Protocol):
+    """What a plan does around the use of a tensor."""
+
+    def begin(self) -> int | None:
+        """Backward asks for it."""
+
+    def end(self, at: int | None) -> None:
+        """It is there; `at` is what `begin` gave."""
+
+
 class PlaceHandle(Handle):
     """A saved tensor of a region call that is no record: too small, or a row of a
     table."""
 
-    __slots__ = ("call", "num_bytes", "probe", "tensor")
+    __slots__ = (
+        "call",
+        "counter",
+        "num_bytes",
+        "on_use",
+        "tensor",
+        "version",
+        "written_late",
+    )
 
-    def __init__(self, call: "RegionCall", tensor: Tensor, probe: Probe | None) -> None:
+    def __init__(self, call: "RegionCall", tensor: Tensor, num_bytes: int) -> None:
         self.call = call
+        # Shares the version counter: see [Note: in-place changes].
         self.tensor: Tensor | None = tensor.detach()
         """While the forward runs, and from a re-run to the use."""
-        self.probe = probe
-        self.num_bytes = 0
+        self.version: int | None = tensor._version
+        """None: it is not plain bytes, and has no probe."""
+        self.counter: Tensor | None = None
+        """From the end of the forward on; it holds no memory."""
+        self.written_late = tensor.grad_fn is None
+        """Whether its operator may have filled it after autograd saved it."""
+        self.num_bytes = num_bytes
         """Bytes that the ledger counts for it while its tensor is here."""
+        self.on_use: Use | None = None
+        """What the plan does around its use; None: nothing."""
         self.number = -1
         self.epsilon = None
         self.seal = None
@@ -152,10 +178,22 @@ class PlaceHandle(Handle):
             InPlaceError: it was changed after it was saved.
             RegionError: the re-run did not make it.
         """
-        if self.probe is not None:
-            self.probe.check(self)
-        check_late_writer(self.name)
-        call = self.call
+        call, counter = self.call, self.counter
+        if counter is None and not call.drops:
+            counter = self.tensor
+        version = self.version
+        if counter is not None and version is not None and counter._version != version:
+            check_version(counter, version, self.name)
+        if self.written_late and call.drops:
+            check_late_writer(self.name)
+        if self.on_use is None:
+            return self._take(call)
+        at = self.on_use.begin()
+        tensor = self._take(call)
+        self.on_use.end(at)
+        return tensor
+
+    def _take(self, call: "RegionCall") -> Tensor:
         if self.tensor is None:
             call.run_again()
         tensor = self.tensor
@@ -163,8 +201,20 @@ class PlaceHandle(Handle):
             raise RegionError(f"{self.name}: its forward, run again, did not save it")
         if call.drops:
             self.tensor = None
-            call.handed_over(self.num_bytes)
+            if self.num_bytes:
+                call.handed_over(self.num_bytes)
         return tensor
+
+    def drop(self, nothing: Tensor) -> None:
+        """Its region's forward has ended: keep no more than a probe of its version.
+
+        Args:
+            nothing: an empty tensor on the device.
+        """
+        counter, self.tensor = self.tensor, None
+        if counter is not None and self.version is not None:
+            counter.data = nothing
+            self.counter = counter
 
 
 class Input(NamedTuple):
@@ -214,6 +264,8 @@ class RegionCall:
         """Storages whose bytes are booked, by version."""
         self._held_bytes = 0
         """Booked for handles that are no records."""
+        self._planned_bytes = 0
+        """Of these: by rows, and not in the ledger before the forward has ended."""
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood behind the forward, if it draws."""
@@ -259,12 +311,35 @@ class RegionCall:
     def hold(self, tensor: Tensor) -> Handle:
         """The next place; nobody but its handle knows of it."""
         is_bytes = is_plain(tensor)
-        probe = self._cache.probe_of(tensor) if is_bytes else None
-        handle = PlaceHandle(self, tensor, probe)
-        if is_bytes:
-            handle.num_bytes = self._new_bytes(tensor)
+        num_bytes = self._new_bytes(tensor) if is_bytes else 0
+        handle = PlaceHandle(self, tensor, num_bytes)
+        if not is_bytes:
+            handle.version = None
         self._places.append(Place(Look.of(tensor), weakref.ref(handle)))
         return handle
+
+    def hold_planned(self, tensor: Tensor, num_bytes: int) -> PlaceHandle:
+        """The next place, for a row of a table: plain bytes, of which so many count."""
+        handle = PlaceHandle(self, tensor, num_bytes)
+        look = Look(tensor.shape, tensor.dtype, tensor.stride())
+        self._places.append(Place(look, weakref.ref(handle)))
+        verifier = self._cache.verifier
+        if verifier.left > 0:
+            verifier.left -= 1
+        else:
+            verifier.seal(handle, tensor)
+        self._held_bytes += num_bytes
+        self._planned_bytes += num_bytes
+        return handle
+
+    def place(self, tensor: Tensor) -> None:
+        """The next place; the tensor is stored."""
+        self._places.append(Place(Look.of(tensor), None))
+
+    @property
+    def num_places(self) -> int:
+        """Tensors saved so far that are no parameters."""
+        return len(self._places)
 
     def _new_bytes(self, tensor: Tensor) -> int:
         """Book what it adds to the tensors that are alive."""
@@ -294,6 +369,7 @@ class RegionCall:
 
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
+        self._book_planned()
         self._state.clear()
         self._inputs.clear()
 
@@ -313,17 +389,26 @@ class RegionCall:
             else:
                 record.region = None
                 self._regions.place(record)
-        for place in self._places:
+        nothing = self._cache.nothing
+        for place in self._places if self.drops else ():
             owner = None if place.owner is None else place.owner()
-            if isinstance(owner, PlaceHandle) and self.drops:
-                owner.tensor = None
+            if type(owner) is PlaceHandle:
+                owner.drop(nothing)
         self._booked.clear()
+        self._book_planned()
         counters = self._cache.ledger.counters
         counters.add_all({"bytes_saved": self._held_bytes})
         if self.drops:
             self.dropped_bytes += self._held_bytes
             self.holding.live_bytes -= self._held_bytes
             self._cache.ledger.live(-self._held_bytes)
+
+    def _book_planned(self) -> None:
+        """All of the rows' bytes at once: while the forward ran they were alive."""
+        num_bytes, self._planned_bytes = self._planned_bytes, 0
+        if num_bytes:
+            self.holding.live_bytes += num_bytes
+            self._cache.ledger.live(num_bytes)
 
     # -- backward -----------------------------------------------------------------
 
@@ -338,18 +423,21 @@ class RegionCall:
             with self._cache.lock:
                 self._cache.enter_backward(self.lane)
             self._check()
-            for _ in range(MAX_DRAWS):
-                found = self._collect()
-                if found is not None:
-                    break
-            else:
-                raise RegionError(
-                    f"{self.region.path} draws random numbers, and another thread draws"
-                    " from the same generator, so its masks cannot be drawn again. Give"
-                    " that thread a torch.Generator of its own, or set recompute='off'."
-                )
+            with self._cache.course.inside_use():  # its inputs' uses are no marks
+                found = self._collected()
             self._hand_out(found)
             self._forget_later()
+
+    def _collected(self) -> list[Tensor]:
+        for _ in range(MAX_DRAWS):
+            found = self._collect()
+            if found is not None:
+                return found
+        raise RegionError(
+            f"{self.region.path} draws random numbers, and another thread draws from "
+            "the same generator, so its masks cannot be drawn again. Give that thread "
+            "a torch.Generator of its own, or set recompute='off'."
+        )
 
     def _check(self) -> None:
         for tensor, version in self._versions:

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ssdtrain.cache.identity import (
     View,
@@ -54,7 +55,7 @@ from ssdtrain.cache.record import (
     Wrapped,
     handle_of,
 )
-from ssdtrain.cache.regions import FromRegion
+from ssdtrain.cache.regions import FromRegion, PlaceHandle
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
@@ -429,6 +430,79 @@ class AgainRow:
         return run.leave(tensor)
 
 
+class RegionRow:
+    """A tensor that its region's forward makes again: see [Note: regions].
+
+    It is dropped when the forward has ended, so nothing asks which bytes it is.
+    """
+
+    __slots__ = ("num_bytes", "own_bytes")
+
+    def __init__(self, num_bytes: int, own_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.own_bytes = own_bytes
+        """Of its record; 0: another row counts them."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Outside of its region, or no plain tensor: see `Run.hooks`."""
+        return run.leave(tensor)
+
+
+class RegionItemRow:
+    """As `RegionRow`, where the plan has something to do."""
+
+    __slots__ = (
+        "behind",
+        "is_first",
+        "item",
+        "marks",
+        "num_bytes",
+        "own_bytes",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", own_bytes: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.own_bytes = own_bytes
+        self.item = spec.item
+        self.is_first = spec.is_first
+        self.marks = spec.marks
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A place in the running region."""
+        return run.remake(self, tensor, self.own_bytes)
+
+
+class PlannedUse(NamedTuple):
+    """The use of a `RegionItemRow`."""
+
+    row: RegionItemRow
+    run: "Run"
+
+    def begin(self) -> int | None:
+        """Count it, and release what is due."""
+        return self.run.begin_use(self.row)
+
+    def end(self, at: int | None) -> None:
+        """Load what the plan wants back by now."""
+        self.run.end_use(at)
+
+
+class PlacedRow:
+    """A tensor that is stored, and saved in a region's forward: it has a place there,
+    so that those behind it find theirs in a re-run."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Row) -> None:
+        self.inner = inner
+
+    def pack(self, tensor: Tensor, run: "Run") -> Any:
+        """The handle of its own row."""
+        return run.pack_placed(self.inner, tensor)
+
+
 class WrappedRow:
     """A tensor around a plain one, which has a row of its own: [Note: wrappers]."""
 
@@ -455,13 +529,15 @@ class WrappedRow:
         return WrappedHandle(tensor, found.build, handle, run.bring_back)
 
 
-COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow)
+COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow, RegionItemRow)
 """Rows that count when they are packed, also for the quiet ones before them."""
 COUNTING_USES = (
     *(GeneralRow, KeptItemRow, HostRow, HostAgainRow, RebuiltRow),
-    RebuiltAgainRow,
+    *(RebuiltAgainRow, RegionItemRow),
 )
 """Rows that count when they are used."""
+QUIET = (KeptRow, RegionRow)
+"""Rows that do not count."""
 BY_NUMBER = (GeneralRow, RebuiltRow, RebuiltAgainRow)
 """Rows whose handles know the row by its number."""
 
@@ -498,6 +574,14 @@ class Spec:
     """That recipe, where it can be asked for again; of the first handle alone."""
     is_wrapped: bool = False
     """Whether all this is said of the part of a wrapper."""
+    is_remade: bool = False
+    """Whether its region's forward makes it again."""
+    is_placed: bool = False
+    """Whether it has a place in its region, and is stored."""
+    region: int = -1
+    """The region call in whose forward it is saved."""
+    serves: int = -1
+    """The region call that stores it as its input."""
     is_dense: bool = False
     """Whether it fills its record without gaps, in the record's first dtype."""
     marks: int = 0
@@ -579,12 +663,16 @@ class Binding:
         """The general path, watched."""
         course, moves = self._cache.course, self._cache.moves
         before, num_acts = course.mark, moves.num_acts
+        call = self._cache.regions.current
+        num_places = 0 if call is None else call.num_places
         handle = self._pack(tensor)
         spec = self._spec(tensor, handle)
+        spec.serves, spec.region = course.storing, course.region
         if course.storing >= 0:
-            self._inputs.add(spec.item)
-        elif course.region >= 0 and spec.parameter is None:
-            spec.is_plain = False  # it has a place in its region
+            if spec.is_wrapped:
+                self._inputs.add(spec.item)
+        elif call is not None and spec.parameter is None:
+            self._place(spec, tensor, handle, call.num_places > num_places)
         if type(tensor) is Tensor:
             spec.look = Look(tensor.dtype, tuple(tensor.shape))
         spec.marks = course.mark - before
@@ -595,6 +683,20 @@ class Binding:
         handle.number = len(self._specs)
         self._specs.append(spec)
         return handle
+
+    def _place(
+        self, spec: Spec, tensor: Tensor, handle: Handle, is_placed: bool
+    ) -> None:
+        """It was saved in the forward of a region that runs again."""
+        source = handle.source
+        plain = is_placed and self._cache.is_movable(tensor)
+        if isinstance(source, FromRegion):
+            spec.is_remade, spec.extent_bytes = plain, handle.num_bytes
+        elif isinstance(source, RecordView) and source.record.region is not None:
+            spec.is_remade = plain
+        else:
+            spec.is_placed = plain
+        spec.is_plain = spec.is_plain and spec.is_placed
 
     def unpack(self, handle: Handle) -> Tensor:
         """The general path, watched."""
@@ -681,6 +783,8 @@ class Binding:
             row = self._row(number, orders, general, closes=number in closing)
             if type(row) is KeptItemRow and number not in loud:
                 row = KeptRow(spec.num_bytes)
+            elif type(row) is RegionItemRow and number not in loud:
+                row = RegionRow(spec.num_bytes, row.own_bytes)
             elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
                 if orders[spec.item].placement is Placement.OFFLOAD:
                     shared = counts[spec.item] > 1
@@ -698,47 +802,78 @@ class Binding:
         return Table(tuple(rows), totals, behind, looks)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
-        return type(rows[number]) is KeptRow and self._specs[number].item >= 0
+        return type(rows[number]) in QUIET and self._specs[number].item >= 0
 
     def _tell_of_quiet_packs(self, rows: list[Row]) -> Behind:
         """Rows that count learn of the quiet ones before them."""
         behind = NOTHING
         for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
             if self._is_quiet(number, rows):
-                own_bytes = spec.num_bytes if spec.is_first else 0
+                # What a region makes again its call has booked.
+                is_kept = spec.is_first and not spec.is_remade
+                own_bytes = spec.num_bytes if is_kept else 0
                 behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
             elif isinstance(row, COUNTING):
                 row.behind, behind = behind, NOTHING
         return behind
 
     def _tell_of_quiet_uses(self, rows: list[Row], closing: set[int]) -> None:
-        behind = NOTHING
+        behind, freed = NOTHING, self._freed_with(rows)
         for at, number in enumerate(self._used):
             spec, row = self._specs[number], rows[number]
             if spec.item < 0 or at != spec.last_use:
                 continue
+            freed_bytes = freed.get(number, 0)
+            if freed_bytes:
+                behind = behind._replace(num_bytes=behind.num_bytes + freed_bytes)
             if self._is_quiet(number, rows):
-                own_bytes = spec.num_bytes if number in closing else 0
+                is_last = number in closing and not spec.is_remade
+                own_bytes = spec.num_bytes if is_last else 0
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
             elif isinstance(row, COUNTING_USES):
                 row.used_behind, behind = behind, NOTHING
+
+    def _freed_with(self, rows: list[Row]) -> dict[int, int]:
+        """Bytes of inputs of regions that stay and that nobody else uses, by the row
+        with whose use they go: the last one of their region."""
+        last: dict[int, int] = {}
+        for number in self._used:
+            last[self._specs[number].region] = number
+        used = {self._specs[number].item for number in self._used}
+        freed: dict[int, int] = {}
+        for number, spec in enumerate(self._specs):
+            alone = spec.serves >= 0 and spec.is_first and spec.item not in used
+            if alone and type(rows[number]) is KeptRow and spec.serves in last:
+                end = last[spec.serves]
+                freed[end] = freed.get(end, 0) + spec.num_bytes
+        return freed
 
     def _totals(self, spec: Spec, row: Row) -> Totals:
         if type(row) is ParameterRow or type(row) is ParameterViewRow:
             return Totals(parameter_bytes=spec.num_bytes)
         if type(row) in (KeptItemRow, KeptRow) and spec.is_first:
             return Totals(1, spec.num_bytes)
+        if type(row) in (RegionItemRow, RegionRow) and spec.is_first:
+            return Totals(1)
         return Totals()
 
     def _items_served_generally(self, orders: Any) -> set[int]:
         """Rebuilt ones, and what their recipes read."""
         found = {
-            spec.item for spec in self._specs if spec.item >= 0 and not spec.is_plain
+            spec.item
+            for spec in self._specs
+            if spec.item >= 0 and not (spec.is_plain or spec.is_remade)
         }
         for item, order in enumerate(orders):
-            if order.placement not in PLANNED:
+            if order.placement not in PLANNED and item not in self._remade:
                 found.add(item)
         return (found | self._inputs) - {-1}
+
+    @cached_property
+    def _remade(self) -> set[int]:
+        """Items of which every handle is made again by rows."""
+        remade = {spec.item for spec in self._specs if spec.is_remade}
+        return remade - {spec.item for spec in self._specs if not spec.is_remade}
 
     def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
         spec = self._specs[number]
@@ -746,6 +881,9 @@ class Binding:
             return RebuiltRow(spec, spec.compiled, number)
         if spec.is_rebuilt and not spec.is_first and spec.item in self._compiled:
             return RebuiltAgainRow(spec, number)
+        if spec.is_remade and (spec.item < 0 or spec.item in self._remade):
+            is_last = spec.item < 0 or closes
+            return RegionItemRow(spec, spec.extent_bytes if is_last else 0)
         if not spec.is_plain or spec.item in general:
             return GeneralRow(spec.item, number)
         if spec.parameter is not None:
@@ -777,13 +915,29 @@ def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
 
 def around(spec: Spec, row: Row) -> Row:
     """The row of what was saved, given that of its part."""
-    wraps = spec.is_wrapped and type(row) is not GeneralRow
-    return WrappedRow(row) if wraps else row
+    if type(row) is GeneralRow:
+        return row
+    if spec.is_placed:
+        return PlacedRow(row)
+    return WrappedRow(row) if spec.is_wrapped else row
 
 
 def bare(row: Row) -> Row:
     """The row of a wrapper's part; the row itself where there is no wrapper."""
-    return row.inner if type(row) is WrappedRow else row
+    return row.inner if type(row) in (WrappedRow, PlacedRow) else row
+
+
+def is_like(tensor: Tensor, row: RegionRow) -> bool:
+    """Whether these are plain bytes of the row's size, and no parameter's."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+        return False
+    base = tensor._base
+    return (
+        (base is None or type(base) is Tensor)
+        and not (tensor.is_nested or tensor.is_quantized)
+        and forward_ad._current_level < 0
+        and tensor.nbytes == row.num_bytes
+    )
 
 
 def _num_bytes(tensor: Tensor) -> int:
@@ -803,6 +957,7 @@ class Run:
         self._lock = cache.lock
         self.nothing: Tensor = cache.nothing
         """Empty, on the device, for probes of versions."""
+        self._regions = cache.regions
         self._rows: Iterator[Row] = iter(table.rows)
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
@@ -823,6 +978,7 @@ class Run:
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
         general, owner = self._back_generally, self._cache.owner
+        regions, graph_task = self._regions, torch._C._current_graph_task_id
 
         def pack(tensor: Tensor) -> Any:
             row = self.following()
@@ -833,6 +989,10 @@ class Run:
                         return KeptHandle((tensor.detach(), tensor._version))
             elif type(row) is ParameterRow and tensor is row.parameter():
                 return ParameterHandle((tensor, tensor._version))
+            elif type(row) is RegionRow:
+                call = regions.current
+                if call is not None and graph_task() == -1 and is_like(tensor, row):
+                    return call.hold_planned(tensor, row.own_bytes)
             if owner.is_elsewhere:
                 return self._generally(tensor)
             # mypy does not narrow by a set: each of these has `num_bytes`.
@@ -850,6 +1010,8 @@ class Run:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
                 self.count_quiet_uses(handle)
+                return general(handle)
+            if kind is PlaceHandle and handle.seal is not None:
                 return general(handle)
             return handle.get()  # type: ignore[no-any-return]
 
@@ -877,6 +1039,44 @@ class Run:
                 self.keep(row)
             return KeptItemHandle(tensor.detach(), tensor._version, row, self)
         return KeptHandle((tensor.detach(), tensor._version))
+
+    def remake(
+        self, row: RegionRow | RegionItemRow, tensor: Tensor, own_bytes: int
+    ) -> Handle:
+        """A place in the running region, whose forward will make it again."""
+        call = self._regions.current
+        if call is None or not self.may_move(tensor):
+            return self.leave(tensor)
+        handle = call.hold_planned(tensor, own_bytes)
+        if type(row) is RegionItemRow:
+            handle.on_use = PlannedUse(row, self)
+            with self._lock:
+                self._cache.collect()
+                self._cache.course.mark += row.marks + row.behind.marks
+                self._live(row.behind.num_bytes)
+                self._course.num_items = max(self._course.num_items, row.item + 1)
+                self._cache.moves.release_due()
+        return handle  # type: ignore[no-any-return]
+
+    def remake_resized(self, row: RegionRow | RegionItemRow, tensor: Tensor) -> Handle:
+        """As `remake`, for a tensor of another size."""
+        return self.remake(row, tensor, tensor.nbytes if row.own_bytes else 0)
+
+    def pack_placed(self, row: Any, tensor: Tensor) -> Any:
+        """As its own row does, and with a place in the running region."""
+        call = self._regions.current
+        if call is None or not self.may_move(tensor):
+            return self.leave(tensor)
+        num_places = call.num_places
+        if tensor.nbytes != row.num_bytes:
+            handle = self.pack_resized(row, tensor)
+        elif type(row) is KeptRow:
+            handle = KeptHandle((tensor.detach(), tensor._version))
+        else:
+            handle = row.pack(tensor, self)
+        if call.num_places == num_places:  # the general path gives one by itself
+            call.place(tensor)
+        return handle
 
     def keep(self, row: KeptItemRow) -> None:
         """A mark: an item that stays."""
@@ -1097,6 +1297,26 @@ class Run:
                     self.holding.live_bytes -= num_bytes
                     self._cache.ledger.hand_over(num_bytes)
 
+    def begin_use(self, row: RegionItemRow) -> int | None:
+        """A mark: backward asks for what a region makes again."""
+        cache = self._cache
+        with self._lock:
+            if row.used_behind is not NOTHING:
+                self._use_quiet(row, row in self._used)
+                self._used.add(row)
+            cache.collect()
+            if not self._lane.in_backward:
+                cache.enter_backward(self._lane)
+            at: int | None = cache.course.count_use(self._course)
+            cache.moves.release_due()
+            return at
+
+    def end_use(self, at: int | None) -> None:
+        """It is there: load what the plan wants back by now."""
+        if at is not None and self._course.orders is not None:
+            with self._lock:
+                self._cache.moves.load_at(self._course, at, self._cache.start_load)
+
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
         row = self._table.rows[handle.number]
@@ -1108,7 +1328,7 @@ class Run:
     def _use_quiet(self, row: Any, again: bool) -> None:
         """Count the uses that were not counted; once, if backward comes again."""
         behind = row.used_behind
-        if behind.uses and not again:
+        if not again:
             self._cache.course.mark += behind.uses
             self._course.num_uses += behind.uses
             self._live(-behind.num_bytes - self._more(behind.num_bytes))
@@ -1121,13 +1341,18 @@ class Run:
         return self._resized_bytes * planned_bytes // kept_bytes
 
 
-SIZED = frozenset({KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow})
+SIZED = frozenset(
+    {KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow}
+    | {RegionRow, RegionItemRow}
+)
 """Rows that serve a tensor of another size."""
 RESIZED = {
     MoveRow: Run.move,
     HostRow: Run.send,
     HostAgainRow: Run.send_again,
     AgainRow: Run.move_again,
+    RegionRow: Run.remake_resized,
+    RegionItemRow: Run.remake_resized,
 }
 
 

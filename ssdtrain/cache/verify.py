@@ -59,6 +59,8 @@ class Verifier(Protocol):
 
     checks_all: bool
     """Whether every tensor is checked, so that none may go past the general path."""
+    left: int
+    """Tensors that are made again before the next one that is checked."""
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks to give to autograd."""
@@ -71,6 +73,7 @@ class NoVerifier:
     """Trusts the cache."""
 
     checks_all = False
+    left = 0
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks as they are."""
@@ -347,8 +350,8 @@ class Verified:
         self._lots = lots
         """Draws what is checked; None: everything."""
         self.checks_all = lots is None
-        self._left = 0
-        """Rebuilt tensors before the next one that is checked."""
+        self.left = 0
+        """See `Verifier`."""
         self._owner = Owner()
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
@@ -377,11 +380,11 @@ class Verified:
             return isinstance(part_of(handle).source, RecordView | RebuiltView)
         if not _is_made_again(handle):
             return False
-        self._left -= 1
-        if self._left >= 0:
+        self.left -= 1
+        if self.left >= 0:
             return False
         # On the average one in SELF_CHECK_PERIOD, and no place is left out.
-        self._left = self._lots.randrange(2 * SELF_CHECK_PERIOD - 1)
+        self.left = self._lots.randrange(2 * SELF_CHECK_PERIOD - 1)
         return True
 
     def _seal(self, tensor: Tensor) -> Seal:

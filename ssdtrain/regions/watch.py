@@ -53,6 +53,7 @@ class Watch:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._modules: list[nn.Module] = []
+        """As `state` has found them last."""
         self._interesting: list[list[str]] = []
         self._num_clean = 0
 
@@ -77,14 +78,19 @@ class Watch:
 
     def hooks(self) -> str | None:
         """A module inside whose forward hooks would run twice; None: there is none."""
-        for path, module in self._module.named_modules():
-            if not path:  # its own hooks run around the forward
+        for module in modules_of(self._module):
+            if module is self._module:  # its own hooks run around the forward
                 continue
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for hook in hooks.values():
                     if not _is_known(hook):
+                        path = self._path_of(module)
                         return f"a forward hook of {path} would run twice"
         return None
+
+    def _path_of(self, wanted: nn.Module) -> str:
+        paths = (path for path, each in self._module.named_modules() if each is wanted)
+        return next(paths, type(wanted).__name__)
 
     @property
     def is_trusted(self) -> bool:
@@ -98,7 +104,7 @@ class Watch:
 
     def state(self) -> list[Any]:
         """What a forward might change, as it is now."""
-        modules = list(self._module.modules())
+        modules = modules_of(self._module)
         if modules != self._modules:
             self._modules = modules
             self._interesting = [list(_interesting(each)) for each in modules]
@@ -134,20 +140,20 @@ class Watch:
 
     def training(self) -> list[bool]:
         """`training` of each module."""
-        return [module.training for module in self._module.modules()]
+        return [module.training for module in modules_of(self._module)]
 
     def set_training(self, wanted: list[bool]) -> list[bool]:
         """Set it back; what it was."""
         before = self.training()
         if before != wanted:
-            for module, value in zip(self._module.modules(), wanted, strict=True):
+            for module, value in zip(modules_of(self._module), wanted, strict=True):
                 module.training = value
         return before
 
     def versions(self) -> list[tuple[Tensor, int]]:
         """Of the parameters and buffers that a re-run reads again."""
         found: list[tuple[Tensor, int]] = []
-        for module in self._module.modules():
+        for module in modules_of(self._module):
             for tensors in (module._parameters, module._buffers):
                 found.extend(
                     (tensor, tensor._version)
@@ -155,6 +161,19 @@ class Watch:
                     if tensor is not None
                 )
         return found
+
+
+def modules_of(root: nn.Module) -> list[nn.Module]:
+    """The module and all in it, once each, in breadth: `modules()` takes ten times as
+    long, and this runs at every call."""
+    found = [root]
+    seen = {id(root)}
+    for module in found:
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
 
 
 def _is_known(hook: Any) -> bool:
@@ -198,7 +217,7 @@ def _difference(old: Any, new: Any) -> str | None:
             names = ", ".join(map(str, old.keys() ^ new.keys()))
             return f"its attribute {names} came or went"
         for name, value in old.items():
-            if not _is_same(value, new[name]):
+            if value is not new[name] and not _is_same(value, new[name]):
                 return f"its attribute {name} changed"
         return None
     return None if _is_same(old, new) else "a buffer or something inside an attribute"

@@ -1,0 +1,316 @@
+"""Planned regions are served by rows of the compiled plan."""
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.cache import verify
+from ssdtrain.cache.table import GeneralRow, HostRow, PlacedRow, RegionRow, Tables
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import ActivationChangedError, InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.cache.steps import train
+
+WIDTH, ROWS = 32, 16
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "window_bytes": 1 << 14}
+
+
+class Block(nn.Module):
+    """Saves its input, results of operators, views, a mask, and a tensor that all
+    blocks are given."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.how: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        hidden = self.up(self.norm(x) * table)
+        if self.how is not None:
+            hidden = self.how(hidden)
+        hidden = torch.sin(F.gelu(hidden)).view(-1, 2, WIDTH).flatten(1)
+        return x + self.dropout(self.down(hidden))
+
+
+class Net(nn.Module):
+    def __init__(self, num_blocks: int = 4, dropout: float = 0.1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(num_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        table = torch.sigmoid(x[:1])
+        for block in self.blocks:
+            x = block(x, table)
+        return x
+
+
+def batch(number: int, rows: int = ROWS) -> Tensor:
+    torch.manual_seed(100 + number)
+    return torch.randn(rows, WIDTH)
+
+
+def planned(
+    session: ssdtrain.Session,
+    inputs: Placement = Placement.KEEP,
+    share: float = 1.0,
+) -> None:
+    """Follow a plan: this share of the regions runs again, and their inputs and what
+    no region makes are placed so."""
+    assert session.profile is not None
+    timeline = Timeline(session.profile)
+    placements = {
+        kind: [Placement.KEEP if item.region >= 0 else inputs for item in items]
+        for kind, items in timeline.profile.kinds.items()
+    }
+    every = spread(timeline)
+    chosen = every[: round(share * len(every))]
+    assert chosen
+    orders = schedule(timeline, with_regions(timeline, placements, chosen))
+    session.follow(Plan(orders=orders, policy="some regions"))
+
+
+NUM_OBSERVED, NUM_COMPILED = 5, 7
+"""Steps before there is a profile, and before there is a table."""
+
+
+def run_both(
+    model: Net,
+    loss_of: Callable[[nn.Module, int], Tensor],
+    num_steps: int = 10,
+    rows: Counter[type] | None = None,
+    **plan: Any,
+) -> ssdtrain.Session:
+    """Plain training and training under a plan with regions: the same bits. `rows` is
+    told of the table's."""
+    plain = list(train(copy.deepcopy(model), loss_of, num_steps))
+    session = ssdtrain.offload(model, **SETTINGS, recompute="regions")
+    with session:
+        for number, found in enumerate(train(model, loss_of, num_steps)):
+            assert all(map(torch.equal, found, plain[number])), number
+            if number == NUM_OBSERVED:
+                planned(session, **plan)
+            if number == NUM_COMPILED + 1 and rows is not None:
+                (table,) = session.cache.tables.tables.values()
+                rows.update(map(type, table.rows))
+    return session
+
+
+def mean(model: nn.Module, number: int) -> Tensor:
+    return model(batch(number)).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_rows_serve_what_planned_regions_save(inputs: Placement, share: float) -> None:
+    rows: Counter[type] = Counter()
+    session = run_both(Net(), mean, inputs=inputs, share=share, rows=rows)
+    last = session.last_step
+    assert last is not None and not last.fallbacks
+    assert last.recipes["region"] > 0
+    assert not rows[GeneralRow], rows
+    assert rows[RegionRow] > 10
+    assert bool(rows[HostRow]) == (inputs is Placement.OFFLOAD)
+    # Its input is stored as one, and saved in the region again.
+    assert rows[PlacedRow] >= 4 * share
+
+
+def num_calls(step: Callable[[], Any]) -> int:
+    """Functions of Python's or C's that a step calls in this thread."""
+    count = 0
+
+    def count_calls(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of both hooks and of the region's own, without those of the model."""
+    model = Net(dropout=0.0)
+    x = batch(0)
+    found = []
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(NUM_COMPILED + 2):
+            step()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == NUM_OBSERVED:
+                planned(session, Placement.OFFLOAD)
+        found.append(num_calls(step))
+        optimizer.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(Tables, "hooks_of", lambda own, cache, lane, plan, all: all)
+            found.append(num_calls(step))
+    plain = num_calls(step)
+    fast, general = (each - plain for each in found)
+    assert 0 < fast < 0.5 * general, (fast, general)
+
+
+def test_batches_of_other_sizes() -> None:
+    sizes = [ROWS] * 8 + [ROWS // 2, 3 * ROWS, ROWS, ROWS // 4]
+
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        return model(batch(number, sizes[number])).square().mean()  # type: ignore[no-any-return]
+
+    for inputs in (Placement.KEEP, Placement.OFFLOAD):
+        session = run_both(Net(), loss_of, len(sizes), inputs=inputs)
+        mismatch = Fallback.PLAN_MISMATCH.value
+        assert not any(mismatch in report.fallbacks for report in session.steps)
+        assert session.last_step is not None and session.last_step.num_resized > 0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda hidden: hidden.exp(),
+        lambda hidden: hidden.double().sin().float(),
+        lambda hidden: hidden[:, :WIDTH].repeat(1, 2) * hidden,
+    ],
+    ids=["another", "double", "more"],
+)
+def test_another_program_leaves_the_plan(how: Callable[[Tensor], Tensor]) -> None:
+    def loss_of(model: Any, number: int) -> Tensor:
+        model.blocks[1].how = how if number in (8, 10) else None
+        return mean(model, number)
+
+    session = run_both(Net(), loss_of, 12)
+    mismatch = Fallback.PLAN_MISMATCH.value
+    assert any(mismatch in report.fallbacks for report in session.steps)
+
+
+def test_a_parameter_where_a_tensor_was() -> None:
+    """It has no place in the region, and is not dropped with it."""
+
+    class Other(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(ROWS, 2 * WIDTH))
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        tensor = torch.linspace(0, 1, 2 * WIDTH).repeat(ROWS, 1)
+        other = model.weight if number in (8, 10) else tensor
+        model.blocks[1].how = lambda hidden: hidden * other
+        return mean(model, number) + 0.1 * model.weight.sum()
+
+    run_both(Other(), loss_of, 12)
+
+
+def test_several_backwards_and_parts_of_a_graph() -> None:
+    def loss_of(model: Any, number: int) -> Tensor:
+        loss = mean(model, number)
+        if number >= NUM_COMPILED:
+            loss.backward(retain_graph=True)
+            middle = model.blocks[2].up.weight
+            (part,) = torch.autograd.grad(loss, [middle], retain_graph=True)
+            middle.grad += part
+        return loss
+
+    for inputs in (Placement.KEEP, Placement.OFFLOAD):
+        run_both(Net(), loss_of, inputs=inputs)
+
+
+def test_an_exception_in_a_region_and_a_graph_that_is_dropped() -> None:
+    def stop(hidden: Tensor) -> Tensor:
+        raise ArithmeticError
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        if number == 8:
+            model.blocks[2].how = stop
+            with pytest.raises(ArithmeticError):
+                mean(model, number)
+            model.blocks[2].how = None
+        if number == 9:
+            mean(model, number)
+        return mean(model, number)
+
+    session = run_both(Net(), loss_of, 12)
+    assert session.last_step is not None and not session.last_step.fallbacks
+
+
+def settled(model: Net, inputs: Placement = Placement.KEEP) -> ssdtrain.Session:
+    session = ssdtrain.offload(model, **SETTINGS, recompute="regions")
+    for number, _ in enumerate(train(model, mean, NUM_COMPILED + 2)):
+        if number == NUM_OBSERVED:
+            planned(session, inputs)
+    return session
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_changed_after_it_was_saved_is_noticed(inside: bool) -> None:
+    """In the region, whose re-run would change it again, or by somebody outside."""
+    seen: list[Tensor] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        seen.append(tensor)
+        return tensor
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        if number <= NUM_COMPILED + 1:
+            model.blocks[1].how = lambda hidden: hidden.exp()
+        elif inside:
+            model.blocks[1].how = lambda hidden: hidden.exp().add_(1.0)
+        else:
+            model.blocks[1].how = lambda hidden: kept(hidden.exp())
+        return mean(model, number)
+
+    model = Net(dropout=0.0)
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
+        for number, _ in enumerate(train(model, loss_of, NUM_COMPILED + 2)):
+            if number == NUM_OBSERVED:
+                planned(session)
+        loss = loss_of(model, NUM_COMPILED + 2)
+        for tensor in seen:
+            tensor.detach().mul_(2.0)
+        with pytest.raises(InPlaceError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_one_in_many_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check sees what rows drop, and its error stops backward."""
+    monkeypatch.setattr(verify, "SELF_CHECK_PERIOD", 1)
+    model, factor = Net(dropout=0.0), [1.0]
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        model.blocks[1].how = lambda hidden: hidden * factor[0]
+        return mean(model, number)
+
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
+        for number, _ in enumerate(train(model, loss_of, NUM_COMPILED + 2)):
+            if number == NUM_OBSERVED:
+                planned(session)
+        assert session.last_step is not None and session.last_step.num_verified > 0
+        loss = loss_of(model, NUM_COMPILED + 2)
+        factor[0] = 2.0  # no tensor, no attribute: nobody sees it
+        with pytest.raises(ActivationChangedError, match=r"made again by blocks\.1"):
+            loss.backward()
