@@ -397,7 +397,7 @@ class RegionCall:
         self._booked.clear()
         self._book_planned()
         counters = self._cache.ledger.counters
-        counters.add_all({"bytes_saved": self._held_bytes})
+        counters.add(Count.SAVED, self._held_bytes)
         if self.drops:
             self.dropped_bytes += self._held_bytes
             self.holding.live_bytes -= self._held_bytes

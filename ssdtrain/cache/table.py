@@ -20,7 +20,7 @@ more traffic or more memory, never other gradients.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -777,6 +777,8 @@ class Binding:
         uses = [n for n in self._used if self._specs[n].item >= 0]
         # Somebody must notice that backward begins and that it ends.
         loud.update(uses[:1] + uses[-1:])
+        loud.update(self._first_of_regions(range(len(self._specs))))
+        loud.update(self._first_of_regions(uses))
         closing = {last[spec.item] for spec in self._specs}
         rows: list[Row] = []
         for number, spec in enumerate(self._specs):
@@ -832,6 +834,16 @@ class Binding:
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
             elif isinstance(row, COUNTING_USES):
                 row.used_behind, behind = behind, NOTHING
+
+    def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:
+        """The first row of each region: what was kept or freed before it must be
+        booked before its bytes come alive."""
+        first: dict[int, int] = {}
+        for number in numbers:
+            spec = self._specs[number]
+            if spec.is_remade and spec.item >= 0:
+                first.setdefault(spec.region, number)
+        return first.values()
 
     def _freed_with(self, rows: list[Row]) -> dict[int, int]:
         """Bytes of inputs of regions that stay and that nobody else uses, by the row
@@ -924,7 +936,7 @@ def around(spec: Spec, row: Row) -> Row:
 
 def bare(row: Row) -> Row:
     """The row of a wrapper's part; the row itself where there is no wrapper."""
-    return row.inner if type(row) in (WrappedRow, PlacedRow) else row
+    return row.inner if isinstance(row, WrappedRow | PlacedRow) else row
 
 
 def is_like(tensor: Tensor, row: RegionRow) -> bool:

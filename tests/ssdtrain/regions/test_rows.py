@@ -45,7 +45,8 @@ class Block(nn.Module):
         if self.how is not None:
             hidden = self.how(hidden)
         hidden = torch.sin(F.gelu(hidden)).view(-1, 2, WIDTH).flatten(1)
-        return x + self.dropout(self.down(hidden))
+        result: Tensor = x + self.dropout(self.down(hidden))
+        return result
 
 
 class Net(nn.Module):
@@ -114,8 +115,9 @@ def run_both(
     return session
 
 
-def mean(model: nn.Module, number: int) -> Tensor:
-    return model(batch(number)).square().mean()  # type: ignore[no-any-return]
+def mean(model: nn.Module, number: int, rows: int = ROWS) -> Tensor:
+    loss: Tensor = model(batch(number, rows)).square().mean()
+    return loss
 
 
 @pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
@@ -127,7 +129,7 @@ def test_rows_serve_what_planned_regions_save(inputs: Placement, share: float) -
     assert last is not None and not last.fallbacks
     assert last.recipes["region"] > 0
     assert not rows[GeneralRow], rows
-    assert rows[RegionRow] > 10
+    assert rows[RegionRow] >= 10
     assert bool(rows[HostRow]) == (inputs is Placement.OFFLOAD)
     # Its input is stored as one, and saved in the region again.
     assert rows[PlacedRow] >= 4 * share
@@ -177,11 +179,40 @@ def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < fast < 0.5 * general, (fast, general)
 
 
+@pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
+def test_marks_are_the_general_paths(
+    inputs: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So moves come when the plan wants them; and the same bytes are counted."""
+    model = Net()
+    found, mark = [], 0
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
+        steps = train(model, mean, NUM_COMPILED + 5)
+        for number, _ in enumerate(steps):
+            course = session.cache.course
+            if number == NUM_OBSERVED:
+                planned(session, inputs, 0.5)
+            if number == NUM_COMPILED + 2:
+                general = lambda own, cache, lane, plan, all: all  # noqa: E731
+                monkeypatch.setattr(Tables, "hooks_of", general)
+            before, mark = mark, course.mark
+            if number > NUM_COMPILED:
+                found.append(mark - before)
+        reports = session.steps[-4:]
+    assert len(set(found)) == 1, found
+    for name in ("num_records", "bytes_saved", "bytes_kept", "bytes_offloaded"):
+        assert len({getattr(report, name) for report in reports}) == 1, name
+    for name in ("bytes_recomputed", "bytes_parameters"):
+        assert len({getattr(report, name) for report in reports}) == 1, name
+    first, *_, last = (report.saved_peak_bytes for report in reports)
+    assert abs(first - last) < 0.01 * last
+
+
 def test_batches_of_other_sizes() -> None:
     sizes = [ROWS] * 8 + [ROWS // 2, 3 * ROWS, ROWS, ROWS // 4]
 
     def loss_of(model: nn.Module, number: int) -> Tensor:
-        return model(batch(number, sizes[number])).square().mean()  # type: ignore[no-any-return]
+        return mean(model, number, sizes[number])
 
     for inputs in (Placement.KEEP, Placement.OFFLOAD):
         session = run_both(Net(), loss_of, len(sizes), inputs=inputs)
@@ -221,7 +252,8 @@ def test_a_parameter_where_a_tensor_was() -> None:
         tensor = torch.linspace(0, 1, 2 * WIDTH).repeat(ROWS, 1)
         other = model.weight if number in (8, 10) else tensor
         model.blocks[1].how = lambda hidden: hidden * other
-        return mean(model, number) + 0.1 * model.weight.sum()
+        loss: Tensor = mean(model, number) + 0.1 * model.weight.sum()
+        return loss
 
     run_both(Other(), loss_of, 12)
 
