@@ -2,12 +2,11 @@
 
 import logging
 import os
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.planner import Planner
@@ -29,7 +28,7 @@ from ssdtrain.counters import Counters, Fallback, StepReport, Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import deepspeed, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
-from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of, modules_of
 from ssdtrain.hosts.watch import Watch
 from ssdtrain.plan import words
@@ -344,7 +343,7 @@ def _attach_recipes(
     settings: OffloadConfig,
 ) -> None:
     on_gpu = cache.device.torch_device.type == "cuda"
-    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+    fixed = _is_fixed(settings)
     # See [Note: matrix products] in remat/products.py.
     full = settings.recompute is Recompute.FULL
     finder = Finder(with_dear(), guards=full) if full or not fixed else Finder()
@@ -356,7 +355,8 @@ def _attach_recipes(
     for module in modules:
         finder.attach(module, patches.set)
         weights.trust(module.parameters())
-    patches.also(register_optimizer_step_pre_hook(weights.before_step).remove)
+    hook = register_optimizer_step_pre_hook(weakly(weights.before_step))
+    patches.also(hook.remove)
     cache.recipes = Rebuilder(cache, finder, weights, budget)
 
 
@@ -375,24 +375,21 @@ def _attach_regions(
                 "named_modules()) or classes."
             )
         regions.attach(module, found, cache.regions, patches)
-    # Weakly: torch's hook would keep a session alive that nobody closed.
-    regions_of = weakref.ref(cache.regions)
+    # torch's hook would keep a session alive that nobody closed.
+    hook = register_optimizer_step_pre_hook(weakly(cache.regions.before_step))
+    patches.also(hook.remove)
+    cache.regions.choice = Choice.ALL if _is_fixed(settings) else Choice.PLANNED
 
-    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        found = regions_of()
-        if found is not None:
-            found.before_step(optimizer)
 
-    patches.also(register_optimizer_step_pre_hook(before_step).remove)
-    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
-    cache.regions.choice = Choice.ALL if fixed else Choice.PLANNED
+def _is_fixed(settings: OffloadConfig) -> bool:
+    """Whether every saved tensor goes the same way, and nothing is planned."""
+    return settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
 
 
 def _may_run_again(settings: OffloadConfig) -> bool:
     """Whether regions may run again: all of them, or those of a plan."""
-    fixed = settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
     if settings.recompute is Recompute.AUTO:
-        return not fixed
+        return not _is_fixed(settings)
     return settings.recompute is Recompute.REGIONS
 
 
@@ -409,9 +406,7 @@ def _first_regions(settings: OffloadConfig, device: Device) -> Choice:
 def _policy_of(settings: OffloadConfig) -> Policy:
     if settings.plan == PlanChoice.KEEP_ALL.value:
         return KeepAll()
-    if settings.plan == PlanChoice.OFFLOAD_ALL.value:
-        return OffloadAll()
-    if settings.plan == PlanChoice.AUTO.value:
+    if settings.plan in (PlanChoice.OFFLOAD_ALL.value, PlanChoice.AUTO.value):
         return OffloadAll()
     return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
 

@@ -107,7 +107,9 @@ class Captures:
             free_bytes = pool.cap_bytes - pool.total_bytes
             self.copies = GraphCopies(self._cache.device, free_bytes)
             if self._model is not None:
-                object.__setattr__(self._model, MEMORY, self.copies.slabs)
+                # Behind those of an earlier session, whose graphs may live on.
+                slabs = vars(self._model).setdefault(MEMORY, [])
+                slabs.append(self.copies.slabs)
         return self.copies
 
     def send(self, record: Record, placement: Placement, due: int | None) -> bool:

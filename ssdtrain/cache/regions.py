@@ -14,7 +14,6 @@ A call inside a checkpoint of the user's saves nothing through our hooks, and is
 """
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -64,8 +63,11 @@ TINY_BYTES = 4096
 REGION = "region"
 MAX_DRAWS = 3
 """Re-runs of a forward that draws, while others draw from the same generator."""
-VALUES = (int, float, bool, str, bytes, complex, type(None), Enum, slice, range)
-TORCH_VALUES = (torch.dtype, torch.device, torch.Size, torch.layout)
+VALUES = (
+    *(int, float, bool, str, bytes, complex, type(None), Enum, slice, range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout),
+)
+"""Types of arguments that cannot change between forward and backward."""
 
 
 class Choice(Enum):
@@ -187,22 +189,10 @@ class PlaceHandle(Handle):
         if self.written_late and call.drops:
             check_late_writer(self.name)
         if self.on_use is None:
-            return self._take(call)
+            return call.get(self)
         at = self.on_use.begin()
-        tensor = self._take(call)
+        tensor = call.get(self)
         self.on_use.end(at)
-        return tensor
-
-    def _take(self, call: "RegionCall") -> Tensor:
-        if self.tensor is None:
-            call.run_again()
-        tensor = self.tensor
-        if tensor is None:
-            raise RegionError(f"{self.name}: its forward, run again, did not save it")
-        if call.drops:
-            self.tensor = None
-            if self.num_bytes:
-                call.handed_over(self.num_bytes)
         return tensor
 
     def drop(self, nothing: Tensor) -> None:
@@ -245,11 +235,9 @@ class RegionCall:
         self._cache = regions.cache
         self._forward = forward
         self._places: list[Place] = []
-        self._handles: list[weakref.ref[PlaceHandle]] = []
         self._unpack: Callable[[Any], Tensor] = regions.unpack
         self._leaves: list[Any] = []
         self._spec: Any = None
-        self._lock = threading.RLock()
         self._task: int | None = None
         self.dropped_bytes = 0
         self.holding = Holding(lane)
@@ -388,7 +376,7 @@ class RegionCall:
                 record.drop()
             else:
                 record.region = None
-                self._regions.place(record)
+                self._cache.place_again(record)
         nothing = self._cache.nothing
         for place in self._places if self.drops else ():
             owner = None if place.owner is None else place.owner()
@@ -396,8 +384,10 @@ class RegionCall:
                 owner.drop(nothing)
         self._booked.clear()
         self._book_planned()
-        counters = self._cache.ledger.counters
-        counters.add(Count.SAVED, self._held_bytes)
+        booked = {Count.SAVED: self._held_bytes}
+        if not self.drops:
+            booked[Count.KEPT] = self._held_bytes
+        self._cache.ledger.counters.add_all(booked)
         if self.drops:
             self.dropped_bytes += self._held_bytes
             self.holding.live_bytes -= self._held_bytes
@@ -412,6 +402,25 @@ class RegionCall:
 
     # -- backward -----------------------------------------------------------------
 
+    def get(self, handle: PlaceHandle) -> Tensor:
+        """The tensor of one of its handles, made again if it must be.
+
+        Raises:
+            InPlaceError, RegionError: as `run_again`.
+        """
+        with self._cache.lock:
+            if handle.tensor is None:
+                self.run_again()
+            tensor = handle.tensor
+            if tensor is None:
+                raise RegionError(
+                    f"{handle.name}: its forward, run again, did not save it"
+                )
+            if self.drops:
+                handle.tensor = None
+                self.handed_over(handle.num_bytes)
+        return tensor
+
     def run_again(self) -> None:
         """Make everything that was saved again, and hand it to its handles.
 
@@ -419,9 +428,9 @@ class RegionCall:
             RegionError: the forward did not do the same again.
             InPlaceError: an input, a weight or a buffer was changed meanwhile.
         """
-        with self._lock:
-            with self._cache.lock:
-                self._cache.enter_backward(self.lane)
+        # One lock for all: another thread's backward may ask for the same tensors.
+        with self._cache.lock:
+            self._cache.enter_backward(self.lane)
             self._check()
             with self._cache.course.inside_use():  # its inputs' uses are no marks
                 found = self._collected()
@@ -439,15 +448,17 @@ class RegionCall:
             "a torch.Generator of its own, or set recompute='off'."
         )
 
+    def _weights_stand(self) -> bool:
+        return all(tensor._version == version for tensor, version in self._versions)
+
     def _check(self) -> None:
-        for tensor, version in self._versions:
-            if tensor._version != version:
-                raise InPlaceError(
-                    f"a parameter or buffer of {self.region.path} was changed between "
-                    "its forward and its backward, and its forward would run again "
-                    "with the new values. Change it behind backward, or set "
-                    "recompute='off'."
-                )
+        if not self._weights_stand():
+            raise InPlaceError(
+                f"a parameter or buffer of {self.region.path} was changed between "
+                "its forward and its backward, and its forward would run again "
+                "with the new values. Change it behind backward, or set "
+                "recompute='off'."
+            )
 
     def _collect(self) -> list[Tensor] | None:
         """What the forward saves; None if somebody else drew meanwhile."""
@@ -568,14 +579,22 @@ class RegionCall:
         return any(id(tensor) in written for tensor, _ in self._versions)
 
     def pin(self) -> None:
-        """Make everything again and keep it: the weights are about to change."""
-        if self.drops and not self.is_pinned:
-            with self._cache.lock:
-                self.is_pinned = True
+        """Make everything again and keep it: the weights are about to change.
+
+        Where they have changed already nothing can: a backward would raise.
+        """
+        if not self.drops or self.is_pinned or not self._weights_stand():
+            return
+        with self._cache.lock:
+            self.is_pinned = True
+            try:
                 self.run_again()
-                self.drops = False
-                for record in self.records.values():
-                    record.pin()
+            except BaseException:
+                self.is_pinned = False
+                raise
+            self.drops = False
+            for record in self.records.values():
+                record.pin()
 
 
 class Regions:
@@ -725,29 +744,26 @@ class Regions:
         self.reasons[region.path] = reason
         self.cache.offloader.fall_back(Fallback.NO_REGION)
 
-    def place(self, record: Record) -> None:
-        """What a region saved that cannot run again goes where the policy says."""
-        self.cache.place_again(record)
-
     def _remember(self, call: RegionCall) -> None:
         if len(self._alive) >= self._most_alive:
             self._alive = [each for each in self._alive if each() is not None]
             self._most_alive = 2 * len(self._alive) + 64
         self._alive.append(weakref.ref(call))
 
-    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to write to weights that a re-run would read."""
-        calls = [call for each in self._alive if (call := each()) is not None]
-        self._alive = []
-        if not calls:
+        if self.cache.owner.is_elsewhere:
             return
+        calls = [call for each in self._alive if (call := each()) is not None]
         groups = (group["params"] for group in optimizer.param_groups)
         written = {id(parameter) for group in groups for parameter in group}
+        others = []
         for call in calls:
             if call.reads(written):
                 call.pin()
             else:
-                self._alive.append(weakref.ref(call))
+                others.append(weakref.ref(call))
+        self._alive = others
 
 
 def item_of(handle: Any) -> int:
@@ -759,8 +775,6 @@ def item_of(handle: Any) -> int:
 
 
 def _is_value(leaf: Any) -> bool:
-    if isinstance(leaf, Tensor):
-        return True
-    if isinstance(leaf, VALUES + TORCH_VALUES):
+    if isinstance(leaf, (Tensor, *VALUES)):
         return True
     return callable(leaf) and getattr(leaf, "__closure__", 0) is None

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
+from ssdtrain.cache.identity import is_plain
 from ssdtrain.cache.record import Handle, RebuiltView, RecordView, Wrapped
 from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.wrapped import unwrapped
@@ -263,12 +264,8 @@ class LateChecksum:
             self._armed.discard(task)
             doubts, self._doubts = self._doubts, []
             copied, self._copied = self._copied, []
-            flags = torch.stack([doubt.differs for doubt in doubts])
-            host = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
-            host.copy_(flags, non_blocking=True)
-            behind = torch.cuda.Event()
-            behind.record()
-            self._copied.append(Copied([doubt.text for doubt in doubts], host, behind))
+            if doubts:  # none where another backward, ended before, has taken them
+                self._copied.append(_to_host(doubts))
         _look(copied)  # of the step before: mostly over
 
     def settle(self) -> None:
@@ -280,6 +277,15 @@ class LateChecksum:
         with self._lock.here():
             copied, self._copied = self._copied, []
         _look(copied)
+
+
+def _to_host(doubts: list[Doubt]) -> Copied:
+    flags = torch.stack([doubt.differs for doubt in doubts])
+    host = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+    host.copy_(flags, non_blocking=True)
+    behind = torch.cuda.Event()
+    behind.record()
+    return Copied([doubt.text for doubt in doubts], host, behind)
 
 
 def _look(copied: list[Copied]) -> None:
@@ -340,11 +346,13 @@ class Verified:
     def __init__(
         self,
         mode: Checksum | LateChecksum | Shadow,
+        device: torch.device,
         modules: Modules,
         counters: Counters,
         lots: random.Random | None = None,
     ) -> None:
         self._mode = mode
+        self._device = device
         self._modules = modules
         self._counters = counters
         self._lots = lots
@@ -373,11 +381,15 @@ class Verified:
     def seal(self, handle: Handle, tensor: Tensor) -> None:
         """Remember what was saved, if it is drawn."""
         if self._is_drawn(handle):
-            handle.seal = self._seal(bytes_of(tensor))
+            part = bytes_of(tensor)
+            # A region also makes again what no digest can read, or not here.
+            if is_plain(part) and part.device == self._device:
+                handle.seal = self._seal(part)
 
     def _is_drawn(self, handle: Handle) -> bool:
         if self._lots is None:
-            return isinstance(part_of(handle).source, RecordView | RebuiltView)
+            kinds = RecordView | RebuiltView | FromRegion
+            return isinstance(part_of(handle).source, kinds)
         if not _is_made_again(handle):
             return False
         self.left -= 1
@@ -464,9 +476,9 @@ def open_verifier(
     names = Modules(modules)
     if mode is Verify.OFF:
         lots = random.Random(seed)
-        return Verified(LateChecksum(device), names, counters, lots)
+        return Verified(LateChecksum(device), device, names, counters, lots)
     if mode is Verify.SHADOW:
-        return Verified(Shadow(), names, counters)
+        return Verified(Shadow(), device, names, counters)
     on_gpu = device.type == "cuda"
     moment = Moment.AT_BACKWARD_END if on_gpu else Moment.AT_UNPACK
-    return Verified(Checksum(device, moment), names, counters)
+    return Verified(Checksum(device, moment), device, names, counters)

@@ -13,6 +13,7 @@ same schedule's last run, whose order repeats.
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -231,7 +232,8 @@ class Router:
             if hasattr(module, cls):
                 owner = getattr(module, cls)
                 self._patched.append((owner, name, getattr(owner, name), wrap))
-        self._sessions: list[Schedule] = []
+        self._sessions: weakref.WeakSet[Schedule] = weakref.WeakSet()
+        """Weakly: a session that nobody closed goes with its model."""
 
     def add(self, schedule: Schedule) -> None:
         """Serve one more session; the first replaces the functions."""
@@ -239,11 +241,11 @@ class Router:
             for owner, name, original, wrap in self._patched:
                 setattr(owner, name, wrap(original))
             setattr(self._schedules, ROUTER, self)
-        self._sessions.append(schedule)
+        self._sessions.add(schedule)
 
     def remove(self, schedule: Schedule) -> None:
         """Serve it no more; the last one puts the functions back."""
-        self._sessions.remove(schedule)
+        self._sessions.discard(schedule)
         if not self._sessions:
             for owner, name, original, _ in self._patched:
                 setattr(owner, name, original)

@@ -1,5 +1,6 @@
 """Reversible patches, of instance attributes above all, undone in one place."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,14 +9,27 @@ from ssdtrain.errors import AttachError
 MARK = "_ssdtrain_session"
 
 
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A bound method for those who keep what they call: once its object is gone, calls
+    do nothing."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args, **kwargs)
+
+    return call
+
+
 class Patches:
     """Instance attributes that were replaced, undone in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute on the instance, remembering what the instance had.
+    def set(self, owner: Any, name: str, value: Any) -> Callable[[], None]:
+        """Set an attribute on the instance; returns what undoes it earlier.
 
         Undone only where it is still ours: who replaced it since keeps theirs.
         """
@@ -33,6 +47,7 @@ class Patches:
                 object.__delattr__(owner, name)
 
         self._undo.append(undo)
+        return undo
 
     def also(self, undo: Callable[[], None]) -> None:
         """Undo something that was not an attribute."""

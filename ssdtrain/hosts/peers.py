@@ -13,6 +13,7 @@ step that none of them has begun yet.
 (tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/hosts/test_meshes.py)
 """
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -93,9 +94,14 @@ class StorePeers:
     def _write(self, topic: str, key: str, text: bytes) -> None:
         before = self._written.get(topic)
         if before is not None:
-            self._store.delete_key(before)
+            self._put(lambda: self._store.delete_key(before))
         self._written[topic] = key
-        self._store.set(key, text)
+        self._put(lambda: self._store.set(key, text))
+
+    def _put(self, write: Callable[[], Any]) -> None:
+        # The store's owner may be gone; who reads finds nothing, and goes on alone.
+        with contextlib.suppress(RuntimeError):
+            write()
 
     # -- what is agreed on ----------------------------------------------------------
 
@@ -136,7 +142,7 @@ class StorePeers:
         """The others are to follow this plan, too."""
         if self._common is not None:
             text = zlib.compress(json.dumps(PLAN_FILE.to_json(plan)).encode(), 1)
-            self._store.set(self._next_offer(), text)
+            self._put(lambda: self._store.set(self._next_offer(), text))
             self._num_offers += 1
 
     def offered(self, step: int) -> Plan | None:
@@ -167,7 +173,8 @@ class StorePeers:
         if wanted and self._asked <= turn:
             # Not the next look: another rank may be past it.
             self._asked = turn + 2
-            self._store.set(f"{self._group}/observe/{self._asked}", b"1")
+            key = f"{self._group}/observe/{self._asked}"
+            self._put(lambda: self._store.set(key, b"1"))
         if step % LOOK_EVERY:
             return False
         try:
@@ -180,10 +187,12 @@ def peers_of(ranks: Sequence[int], alone: Callable[[], None]) -> Peers:
     """The peers of a set of ranks that wait for each other.
 
     Args:
-        ranks: global ones, this one among them.
+        ranks: global ones.
         alone: told of every plan that this rank made by itself.
     """
     if len(ranks) < 2 or not distributed.is_initialized():
+        return Alone()
+    if distributed.get_rank() not in ranks:  # trained by others; here it only exists
         return Alone()
     # What init_process_group met in; torch has no public name for it (2.11 to 2.13).
     store = distributed.distributed_c10d._get_default_store()

@@ -35,13 +35,6 @@ def attach(
             _wrap(region, regions, patches)
 
 
-def _restore(module: nn.Module, name: str, before: Any) -> None:
-    if before is not None:
-        object.__setattr__(module, name, before)
-    elif name in vars(module):
-        object.__delattr__(module, name)
-
-
 def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
     module = region.module
     compiled = vars(module).get(COMPILED)
@@ -59,7 +52,7 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
             untraced(regions.refuse_compiled)(region)
             # The wrapper would break its graph in every step.
             attached.clear()
-            _restore(module, name, before)
+            undo()
             return inner(*args, **kwargs)
         call = untraced(regions.begin)(region, inner, args, kwargs)
         if call is None:
@@ -79,5 +72,5 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         look_like(forward, module.forward)
     # Only this frame: what it calls may be compiled. See [Note: compiled models].
     forward = torch.compiler.disable(forward, recursive=False)
-    patches.set(module, name, MethodType(forward, module))
+    undo = patches.set(module, name, MethodType(forward, module))
     patches.also(attached.clear)

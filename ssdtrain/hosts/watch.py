@@ -6,7 +6,6 @@ device, or save nothing that could move. Silence would look like success.
 """
 
 import logging
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.counters import StepReport
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of
 
 logger = logging.getLogger(__name__)
@@ -59,15 +58,9 @@ class Watch:
         self._num_idle: int | None = 0
         """Settled steps in which nothing moved; None: something has."""
         self._has_told = False
-        # Weakly: torch's hook would keep a session alive that nobody closed.
-        reference = weakref.ref(self)
-
-        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            watch = reference()
-            if watch is not None:
-                watch._stepped(optimizer)
-
-        patches.also(register_optimizer_step_post_hook(stepped).remove)
+        # torch's hook would keep a session alive that nobody closed.
+        hook = register_optimizer_step_post_hook(weakly(self._stepped))
+        patches.also(hook.remove)
 
     def forward_begins(self) -> None:
         """A forward of the model is about to run.
@@ -88,7 +81,7 @@ class Watch:
                 "and whatever else moves it."
             )
 
-    def _stepped(self, optimizer: Optimizer) -> None:
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._has_told or self._num_idle is None:
             return
         groups = (group["params"] for group in optimizer.param_groups)

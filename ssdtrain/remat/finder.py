@@ -25,7 +25,7 @@ from ssdtrain.remat.questions import Asking, Keeper
 from ssdtrain.remat.registry import DEFAULT, Registry
 from ssdtrain.remat.scene import Scene, modes_may_alter, operators_frame
 
-Set = Callable[[Any, str, Any], None]
+Set = Callable[[Any, str, Any], Any]
 """Replaces an attribute of an instance, and can undo it."""
 
 

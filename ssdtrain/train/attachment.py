@@ -47,6 +47,6 @@ class Attachment:
     def close(self) -> None:
         """Restore the model; the reports stay. Idempotent."""
         if self.session is not None:
-            self._reports = list(self.session.steps)
-            self.session.close()
-            self.session = None
+            session, self.session = self.session, None
+            self._reports = list(session.steps)
+            session.close()

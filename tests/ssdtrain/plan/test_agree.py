@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch import distributed
+from torch.distributed import FileStore, HashStore
 
 from ssdtrain.hosts import peers
 from ssdtrain.hosts.peers import StorePeers
@@ -194,6 +196,47 @@ def test_a_rank_that_drifts_asks_all_to_observe_at_one_step() -> None:
 
     acts = [lambda peers, at=at: act(peers, at) for at in (-1, 6, -1)]
     assert together(*acts) == [[12], [12], [12]]
+
+
+class GoneStore(HashStore):
+    """Its owner leaves after so many writes."""
+
+    num_left = 1
+
+    def _allowed(self) -> None:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise RuntimeError("Connection reset by peer")
+
+    def set(self, key: str, value: bytes) -> None:
+        self._allowed()
+        super().set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        self._allowed()
+        return super().delete_key(key)
+
+
+def test_a_store_that_goes_away_ends_no_training() -> None:
+    alone: list[int] = []
+    store = GoneStore()
+    own = StorePeers(store, [0], 0, lambda: alone.append(1), first_wait_s=0.05)
+    store.num_left = 2
+    assert own.agreed(SAVED, 3) == SAVED
+    own.offer(choose(SAVED, Goal(max_overhead=0.1)))
+    assert own.observes(True, 5) is False
+    assert own.longest([1.0], "plain", 6) == (1.0,)
+    assert own.agreed(SAVED, 8) == SAVED
+    assert alone, "it is counted"
+
+
+def test_a_rank_outside_of_the_mesh_plans_alone(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert isinstance(peers.peers_of([1, 2], lambda: None), Alone)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_who_planned_alone_observes_alone() -> None:

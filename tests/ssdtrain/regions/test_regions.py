@@ -622,3 +622,60 @@ def test_what_does_not_fit_says_where_and_what_would(again: bool) -> None:
     text = str(caught.value)
     assert "Tried to allocate 152.00 MiB" in text and "blocks.3" in text
     assert "smaller micro-batch" in text and "MB of saved tensors" in text
+
+
+def test_a_step_behind_a_weight_that_was_written_is_a_step() -> None:
+    """Plain steps; only a backward of the old graph would raise."""
+    torch.manual_seed(0)
+    model = Stack()
+    session = offloaded(model)
+    loss = model(torch.randn(BATCH, WIDTH))
+    with torch.no_grad():
+        model.blocks[0].up.weight.mul_(2)
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with pytest.raises(InPlaceError):
+        loss.backward()
+    session.close()
+
+
+class SparseBlock(Block):
+    """Saves a sparse matrix as well, and changes one of its buffers on wish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = False
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        mixing = torch.eye(BATCH).to_sparse()
+        if self.changes:
+            self.seen += 1
+        return super().forward(torch.sparse.mm(mixing, x), scale)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("verify", ["off", "checksum", "shadow"])
+def test_what_no_digest_reads_is_made_again_unchecked(
+    verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssdtrain.cache.verify, "SELF_CHECK_PERIOD", 1)
+    torch.manual_seed(0)
+    [session] = check(Stack(kind=SparseBlock), verify=verify)
+    assert remade(session) > 0
+    assert session.last_step.num_verified > 3 * 4  # the dense ones are checked
+
+
+def test_what_a_refused_region_keeps_is_counted() -> None:
+    reports = []
+    for changes in (False, True):
+        torch.manual_seed(0)
+        model = Stack(num_blocks=2, kind=SparseBlock)
+        for block in model.blocks:
+            block.changes = changes
+        with offloaded(model) as session:
+            model(torch.randn(BATCH, WIDTH)).backward()
+            reports.append(session.last_step)
+    again, stays = reports
+    assert stays.bytes_saved == again.bytes_saved > 0
+    assert again.bytes_recomputed > 0 == stays.bytes_recomputed
+    assert stays.bytes_kept - again.bytes_kept == again.bytes_recomputed
