@@ -9,7 +9,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.planner import Planner
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.verify import open_verifier
@@ -31,6 +30,7 @@ from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of, modules_of
 from ssdtrain.hosts.watch import Watch
+from ssdtrain.observe.planner import Planner
 from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement

@@ -7,9 +7,9 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
-from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import (
     Key,
     Probe,
@@ -31,7 +30,7 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.lanes import Lanes
-from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.moved import Moved
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.recipes import NoRecipes, Recipes
@@ -69,6 +68,21 @@ from ssdtrain.transfer.places import Place, Trip, copies_of, discard, place_for
 from ssdtrain.transfer.workers import Owner
 
 
+class Meter(Protocol):
+    """Times the hooks of a step from outside (`HostMeter` in observe/hosttime.py)."""
+
+    device_spans: HookSpans | None
+    """What the device waited inside the hooks, if that is asked for."""
+
+    def around(
+        self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
+    ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        """The hooks, timed."""
+
+    def load(self, start: Callable[[Any], None], record: Any) -> None:
+        """Start a load, timed by itself."""
+
+
 class TensorCache:
     """Holds what autograd saved. One per session; any thread may call it."""
 
@@ -101,7 +115,7 @@ class TensorCache:
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""
-        self.meter: HostMeter | None = None
+        self.meter: Meter | None = None
         """While a step's hooks are timed on the host."""
         self.regions = Regions(self)
         self.captures = Captures(self)

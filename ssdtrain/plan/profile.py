@@ -121,7 +121,7 @@ class HostCost:
 
 @dataclass(frozen=True, kw_only=True)
 class HostCosts:
-    """What each action costs the host; measured, by `cache/hosttime.py`."""
+    """What each action costs the host; measured, by `observe/hosttime.py`."""
 
     keep: HostCost = HostCost()
     """A tensor that stays, or a parameter."""

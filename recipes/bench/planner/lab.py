@@ -15,9 +15,9 @@ import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
 from recipes.bench.common.cells import Cells
 from recipes.bench.offload.placement import Clock, Size, step
-from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
+from ssdtrain.observe.planner import Stage
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.cache import planner
+from ssdtrain.observe import planner
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan

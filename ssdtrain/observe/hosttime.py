@@ -8,7 +8,7 @@ from outside and files each call by the handle that it made or used. What lies b
 two calls is the program's own. Before the first plan `host_costs` (hostprobe.py)
 times a compiled plan on a small chain of its own; later, steps that follow the plan are
 sampled.
-(tests/ssdtrain/cache/test_hosttime.py)
+(tests/ssdtrain/observe/test_hosttime.py)
 """
 
 import statistics

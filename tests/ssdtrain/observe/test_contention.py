@@ -1,4 +1,4 @@
-"""The probe of what copies cost compute (cache/contention.py)."""
+"""The probe of what copies cost compute (observe/contention.py)."""
 
 import random
 import statistics
@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssdtrain.cache import contention as module
-from ssdtrain.cache.contention import (
+from ssdtrain.observe import contention as module
+from ssdtrain.observe.contention import (
     ASSUMED,
     COVER,
     Contention,
@@ -18,7 +18,7 @@ from ssdtrain.cache.contention import (
     measure,
     measured,
 )
-from ssdtrain.cache.links import fitted_links
+from ssdtrain.observe.links import fitted_links
 from ssdtrain.plan.profile import COPY_SLOWDOWN
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Copy, CpuDevice, MemoryLevel

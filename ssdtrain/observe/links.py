@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ssdtrain.cache.contention import Contention
 from ssdtrain.counters import Span
 from ssdtrain.curves import Curve
+from ssdtrain.observe.contention import Contention
 from ssdtrain.plan.profile import Links
 from ssdtrain.rates import busy_rate, middle_rate, straight
 from ssdtrain.storage.base import Storage

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache import planner
-from ssdtrain.cache.links import fitted_drive
-from ssdtrain.cache.observer import prices
-from ssdtrain.cache.planner import Stage
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
+from ssdtrain.observe import planner
+from ssdtrain.observe.links import fitted_drive
+from ssdtrain.observe.observer import prices
+from ssdtrain.observe.planner import Stage
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement

@@ -23,16 +23,16 @@ from torch import nn
 
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.contention import measure
 from ssdtrain.cache.course import Unobserved
-from ssdtrain.cache.hostprobe import host_costs
-from ssdtrain.cache.hosttime import HostMeter, is_far, mixed, repriced
-from ssdtrain.cache.links import fitted_drive, fitted_links, probe
-from ssdtrain.cache.modules import ModuleNames
-from ssdtrain.cache.observer import Recording
 from ssdtrain.cache.regions import Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
+from ssdtrain.observe.contention import measure
+from ssdtrain.observe.hostprobe import host_costs
+from ssdtrain.observe.hosttime import HostMeter, is_far, mixed, repriced
+from ssdtrain.observe.links import fitted_drive, fitted_links, probe
+from ssdtrain.observe.modules import ModuleNames
+from ssdtrain.observe.observer import Recording
 from ssdtrain.plan.adapt import Drift, Trial, is_better
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
@@ -142,6 +142,8 @@ class Planner:
         self._step = -1
         self._starts: list[tuple[Any, bool]] = []
         """Start of the last steps, and whether the step had the plan's sizes."""
+        self._meter: HostMeter | None = None
+        """Of the step that is being timed."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
 
@@ -193,7 +195,7 @@ class Planner:
         self._names.stop()
         self._stop_search()
         self._cache.bypass = None
-        self._cache.meter = None
+        self._take_meter()
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
         self._recording = None  # it may hold tensors of a step that was not ended
@@ -234,7 +236,7 @@ class Planner:
         cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = None
-        cache.meter = meter = HostMeter(self._away)
+        self._meter = cache.meter = HostMeter(self._away)
         cache.ledger.clock.keep_spans = True
         self._pinned_bytes = cache.offloader.pool.total_bytes
         self._num_spans = len(self._trace.spans())
@@ -246,7 +248,7 @@ class Planner:
             cache.ledger,
             lambda: self._names.now,
             lambda: cache.moves.lingering_bytes,
-            meter,
+            self._meter,
         )
         cache.course.observer = self._recording
 
@@ -453,7 +455,7 @@ class Planner:
             recording.stop()  # before what follows, which waits for the device
             recording.waited_ms = self._waited_ms()
         cache.course.observer = Unobserved()
-        meter, cache.meter = cache.meter, None
+        meter = self._take_meter()
         self._names.stop()
         cache.offloader.wait_io()  # the drive is measured, and idle for its probe
         self._trace.enabled = self._wants_trace
@@ -588,7 +590,7 @@ class Planner:
 
     def _sample_host(self) -> None:
         """Time the hooks of one step in many; plan with what they cost by now."""
-        meter, self._cache.meter = self._cache.meter, None
+        meter = self._take_meter()
         if not self._is_on_gpu or self._cache.bypass is not None:
             return
         if meter is not None and self._host_costs is not None:
@@ -597,9 +599,14 @@ class Planner:
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:
             moment = self._cache.ledger.clock.now
-            self._cache.meter = HostMeter(
+            self._meter = self._cache.meter = HostMeter(
                 self._away, moment=moment, module_of=self._module_of
             )
+
+    def _take_meter(self) -> HostMeter | None:
+        meter, self._meter = self._meter, None
+        self._cache.meter = None
+        return meter
 
     def _module_of(self, kind: str, item: int) -> str:
         """The module of an item of the profile."""

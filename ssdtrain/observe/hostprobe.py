@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import name_of
-from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.counters import Counters, Trace
+from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.policies import KeepAll

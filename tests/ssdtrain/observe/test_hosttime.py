@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.cache.hostprobe import (
+from ssdtrain.observe.hostprobe import (
     NUM_ITEMS,
     NUM_MEASURED,
     host_costs,
     measured_chain,
 )
-from ssdtrain.cache.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
+from ssdtrain.observe.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.transfer.device import CpuDevice, CpuEvent

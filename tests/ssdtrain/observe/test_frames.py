@@ -5,7 +5,6 @@ import weakref
 import torch
 from torch import Tensor
 
-from ssdtrain.cache.frames import Frames
 from ssdtrain.cache.identity import identify, raw_bytes
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import (
@@ -17,6 +16,7 @@ from ssdtrain.cache.record import (
     Retired,
 )
 from ssdtrain.counters import Counters
+from ssdtrain.observe.frames import Frames
 from ssdtrain.transfer.device import CpuDevice
 
 NUM_BYTES = 4096

@@ -8,7 +8,7 @@ every saved storage at each mark: what owners there are beside the records, whos
 is known, are the model's. The profile tells for how many marks (`Item.frame_marks`),
 and a plan's peak is predicted with it. What an operator makes for its own backward (a
 mask) has no producer, and goes before the next operator runs unless a record keeps it.
-(tests/ssdtrain/cache/test_frames.py, test_peak.py)
+(tests/ssdtrain/observe/test_frames.py, test_peak.py)
 """
 
 from dataclasses import dataclass, field

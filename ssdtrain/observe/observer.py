@@ -27,13 +27,13 @@ from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.course import Recipe, Saved
-from ssdtrain.cache.frames import Frames
-from ssdtrain.cache.hosttime import HostMeter
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.cache.sizes import is_same_item
+from ssdtrain.observe.frames import Frames
+from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
