@@ -189,10 +189,20 @@ class PlaceHandle(Handle):
         if self.written_late and call.drops:
             check_late_writer(self.name)
         if self.on_use is None:
-            return call.get(self)
+            return self._take(call)
         at = self.on_use.begin()
-        tensor = call.get(self)
+        tensor = self._take(call)
         self.on_use.end(at)
+        return tensor
+
+    def _take(self, call: "RegionCall") -> Tensor:
+        tensor = self.tensor
+        if tensor is None:
+            tensor = call.made_for(self)
+        if call.drops:
+            self.tensor = None
+            if self.num_bytes:
+                call.handed_over(self.num_bytes)
         return tensor
 
     def drop(self, nothing: Tensor) -> None:
@@ -402,23 +412,19 @@ class RegionCall:
 
     # -- backward -----------------------------------------------------------------
 
-    def get(self, handle: PlaceHandle) -> Tensor:
-        """The tensor of one of its handles, made again if it must be.
+    def made_for(self, handle: PlaceHandle) -> Tensor:
+        """The tensor of one of its handles, made again.
 
         Raises:
             InPlaceError, RegionError: as `run_again`.
         """
+        # One lock for all: another thread's backward may ask for the same tensors.
         with self._cache.lock:
             if handle.tensor is None:
                 self.run_again()
             tensor = handle.tensor
-            if tensor is None:
-                raise RegionError(
-                    f"{handle.name}: its forward, run again, did not save it"
-                )
-            if self.drops:
-                handle.tensor = None
-                self.handed_over(handle.num_bytes)
+        if tensor is None:
+            raise RegionError(f"{handle.name}: its forward, run again, did not save it")
         return tensor
 
     def run_again(self) -> None:
@@ -428,7 +434,6 @@ class RegionCall:
             RegionError: the forward did not do the same again.
             InPlaceError: an input, a weight or a buffer was changed meanwhile.
         """
-        # One lock for all: another thread's backward may ask for the same tensors.
         with self._cache.lock:
             self._cache.enter_backward(self.lane)
             self._check()
@@ -449,7 +454,10 @@ class RegionCall:
         )
 
     def _weights_stand(self) -> bool:
-        return all(tensor._version == version for tensor, version in self._versions)
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                return False
+        return True
 
     def _check(self) -> None:
         if not self._weights_stand():
