@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -72,10 +73,16 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sampling", Sampling(self.sampling))
         for name in ("batch_size", "num_samplers", "num_buffers"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
                 raise ValueError(
-                    f"{name}: expects at least 1, got {getattr(self, name)}"
+                    f"{name}: expects an integer of 1 or more, got {value}"
                 )
+        if not self.fanouts or any(k == 0 or k < -1 for k in self.fanouts):
+            raise ValueError(
+                "fanouts: expects one positive number (or -1) a hop, got "
+                f"{self.fanouts}"
+            )
         sms = self.max_sms
         if sms not in (None, "auto") and (isinstance(sms, str) or sms < 1):
             raise ValueError(f'max_sms: expects at least 1, "auto" or null, got {sms}')

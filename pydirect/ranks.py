@@ -7,13 +7,16 @@ its GPU. Rows in GPU memory are read by the other processes' GPUs in place
 """
 
 import atexit
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import distributed
 
+from pydirect.memory.limits import HostMemoryError
 from pydirect.memory.peers import create_block, open_block
 from pydirect.memory.shared import SharedFile, create_shared, open_shared
 
@@ -31,6 +34,8 @@ _DTYPES = (
 )
 _MAX_DIM = 8
 _HANDLE_BYTES = 64
+# Instead of a process id: no tensor follows.
+_NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,9 @@ class Ranks:
                 looked at.
 
         Raises:
-            HostMemoryError: no room, or processes that do not share a machine.
+            ValueError: a tensor that is not the CPU's, or of an unknown type.
+            HostMemoryError: no room, or processes that do not share a machine; in
+                every process, whichever it was.
         """
         if self.size == 1:
             if tensor is None:
@@ -133,18 +140,30 @@ class Ranks:
         header = torch.zeros(4 + _MAX_DIM, dtype=torch.int64)
         shared, place = None, None
         if self.is_first:
-            shared, place = _to_shared(tensor, header)
+            try:
+                shared, place = _to_shared(tensor, header)
+            except (ValueError, HostMemoryError):
+                # The others wait for a header.
+                header[0] = _NONE
+                self._from_first(header)
+                raise
         self._from_first(header)
         pid, descriptor, dtype, dim, *sizes = header.tolist()
+        if pid == _NONE:
+            raise HostMemoryError(
+                "share: the first rank has nothing to share; its error says why"
+            )
         kind, shape = _DTYPES[dtype], sizes[:dim]
         num_bytes = math.prod(shape) * kind.itemsize
-        if shared is None and num_bytes:
-            shared = open_shared(
-                SharedFile(pid=pid, descriptor=descriptor, num_bytes=num_bytes)
-            )
-        self.wait()
-        if place is not None:
-            os.close(place.descriptor)
+        try:
+            with self._together("share"):
+                if shared is None and num_bytes:
+                    shared = open_shared(
+                        SharedFile(pid=pid, descriptor=descriptor, num_bytes=num_bytes)
+                    )
+        finally:
+            if place is not None:
+                os.close(place.descriptor)
         if shared is None:
             return torch.empty(shape, dtype=kind)
         return shared.view(kind).view(shape)
@@ -181,6 +200,7 @@ class Ranks:
 
         Raises:
             CudaDriverError: the GPUs do not reach each other.
+            HostMemoryError: another rank could not open one.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -191,15 +211,15 @@ class Ranks:
         distributed.all_gather(found, mine, group=self._group)
         rest, dtype = block.tensor.shape[1:], block.tensor.dtype
         opened = []
-        for rank, (num_rows, *handle) in enumerate(one.tolist() for one in found):
-            if rank == self.rank:
-                opened.append(block.tensor)
-                continue
-            shape = (num_rows, *rest)
-            num_bytes = math.prod(shape) * dtype.itemsize
-            flat = self._open(bytes(handle), max(1, num_bytes))
-            opened.append(flat[:num_bytes].view(dtype).view(shape))
-        self.wait()
+        with self._together("open_all"):
+            for rank, (num_rows, *handle) in enumerate(one.tolist() for one in found):
+                if rank == self.rank:
+                    opened.append(block.tensor)
+                    continue
+                shape = (num_rows, *rest)
+                num_bytes = math.prod(shape) * dtype.itemsize
+                flat = self._open(bytes(handle), max(1, num_bytes))
+                opened.append(flat[:num_bytes].view(dtype).view(shape))
         if self.device.type == "cpu":
             os.close(int(block.handle.split()[1]))
         return tuple(opened)
@@ -250,6 +270,19 @@ class Ranks:
         """Free blocks once no rank reads them. All ranks call it."""
         self.wait()
         self._blocks.clear()
+
+    @contextlib.contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """Wait until every rank has left the block, and raise in all if one raised."""
+        try:
+            yield
+        except Exception:
+            self.least(0)
+            raise
+        if not self.least(1):
+            raise HostMemoryError(
+                f"{what}: another rank has failed; its error says why"
+            )
 
     def _from_first(self, values: torch.Tensor) -> None:
         distributed.broadcast(values, 0, group=self._group)

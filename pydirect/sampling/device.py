@@ -86,7 +86,8 @@ class HeteroDeviceSampler:
             batch: number of the batch: another one draws other numbers.
 
         Raises:
-            ValueError: seeds that are not distinct or no nodes, or of no known type.
+            ValueError: seeds that are not distinct, not integers or no nodes, or of no
+                known type.
         """
         key = philox.key_of(seed, batch)
         types = tuple(self._known)
@@ -94,6 +95,11 @@ class HeteroDeviceSampler:
         for t in seeds:
             if t not in self._known:
                 raise ValueError(f"seeds: expects node types {list(types)}, got {t!r}")
+            if seeds[t].is_floating_point() or seeds[t].dim() != 1:
+                raise ValueError(
+                    f"seeds: expects 1-D integers, got {seeds[t].dim()}-D "
+                    f"{seeds[t].dtype}"
+                )
         fresh = {
             t: seeds[t].to(self.device, torch.int64).contiguous()
             if t in seeds

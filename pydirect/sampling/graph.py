@@ -125,13 +125,18 @@ class Graph:
             num_sources: of sources, where they are of another type than targets.
 
         Raises:
-            ValueError: wrong shape or a node out of range.
+            ValueError: wrong shape, no integers, or a node out of range.
         """
         if edge_index.dim() != 2 or edge_index.shape[0] != 2:
             raise ValueError(
                 "edge_index: expects shape (2, num_edges), got "
                 f"{list(edge_index.shape)}"
             )
+        kind = edge_index.dtype
+        if edge_index.numel() and (kind.is_floating_point or kind == torch.bool):
+            raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
+        if num_nodes < 0:
+            raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
         if weights is not None and weights.shape != edge_index.shape[1:]:
             raise ValueError(
                 f"weights: expects one for each of {edge_index.shape[1]} edges, got "

@@ -37,6 +37,21 @@ class SampledBatch:
     """Of this batch's mean loss in the mean over the processes of a run."""
 
 
+def check_seeds(seeds: torch.Tensor, num_nodes: int) -> None:
+    """
+    Raises:
+        ValueError: ``seeds`` are not 1-D int64, or no nodes.
+    """
+    if seeds.dim() != 1 or seeds.dtype != torch.int64:
+        raise ValueError(f"seeds: expects 1-D int64, got {seeds.dim()}-D {seeds.dtype}")
+    if len(seeds):
+        low, high = (int(v) for v in torch.aminmax(seeds))
+        if low < 0 or high >= num_nodes:
+            raise ValueError(
+                f"seeds: expects nodes 0 to {num_nodes - 1}, got {low} to {high}"
+            )
+
+
 class NeighborSampler:
     """Samples batches of one graph. One object per thread: it holds scratch memory."""
 
@@ -63,8 +78,9 @@ class NeighborSampler:
             seed: random seed: the batch depends on nothing else.
 
         Raises:
-            ValueError: seeds that are not distinct.
+            ValueError: seeds that are not distinct, or no nodes.
         """
+        check_seeds(seeds, self._graph.num_nodes)
         generator = torch.Generator().manual_seed(seed)
         local = self._local
         local[seeds] = torch.arange(len(seeds))

@@ -102,13 +102,16 @@ def weighted_reverse_pagerank(
 
 
 def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> float:
-    """Share of accesses that fall on the ``share`` of nodes with the highest score.
+    """Share of accesses that fall on the ``share`` of nodes with the highest score; 0
+    without accesses.
 
     Args:
         accesses: how often each node was read, shape (num_nodes,).
         score: shape (num_nodes,).
         share: of the nodes that are kept near, 0 to 1.
     """
+    if not bool((accesses > 0).any()):
+        return 0.0
     kept = score.argsort(descending=True, stable=True)[: round(share * len(score))]
     return float(accesses[kept].sum() / accesses.sum())
 

@@ -31,10 +31,12 @@ def spread_table(
             peers are slow.
 
     Raises:
-        ValueError: ``replicated_share`` outside 0 to 1.
+        ValueError: ``replicated_share`` outside 0 to 1, or ``budget_bytes`` below 0.
     """
     if not 0 <= replicated_share <= 1:
         raise ValueError(f"replicated_share: expects 0 to 1, got {replicated_share}")
+    if budget_bytes is not None and budget_bytes < 0:
+        raise ValueError(f"budget_bytes: expects 0 or more, got {budget_bytes}")
     budget = budget_bytes
     if budget is None:
         budget = free_budget_bytes(ranks.device)

@@ -68,10 +68,9 @@ class TieredTable:
         """
         self.host = table.tensor if isinstance(table, HostTable) else table
         num_rows = self.host.shape[0]
-        if score is not None and len(score) != num_rows:
-            raise ValueError(
-                f"score: expects one for each of {num_rows} rows, got {len(score)}"
-            )
+        check_score(score, num_rows)
+        if budget_bytes is not None and budget_bytes < 0:
+            raise ValueError(f"budget_bytes: expects 0 or more, got {budget_bytes}")
         if plan is None:
             budget = budget_bytes
             if budget is None:
@@ -184,6 +183,23 @@ class TieredTable:
         places = [torch.arange(self.plan.replicated_rows)]
         places += [self.plan.rows_on(gpu) for gpu in range(len(self._tiers.shares))]
         return list(zip(places, (self._tiers.local, *self._tiers.shares), strict=True))
+
+
+def check_score(score: torch.Tensor | None, num_rows: int) -> None:
+    """
+    Raises:
+        ValueError: not one number a row, or NaN, which has no place in an order.
+    """
+    if score is None:
+        return
+    if score.shape != (num_rows,):
+        raise ValueError(
+            f"score: expects one for each of {num_rows} rows, got shape "
+            f"{list(score.shape)}"
+        )
+    if bool(score.isnan().any()):
+        at = int(score.isnan().nonzero()[0])
+        raise ValueError(f"score: expects numbers, got NaN for row {at}")
 
 
 def hottest_rows(score: torch.Tensor | None, num_near: int) -> torch.Tensor:

@@ -264,6 +264,9 @@ def outcome(change: Break, by: tuple[Test, ...]) -> str:
         file.write_text(change.apply(file.read_text()))
         seconds = sum(test.seconds for test in by)
         run_mutants.TIME_LIMIT_S = max(LEAST_LIMIT_S, 10 * seconds)
+        # A mutant that hangs hangs in one test.
+        longest = max(test.seconds for test in by)
+        os.environ["PYTEST_TIMEOUT"] = str(max(LEAST_LIMIT_S / 4, 10 * longest))
         files = tuple(dict.fromkeys(test.file for test in by))
         asked = tuple(test.name for test in by)
         for who, names in (("test", asked), ("file", files)):

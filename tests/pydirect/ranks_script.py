@@ -5,8 +5,10 @@ python ranks_script.py OUT
 
 import json
 import os
+import signal
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +148,36 @@ def errors(ranks: Ranks) -> list[str]:
             ranks, torch.zeros(2, 2), None, budget_bytes=0, replicated_share=2.0
         ),
         lambda: open_shared(SharedFile(pid=os.getpid(), descriptor=4000, num_bytes=8)),
+        lambda: ranks.share(torch.ones(2, dtype=torch.cfloat)),
+        lambda: out_of_reach(ranks),
     ):
         try:
             call()
         except (ValueError, HostMemoryError) as error:
             told.append(str(error))
     return told
+
+
+def out_of_reach(ranks: Ranks) -> None:
+    """Memory that only its maker opens."""
+    block = ranks.new_block((2, 2), torch.float32)
+    handle = block.handle if ranks.is_first else b"1 4000".ljust(64)
+    ranks.open_all(replace(block, handle=handle))
+
+
+def last_words(ranks: Ranks) -> dict[str, Any]:
+    """The second rank is killed; the first keeps what they shared, and is told."""
+    table = ranks.share(torch.arange(6.0) if ranks.is_first else None)
+    if not ranks.is_first:
+        table[2] = 7.0
+        ranks.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.wait()
+    try:
+        ranks.share(torch.ones(3))
+    except RuntimeError as error:
+        return {"told": str(error), "table": (table + 1).tolist()}
+    return {}
 
 
 def main() -> None:
@@ -195,7 +221,11 @@ def main() -> None:
         float(again.features.double().sum()),
     ]
     ranks.close()
-    (out / f"rank{ranks.rank}of{ranks.size}.json").write_text(json.dumps(record))
+    written = out / f"rank{ranks.rank}of{ranks.size}.json"
+    written.write_text(json.dumps(record))
+    if ranks.size > 1:
+        record["last"] = last_words(ranks)
+        written.write_text(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,9 @@ def test_isolated_nodes_and_no_seeds() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="num_buffers: expects at least 1"):
+    with pytest.raises(
+        ValueError, match="num_buffers: expects an integer of 1 or more"
+    ):
         LoaderConfig(num_buffers=0)
     with pytest.raises(ValueError, match=r"max_sms: expects at least 1.* got 0"):
         LoaderConfig(max_sms=0)

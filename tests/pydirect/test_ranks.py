@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     started = [start(out, rank, 2, store.port) for rank in range(2)]
     started.append(start(out, 0, 1, store.port))
     logs = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(logs)
+    codes = [process.returncode for process in started]
+    assert codes == [0, -signal.SIGKILL, 0], "\n".join(logs)
     names = ("rank0of2", "rank1of2", "rank0of1")
     found = {name: json.loads((out / f"{name}.json").read_text()) for name in names}
     return {**found, "out": out}
@@ -117,12 +119,25 @@ def test_one_rank_writes(seen: dict[str, Any]) -> None:
         assert epochs == [0, 1, None]
 
 
+def test_a_rank_dies(seen: dict[str, Any]) -> None:
+    """What was shared stays; the next collective says so, and soon."""
+    last = pair(seen)[0]["last"]
+    assert last["table"] == [1.0, 2.0, 8.0, 4.0, 5.0, 6.0]
+    assert last["told"]
+
+
 @pytest.mark.filterwarnings("ignore::pydirect.memory.HostMemoryWarning")
 def test_refusals(seen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank in pair(seen):
-        fraction, memory = rank["errors"]
+    for number, rank in enumerate(pair(seen)):
+        fraction, memory, *both = rank["errors"]
         assert "replicated_share: expects 0 to 1, got 2.0" in fraction
         assert "expects processes of one user in one container" in memory
+        # No rank waits for one that cannot go on.
+        kind, reach = both
+        first = "got 1 of torch.complex64", "cannot be opened"
+        other = "the first rank has nothing to share", "open_all: another rank"
+        assert (first, other)[number][0] in kind
+        assert (first, other)[number][1] in reach
     with pytest.raises(ValueError, match="num_bytes: expects at least 1"):
         create_shared(0)
     monkeypatch.setattr(shared, "read_limits", lambda: LIMITS)

@@ -26,7 +26,7 @@ from recipes.bench.rgnn.tables import batches, rgnn
 from recipes.bench.safety.tables import sanitize, searches, stale, survival, verify
 from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
-from recipes.bench.traversal.tables import traversal
+from recipes.bench.traversal.tables import compressed, traversal
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs" / "results"
@@ -166,7 +166,7 @@ PAGES = {
     "traversal": Page(
         "Graph traversal out of memory",
         "How close to the link's speed are searches over edges in host memory?",
-        (("traversal", traversal),),
+        (("traversal", traversal), ("traversal", compressed)),
         "On the H100 components looked for roots before they compared parents. Levels "
         "of graphs whose lists are a line or two long are bound by requests, not by "
         "bytes: docs/traversal.md says how.",

@@ -34,6 +34,20 @@ TEXT = (
     "blocks, without a reverse. *Subgraph copy*: Subway's way, all cores. Every result "
     "is compared with the others'."
 )
+BYTES_HEAD = [
+    "graph, ids",
+    "million nodes",
+    "mean degree",
+    "bits an edge",
+    "times fewer bytes",
+    "device bytes for one of the lists",
+]
+BYTES_TEXT = (
+    "**Compressed lists.** What `compress` makes of the same kinds of graphs, at a "
+    "smaller fraction of their nodes: with every doubling of the nodes ids are a bit "
+    "further apart, and an edge takes up to a bit more. *Device bytes*: where lists "
+    "and blocks start."
+)
 
 
 def traversal(folder: Path) -> str:
@@ -54,6 +68,28 @@ def traversal(folder: Path) -> str:
         if rows:
             parts += [markdown(HEAD, rows), where(data)]
     return "\n\n".join([TEXT, *parts]) if parts else ""
+
+
+def compressed(folder: Path) -> str:
+    """Bytes of compressed lists, by graph; empty where nothing is recorded."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        data = results.read(path)
+        rows = [
+            [
+                f"{cell['graph']} {cell['id_bytes']} B",
+                f"{cell['num_nodes'] / 1e6:.2f}",
+                f"{cell['num_edges'] / cell['num_nodes']:.0f}",
+                f"{8 * cell['bytes'] / cell['num_edges']:.1f}",
+                f"{cell['ratio']:.2f}",
+                f"{cell['device_bytes'] / cell['bytes']:.2f}",
+            ]
+            for cell in data["cells"].values()
+            if cell.get("system") == "compressed"
+        ]
+        if rows:
+            parts += [markdown(BYTES_HEAD, rows), where(data)]
+    return "\n\n".join([BYTES_TEXT, *parts]) if parts else ""
 
 
 def _row(systems: dict[str, dict[str, Any]]) -> list[str]:

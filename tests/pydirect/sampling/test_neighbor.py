@@ -56,7 +56,9 @@ def test_a_batch_is_a_subgraph(
 
 
 def test_sampling_is_uniform() -> None:
-    star = Graph.from_edges(torch.stack([torch.arange(1, 11), torch.zeros(10)]), 11)
+    star = Graph.from_edges(
+        torch.stack([torch.arange(1, 11), torch.zeros(10).long()]), 11
+    )
     sampler = NeighborSampler(star, [4])
     counts = torch.zeros(11)
     for seed in range(3000):

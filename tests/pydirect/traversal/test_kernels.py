@@ -241,6 +241,9 @@ def test_request_counts() -> None:
     assert found[Walk.LINES].total == -(-graph.num_edges // 16)
     assert found[Walk.LINES].full_share > 0.999
     assert found[Walk.NAIVE].counts[1:] == (0, 0, 0)
+    # Sectors of lists of 4, 0, 1 and 5 ids of 8 bytes: 1, 0, 1 and edges 5 to 9.
+    few = graph_of([4, 0, 1, 5], torch.int64)
+    assert count_requests(few, Walk.NAIVE).counts == (4, 0, 0, 0)
     some = torch.arange(0, 4000, 7)
     read = count_requests(graph, Walk.LINES, some)
     assert read.useful_bytes == int(degrees[some].sum()) * 8
