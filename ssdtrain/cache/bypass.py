@@ -1,4 +1,4 @@
-"""Forwards that run as if there were no ssdtrain, and how long they take."""
+"""How long forwards take, and forwards that run as if there were no ssdtrain."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from ssdtrain.remat.clock import Clock
 
 
 class Bypass:
-    """Of one step. See [Note: the plain step] in plan/calibrate.py."""
+    """Times the forwards of one step, and stands in for the hooks where it is the
+    cache's `bypass`. See [Note: the plain step] in plan/calibrate.py."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -19,7 +20,7 @@ class Bypass:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Around one forward: no hooks."""
+        """Around one forward."""
         start, start_ns = self._clock.now(), time.monotonic_ns()
         yield
         self._host_ns.append((start_ns, time.monotonic_ns()))

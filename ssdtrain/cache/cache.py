@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -115,6 +115,8 @@ class TensorCache:
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""
+        self.timer: Bypass | None = None
+        """While the forwards of a step with hooks are timed."""
         self.meter: Meter | None = None
         """While a step's hooks are timed on the host."""
         self.regions = Regions(self)
@@ -141,6 +143,10 @@ class TensorCache:
         pack = owned(pack, self)
         self.regions.hooks_are(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def timed(self) -> AbstractContextManager[None]:
+        """Around one forward with hooks."""
+        return nullcontext() if self.timer is None else self.timer.forward()
 
     def _is_left_alone(self) -> bool:
         """Whether Dynamo does not trace what a table's hooks run."""

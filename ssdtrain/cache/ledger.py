@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
-from ssdtrain.transfer.device import Device, MemoryLevel
+from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 
 class HookSpans:
@@ -44,6 +45,8 @@ class Ledger:
         """Steps closed."""
         self.closed: Any = None
         """When the last step was closed: a moment of the clock."""
+        self.stalls: Callable[[], Stalled] | None = None
+        """Compute's waits of the last step; calling it waits for the device."""
         self.predicted_ms: float | None = None
         """What the plan in force says of the running step."""
         self._start: Any = None
@@ -139,7 +142,7 @@ class Ledger:
         sums = self.counters.take()
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
         backward_bytes, self._backward_start_bytes = self._backward_start_bytes, 0
-        stalls = self._device.cut_stalls()
+        self.stalls = stalls = cache(self._device.cut_stalls())
         recipe_ms = self.clock.cut()
         self.closed = self.clock.now()
         allocated, reserved = self._peaks()

@@ -167,7 +167,7 @@ class Hints:
         running = _Forward()
         self._inside = weakref.ref(running)
         try:
-            with self._cache.hooks():
+            with self._cache.timed(), self._cache.hooks():
                 yield
         finally:
             self._inside = None

@@ -24,7 +24,7 @@ from torch import nn
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
-from ssdtrain.cache.regions import Choice
+from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe.contention import measure
@@ -32,10 +32,16 @@ from ssdtrain.observe.hostprobe import host_costs
 from ssdtrain.observe.hosttime import HostMeter, is_far, mixed, repriced
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
-from ssdtrain.observe.observer import Recording
+from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.plan.adapt import Drift, Trial, is_better
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
+from ssdtrain.plan.calibrate import (
+    PlainTimes,
+    RegionTimes,
+    calibrated,
+    with_host_in_step,
+    with_reruns,
+)
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -46,6 +52,7 @@ from ssdtrain.plan.scaled import as_observed, scaled
 from ssdtrain.plan.search import Search
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.transfer.device import Stalled
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Drain
 
@@ -82,7 +89,8 @@ class Stage(Enum):
     """> FOLLOWING, or OBSERVING again if the step could not be planned. > PLAIN before
     the first plan, where everything fits into device memory."""
     PLAIN = auto()
-    """Runs without ssdtrain, and is measured: [Note: the plain step]. > SEARCHING, or
+    """Runs without ssdtrain, and is measured: [Note: the plain step]. Where that does
+    not fit, with all regions run again: [Note: the step of regions]. > SEARCHING, or
     FOLLOWING where the search is not beside training."""
     SEARCHING = auto()
     """The first plan is searched for beside training: without hooks where everything
@@ -128,7 +136,11 @@ class Planner:
         self._search: Search | None = None
         """Beside training; it finds a plan quickly, and then the best that it can."""
         self._plain: PlainTimes | None = None
+        self._rerun_ms: dict[tuple[str, int], float] = {}
+        """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
+        self._without_hooks = False
+        """Whether the plain step is one, and not that of regions."""
         self._idle_host_ms = float("inf")
         """Host time of the forward that started on an idle device."""
         self._plain_start: Any = None
@@ -194,7 +206,7 @@ class Planner:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
         self._stop_search()
-        self._cache.bypass = None
+        self._cache.bypass = cache.timer = None
         self._take_meter()
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()
@@ -235,7 +247,7 @@ class Planner:
         cache.policy = OffloadAll(spares_held=True)
         cache.regions.choice = self._first_regions
         cache.course.plan = None
-        cache.bypass = None
+        cache.bypass = cache.timer = None
         self._meter = cache.meter = HostMeter(self._away)
         cache.ledger.clock.keep_spans = True
         self._pinned_bytes = cache.offloader.pool.total_bytes
@@ -265,7 +277,10 @@ class Planner:
         self._attempts = 0
         may = self._plain is None and self._may_run_plain(profile)
         # All of them, or the others would wait for the slowest in a step of theirs.
-        if self.peers.all_agree(may, "plain", self._step):
+        self._without_hooks = self.peers.all_agree(may, "plain", self._step)
+        # What all regions need fitted into the observed step.
+        may = self._plain is None and bool(profile.regions)
+        if self._without_hooks or self.peers.all_agree(may, "regions", self._step):
             self.profile = profile
             self._rest(Stage.PLAIN)
             self._run_plain()
@@ -291,12 +306,16 @@ class Planner:
     def _run_plain(self) -> None:
         """Let the next step run without hooks; plan when enough of them have."""
         cache = self._cache
-        before, cache.bypass = cache.bypass, None
+        bypass, cache.bypass = cache.bypass, None
+        timer, cache.timer = cache.timer, None
+        before = bypass if timer is None else timer
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
             own = before.times(self._plain_start, cache.ledger.closed)
             own = own._replace(
                 host_forward_ms=min(own.host_forward_ms, self._idle_host_ms)
             )
+            if timer is not None:
+                own = self._without_reruns(own)
             # The slowest rank's, and the host that is the least ahead.
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
@@ -309,12 +328,38 @@ class Planner:
             self._idle_host_ms = before.host_forward_ms
         self._num_plain += 1
         self._plain_start = cache.ledger.closed
-        cache.bypass = Bypass(cache.ledger.clock)
+        measured = Bypass(cache.ledger.clock)
+        if self._without_hooks:
+            cache.bypass = measured
+        else:
+            cache.timer = measured
+            cache.ledger.clock.keep_spans = True
+
+    def _without_reruns(self, step: PlainTimes) -> PlainTimes:
+        """What the last step, in which all regions ran again, takes without that."""
+        clock, stalls = self._cache.ledger.clock, self._cache.ledger.stalls
+        spans, clock.keep_spans = clock.last_spans(), False
+        regions = {} if self.profile is None else self.profile.regions
+        places = [
+            (kind, number)
+            for kind, runs in sorted(regions.items())
+            for number in range(len(runs))
+        ]
+        costs = prices(spans)
+        own = [costs.get((kind, REGION, number), 0.0) for kind, number in places]
+        found = self.peers.longest(own, "times of regions", self._step)
+        times = zip(places, found, strict=True)
+        self._rerun_ms = {place: ms for place, ms in times if ms > 0.0}
+        stalled = Stalled(0.0, 0.0) if stalls is None else stalls()
+        rerun_ms = sum(span.ms for span in spans)
+        return RegionTimes(step, rerun_ms, stalled.ms, stalled.out_ms).plain()
 
     def _plan(self, profile: Profile) -> None:
         """Take a plan for this profile; a better one is searched for meanwhile."""
         if self._plain is not None:
-            profile = calibrated(profile, self._plain)
+            note = "plain_step_ms" if self._without_hooks else "without_reruns_ms"
+            profile = calibrated(profile, self._plain, note=note)
+            profile = with_reruns(profile, self._rerun_ms)
         profile = with_host_in_step(profile)
         self._stop_search()
         beside = self._cache.device.runs_beside

@@ -8,6 +8,14 @@ memory, one such step is measured, and the profile's forward and backward are st
 or shrunk to its times, the host's as well. What a plan may cost is then counted from
 the plain step.
 
+[Note: the step of regions]
+Where the plain step does not fit, no step without re-runs can be measured. But the one
+in which all regions run again can, and nobody watches its tensors, so its operators
+wait for the host no more than those of a plan do. Each re-run is measured by itself, so
+the step that keeps everything is what remains without them and without the waits for
+copies. The re-runs' own times are taken from there, too: a plan that runs all regions
+again is then predicted to take what this step took.
+
 [Note: a host that is blocked]
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
 long as a kernel. In a settled step the host's forward so looks as long as the device's.
@@ -22,6 +30,7 @@ device, whatever is added to its work is added to the step.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,8 +54,49 @@ class PlainTimes(NamedTuple):
     """By how much the host was ahead of the device when it started."""
 
 
-def calibrated(profile: Profile, plain: PlainTimes) -> Profile:
-    """The profile in the plain step's times; as it was if they cannot be its own."""
+class RegionTimes(NamedTuple):
+    """A step in which all regions ran again: [Note: the step of regions]."""
+
+    step: PlainTimes
+    """As it was, re-runs and waits included."""
+    rerun_ms: float
+    """Of all re-runs and rebuilds."""
+    stall_ms: float = 0.0
+    """Compute's waits for copies."""
+    stall_out_ms: float = 0.0
+    """Of these: in its forwards."""
+
+    def plain(self) -> PlainTimes:
+        """The step that keeps everything. Its host's time is not known."""
+        return self.step._replace(
+            step_ms=self.step.step_ms - self.rerun_ms - self.stall_ms,
+            forward_ms=self.step.forward_ms - self.stall_out_ms,
+            host_forward_ms=0.0,
+        )
+
+
+def with_reruns(profile: Profile, rerun_ms: Mapping[tuple[str, int], float]) -> Profile:
+    """The profile with these times of its region calls, by kind of lane and number."""
+    regions = {
+        kind: tuple(
+            replace(run, ms=rerun_ms.get((kind, number), run.ms))
+            for number, run in enumerate(runs)
+        )
+        for kind, runs in profile.regions.items()
+    }
+    return replace(profile, regions=regions)
+
+
+def calibrated(
+    profile: Profile, plain: PlainTimes, *, note: str = "plain_step_ms"
+) -> Profile:
+    """The profile in the plain step's times; as it was if they cannot be its own.
+
+    Args:
+        profile: of the observed step.
+        plain: what the step takes that keeps everything.
+        note: under which name the profile tells of it.
+    """
     rest_ms = profile.compute_ms - profile.forward_ms
     if min(profile.forward_ms, rest_ms, plain.forward_ms) <= 0.0:
         return profile
@@ -70,7 +120,7 @@ def calibrated(profile: Profile, plain: PlainTimes) -> Profile:
         tail_ms=profile.tail_ms * rest,
         head_host_ms=profile.head_host_ms * host,
         host_lead_ms=plain.host_lead_ms,
-        notes={**profile.notes, "plain_step_ms": f"{plain.step_ms:.3f}"},
+        notes={**profile.notes, note: f"{plain.step_ms:.3f}"},
     )
 
 

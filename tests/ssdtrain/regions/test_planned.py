@@ -31,6 +31,7 @@ from tests.ssdtrain.cache.test_peak import (
     net,
     step,
 )
+from tests.ssdtrain.virtual_time import VirtualTime
 
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0, "plan": "auto"}
 # A meter is a dispatch mode; it sees the re-run, which runs in the same thread.
@@ -190,3 +191,83 @@ def test_shared_inputs_keep_their_place_in_a_plan(share: float, meter: Meter) ->
         assert not any(
             Fallback.PLAN_MISMATCH.value in report.fallbacks for report in session.steps
         )
+
+
+class Slowly(torch.autograd.Function):
+    """Takes so long, in virtual time; longer in a step that is observed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pace: "Pace") -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.pace = pace
+        pace.pass_time(FORWARD_S)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.pace.pass_time(BACKWARD_S)
+        return gradient * x.cos(), None
+
+
+class Pace:
+    """How long operators take."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        self.clock = clock
+        self.cache: Any = None
+
+    def pass_time(self, seconds: float) -> None:
+        observed = self.cache is not None and self.cache.course.observer.listens
+        self.clock.sleep(seconds * (3.0 if observed else 1.0))
+
+
+FORWARD_S, BACKWARD_S = 1.0, 2.0
+
+
+class Slow(nn.Module):
+    """Four slow operators. They save behind their forward, so a re-run needs all."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self.part = nn.Identity()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self._pace = (pace,)  # an object in a tuple: nobody compares its insides
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        for _ in range(4):
+            x = Slowly.apply(x, self._pace[0])
+        return x
+
+
+def test_keep_is_predicted_from_steps_that_run_all_regions_again(
+    virtual_time: VirtualTime,
+) -> None:
+    """Nothing was ever seen to be kept, and the observed step was three times slower."""
+    pace, num_blocks = Pace(virtual_time), 5
+    model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
+    x = torch.randn(ROWS, WIDTH)
+    settings = {**SETTINGS, "recompute": "regions", "max_overhead": 1.0}
+    with ssdtrain.offload(model, **settings) as session:
+        pace.cache = session.cache
+        for _ in range(6):
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                    parameter.grad = None
+        profile = session.profile
+    assert profile is not None and "without_reruns_ms" in profile.notes
+    timeline = Timeline(profile)
+    keep = {
+        kind: [Placement.KEEP for _ in items] for kind, items in profile.kinds.items()
+    }
+    keep_ms = 1e3 * num_blocks * 4 * (FORWARD_S + BACKWARD_S)
+    found = simulate(timeline, schedule(timeline, keep)).step_ms
+    assert found == pytest.approx(keep_ms, rel=0.01)
+    chosen = spread(timeline)
+    orders = schedule(timeline, with_regions(timeline, keep, chosen))
+    again_ms = 1e3 * num_blocks * 4 * FORWARD_S
+    found = simulate(timeline, orders).step_ms
+    assert found == pytest.approx(keep_ms + again_ms, rel=0.01)
