@@ -206,7 +206,7 @@ class Planner:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
         self._stop_search()
-        self._cache.bypass = cache.timer = None
+        self._cache.bypass = self._cache.timer = None
         self._take_meter()
         self._trace.enabled = self._wants_trace
         self._cache.course.observer = Unobserved()

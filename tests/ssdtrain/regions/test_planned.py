@@ -244,7 +244,7 @@ class Slow(nn.Module):
 def test_keep_is_predicted_from_steps_that_run_all_regions_again(
     virtual_time: VirtualTime,
 ) -> None:
-    """Nothing was ever seen to be kept, and the observed step was three times slower."""
+    """Nothing was ever seen to be kept, and the observed step was three times slow."""
     pace, num_blocks = Pace(virtual_time), 5
     model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
     x = torch.randn(ROWS, WIDTH)
