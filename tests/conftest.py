@@ -1,4 +1,5 @@
-"""Shared by all tests: nothing of the user's is read or written."""
+"""Shared by all tests: nothing of the user's is read or written, and processes that
+tests start say where they crash."""
 
 import os
 from collections.abc import Iterator
@@ -14,4 +15,5 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         place = tmp_path_factory.mktemp("cache")
         place.chmod(0o700)
         patch.setitem(os.environ, "XDG_CACHE_HOME", str(place))
+        patch.setitem(os.environ, "PYTHONFAULTHANDLER", "1")
         yield

@@ -122,7 +122,7 @@ def _is_wrapper(tensor: Tensor) -> bool:
 
 class SampledWatch:
     """Reads a byte count every `interval_s` seconds on a thread of its own, from
-    entering to leaving."""
+    entering to leaving, and no longer than the main thread lives."""
 
     def __init__(self, read: Callable[[], int], interval_s: float = 0.002) -> None:
         self._read = read
@@ -138,7 +138,9 @@ class SampledWatch:
 
     def __enter__(self) -> "SampledWatch":
         self._stop.clear()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # No daemon: at the interpreter's end that would be killed inside a C++ call,
+        # which aborts the process.
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         return self
 
@@ -151,6 +153,8 @@ class SampledWatch:
         while True:
             self._samples.append(Sample(time.monotonic_ns(), self._read()))
             if self._stop.wait(self._interval_s):
+                return
+            if not threading.main_thread().is_alive():  # nobody leaves any more
                 return
 
 
@@ -184,6 +188,8 @@ class AllocatorWatch:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        torch.cuda.synchronize()
-        self._sampled.__exit__(*failure)
+        try:
+            torch.cuda.synchronize()
+        finally:
+            self._sampled.__exit__(*failure)
         self._peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes

@@ -75,8 +75,10 @@ class Ranks:
         return values
 
     def leave(self) -> None:
-        """Leave the process group, if one was joined."""
+        """Leave the process group, if one was joined, once all ranks are about to: a
+        rank that is still sending would find its peer gone."""
         if self.world_size > 1 and distributed.is_initialized():
+            self.gather(None)
             distributed.destroy_process_group()
 
     def device(self) -> torch.device:

@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ssdtrain", "pydirect", "hector")
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
-MAX_PARAMETERS = 6
+MAX_FILE_LINES = 500
+"""A longer one says in docs/layout.md which one concept it holds."""
 
 # A file imports only lower floors (DESIGN: Floors). Same number: same floor, and
 # two floors that stand beside one another share no import.
@@ -99,29 +97,25 @@ def floor_of(dotted: str) -> str | None:
     return parts[1] if parts[0] == "ssdtrain" and len(parts) > 1 else None
 
 
-def over_size() -> Iterator[str]:
-    """Files and functions above the advised sizes. Keyword-only parameters are free."""
-    for path in all_files():
-        text = path.read_text()
-        if (count := len(text.splitlines())) > MAX_FILE_LINES:
-            yield f"{name(path)}: {count} lines"
-        for fn in functions(ast.parse(text)):
-            where = f"{name(path)}:{fn.lineno} {fn.name}"
-            lines = (fn.end_lineno or fn.lineno) - fn.lineno + 1
-            if lines > MAX_FUNCTION_LINES:
-                yield f"{where}: {lines} lines"
-            named = [a.arg for a in [*fn.args.posonlyargs, *fn.args.args]]
-            count = len([a for a in named if a not in ("self", "cls")])
-            if count > MAX_PARAMETERS:
-                yield f"{where}: {count} positional parameters"
+def listed() -> Iterator[str]:
+    """Files that docs/layout.md says are long, each with its reason."""
+    table = (ROOT / "docs/layout.md").read_text().split("## Files over 500 lines")[1]
+    for row in table.split("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if len(cells) != 2 or not cells[0].startswith("`"):
+            continue
+        assert cells[1], f"{cells[0]} has no reason"
+        yield from re.findall("`([^`]+)`", cells[0])
 
 
-@pytest.mark.filterwarnings("default")
-def test_sizes_are_advice() -> None:
-    """Warns: a long file may hold one concept, and then stays one file."""
-    found = list(over_size())
-    if found:
-        warnings.warn("over the advised size:\n" + "\n".join(found), stacklevel=1)
+def test_long_files_say_why() -> None:
+    """A long file may hold one concept, and then stays one file."""
+    long = {
+        name(path)
+        for path in all_files()
+        if len(path.read_text().splitlines()) > MAX_FILE_LINES
+    }
+    assert long == set(listed()), "docs/layout.md: files over 500 lines, and why"
 
 
 @pytest.mark.parametrize("path", product_files(), ids=name)
@@ -184,7 +178,7 @@ def test_import_is_light(package: str) -> None:
         "assert threading.active_count() == 1, threading.enumerate()\n"
         "import torch; assert not torch.cuda.is_initialized()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=280)
 
 
 # -- private names ---------------------------------------------------------------------

@@ -55,7 +55,7 @@ def call(home: Path, *words: str) -> str:
         env={**inherited, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

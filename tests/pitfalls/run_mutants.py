@@ -33,9 +33,10 @@ COPIED = (
     "tests/ssdtrain",
     "tests/pydirect",
     "tests/hector",
+    "tests/ranks.py",
     "pyproject.toml",
 )
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = 240
 COMPILER = "test_compile.py"
 
 

@@ -72,6 +72,6 @@ def test_a_mutant_that_changes_nothing_survives(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.stdout == "survived\n"

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.ranks import LONGEST_S
+
 ROOT = Path(__file__).resolve().parents[2]
 STATE = """
 import ctypes, sys, torch
@@ -34,7 +36,7 @@ def run(code: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=LONGEST_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -151,7 +153,7 @@ if __name__ == "__main__":
     process.start()
     sent = torch.arange(3.0).to("unified").set_affinity_("host").share_memory_()
     queue.put(sent)
-    assert answers.get(timeout=90) == (True, "host", [0.0, 1.0, 2.0])
+    assert answers.get(timeout=240) == (True, "host", [0.0, 1.0, 2.0])
     process.join()
 """
     )
@@ -162,6 +164,6 @@ if __name__ == "__main__":
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=LONGEST_S,
     )
     assert done.returncode == 0, done.stderr

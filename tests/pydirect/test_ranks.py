@@ -15,6 +15,7 @@ from torch import distributed
 from pydirect.memory import HostMemoryError, MemoryLimits, shared
 from pydirect.memory.shared import create_shared
 from pydirect.ranks import Ranks
+from tests.ranks import LONGEST_S, first_error, reaped
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +54,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     started = [start(out, rank, 2, store.port) for rank in range(2)]
     started.append(start(out, 0, 1, store.port))
-    logs = [process.communicate(timeout=300)[0] for process in started]
+    with reaped(*started):
+        logs = [process.communicate(timeout=LONGEST_S)[0] for process in started]
     codes = [process.returncode for process in started]
-    assert codes == [0, -signal.SIGKILL, 0], "\n".join(logs)
+    assert codes == [0, -signal.SIGKILL, 0], "\n".join(map(first_error, logs))
     names = ("rank0of2", "rank1of2", "rank0of1")
     found = {name: json.loads((out / f"{name}.json").read_text()) for name in names}
     return {**found, "out": out}

@@ -30,7 +30,7 @@ def in_child(work: Callable[..., Any], *args: Any) -> Any:
     process = FORK.Process(target=child)
     process.start()
     state, value = receiver.recv()
-    process.join(timeout=30)
+    process.join()
     if state == "raised":
         raise RuntimeError(value)
     return value

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.counters import StepReport
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.tiny_models import gpt2
 
 NUM_STEPS = 4
@@ -114,26 +115,11 @@ def reference(cell: Cell) -> Outcome:
     return train(cell, None)
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def equal_bytes(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Bytes, not values: NaN equals itself and -0 differs from 0."""
-    return len(ours) == len(theirs) and all(
-        torch.equal(
-            a.contiguous().view(-1).view(torch.uint8),
-            b.contiguous().view(-1).view(torch.uint8),
-        )
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 def check(cell: Cell, settings: dict[str, object]) -> None:
     ours, theirs = train(cell, settings), reference(cell)
-    assert equal_bytes(ours.losses, theirs.losses)
-    assert equal_bytes(ours.gradients, theirs.gradients)
-    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert same_bits(ours.losses, theirs.losses)
+    assert same_bits(ours.gradients, theirs.gradients)
+    assert same_bits(ours.parameters, theirs.parameters)
     assert len(ours.reports) == NUM_STEPS
     for report in ours.reports:
         one_lane = report.bytes_saved / cell.num_micro_batches
@@ -199,8 +185,8 @@ def test_bitwise_law_under_verify(verify: str, checkpointing: str, device: str) 
     }
     cell = Cell(checkpointing, 1, "bf16 autocast", device)
     ours, theirs = train(cell, settings), reference(cell)
-    assert equal_bytes(ours.losses, theirs.losses)
-    assert equal_bytes(ours.gradients, theirs.gradients)
-    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert same_bits(ours.losses, theirs.losses)
+    assert same_bits(ours.gradients, theirs.gradients)
+    assert same_bits(ours.parameters, theirs.parameters)
     assert len(ours.reports) == NUM_STEPS
     assert all(report.num_verified > report.num_records for report in ours.reports)

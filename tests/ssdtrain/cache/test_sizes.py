@@ -14,6 +14,7 @@ from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
+from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
@@ -112,7 +113,7 @@ def test_lengths_drawn_at_random_follow_one_plan(
     theirs, _, _ = train(lengths.__getitem__, len(lengths), None, None)
     ours, reports, session = train(lengths.__getitem__, len(lengths), plan_of, settings)
     assert session is not None
-    assert len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+    assert same_bits(ours, theirs)
     mismatch = Fallback.PLAN_MISMATCH.value
     assert not any(mismatch in report.fallbacks for report in reports)
     if plan_of is not None:
@@ -178,7 +179,7 @@ def test_micro_batches_of_one_step_may_differ() -> None:
         if session is not None:
             report, profile = session.last_step, session.profile
             session.close()
-    assert all(map(torch.equal, *seen))
+    assert same_bits(*seen)
     assert profile is not None and report is not None
     rows = {item.name for item in profile.kinds["model/0"]}
     assert any(f"[{2 * ROWS}x{4 * WIDTH}]" in name for name in rows)
@@ -195,7 +196,7 @@ def test_a_budget_holds_for_the_largest_batch() -> None:
     settings = {**SETTINGS, "memory_budget_bytes": budget}
     ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
     assert session is not None
-    assert all(map(torch.equal, ours, theirs))
+    assert same_bits(ours, theirs)
     peaks = [report.saved_peak_bytes for report in reports]
     assert peaks[6] > budget
     assert max(peaks[8:]) <= budget

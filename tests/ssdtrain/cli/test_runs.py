@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ssdtrain.cli import main
+from tests.ranks import LONGEST_S, reaped
 
 LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,14 +80,15 @@ def stopped(directory: Path, signum: int, *words: str) -> tuple[int, str, Path]:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + LONGEST_S
     path = directory / "runs" / "latest"
-    while time.monotonic() < deadline and process.poll() is None:
-        if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
-            break
-        time.sleep(0.1)
-    process.send_signal(signum)
-    _, error = process.communicate(timeout=120)
+    with reaped(process):
+        while time.monotonic() < deadline and process.poll() is None:
+            if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
+                break
+            time.sleep(0.1)
+        process.send_signal(signum)
+        _, error = process.communicate(timeout=LONGEST_S)
     return process.returncode, error, path
 
 

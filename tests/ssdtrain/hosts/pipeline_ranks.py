@@ -17,7 +17,7 @@ import deepspeed
 import torch
 from deepspeed.ops import __compatible_ops__
 from deepspeed.pipe import LayerSpec, PipelineModule
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 import ssdtrain
 
@@ -100,6 +100,8 @@ def main() -> None:
         settings["directory"] = str(directory)
     results = {"without": run(None), "with": run(settings)}
     (out / f"rank{rank}.json").write_text(json.dumps(results))
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """The DeepSpeed pipeline engine: two real ranks on gloo, bitwise equal."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,44 +9,21 @@ import torch.utils.checkpoint
 
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed
+from tests.ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run_ranks(out: Path, target: str) -> list[dict[str, dict[str, object]]]:
-    port = free_port()
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-        }
-        command = [sys.executable, str(SCRIPT), str(out), target]
-        with (out / f"log{rank}").open("w") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        ranks.append(process)
-    codes = [rank.wait(timeout=240) for rank in ranks]
-    assert codes == [0, 0], (out / "log0").read_text()[-3000:]
+def pipeline(out: Path, target: str) -> list[dict[str, dict[str, object]]]:
+    run_ranks([SCRIPT, out, target], out)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["host", "ssd", "tiered"])
 def test_pipeline_is_bitwise_equal(tmp_path: Path, target: str) -> None:
-    for rank, result in enumerate(run_ranks(tmp_path, target)):
+    for rank, result in enumerate(pipeline(tmp_path, target)):
         ours, theirs = result["with"], result["without"]
         assert ours["losses"] == theirs["losses"]
         assert ours["parameters"] == theirs["parameters"]

@@ -13,6 +13,7 @@ from ssdtrain import api
 from ssdtrain.cache.captured import MEMORY
 from ssdtrain.errors import CaptureError
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
 from tests.ssdtrain.hosts.blocks import Block
 
@@ -124,7 +125,7 @@ def step(model: nn.Module) -> list[Tensor]:
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("recompute", ["auto", "off"])

@@ -18,6 +18,7 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.hosts import meshes
+from tests.ranks import LONGEST_S, first_error
 from tests.ssdtrain.hosts import mesh_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,10 +36,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=LONGEST_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, first_error(done.stderr)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(4)]
 
 

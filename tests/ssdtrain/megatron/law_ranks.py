@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
+from tests.ssdtrain.bits import same_bits
 
 WIDTH, LENGTH, ROWS, NUM_LAYERS, VOCABULARY = 32, 16, 2, 4, 64
 NUM_MICRO_BATCHES, NUM_STEPS = 4, 2
@@ -261,7 +262,7 @@ def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def same(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(map(torch.equal, left, right))
+    return same_bits(left, right)
 
 
 def compare(cell: Cell, out: Path) -> dict[str, Any]:
@@ -323,14 +324,12 @@ def run(chosen: list[Cell], out: Path) -> dict[str, Any]:
 def main() -> None:
     out, *only = Path(sys.argv[1]), *sys.argv[2:]
     torch.use_deterministic_algorithms(True)
-    # Not a FileStore: Megatron makes dozens of groups a cell, and a file is read whole
-    # for every key of theirs.
-    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), 2)
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     with cpu_for_cuda():
         results = run([c for c in cells() if not only or c.name in only], out)
     (out / f"rank{rank}.json").write_text(json.dumps(results))
+    dist.barrier()
     dist.destroy_process_group()
 
 

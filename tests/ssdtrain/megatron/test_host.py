@@ -1,11 +1,7 @@
 """What attach refuses, and how sessions share the schedules' two functions."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +19,7 @@ from ssdtrain.hosts import megatron
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import DataSettings, Family, ModelSettings
+from tests.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 installed = pytest.mark.skipif(
@@ -318,15 +315,9 @@ def test_indexed_datasets_are_read(tmp_path: Path) -> None:
         prefix_of(DataSettings(files=(str(prefix),)))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def train(directory: Path, *more: str) -> dict[str, Any]:
     """`ssdtrain train engine=megatron` on two ranks; the first one's result."""
-    port, out, ranks = free_port(), directory / "result.json", []
+    out = directory / "result.json"
     overrides = [
         *("engine=megatron", "model=t5", "parallel.pipeline=2"),
         *("parallel.distributed_optimizer=true", "train.tensorboard=false"),
@@ -336,27 +327,9 @@ def train(directory: Path, *more: str) -> dict[str, Any]:
         *("offload.min_bytes=0", "data.max_bytes=100000"),
         f"data.cache_directory={directory}/tokens",
     ]
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONPATH": str(ROOT),
-        }
-        script = Path(__file__).with_name("train_ranks.py")
-        command = [sys.executable, str(script), str(out), *overrides, *more]
-        with (directory / f"log{rank}").open("w") as log:
-            ranks.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            )
-    codes = [rank.wait(timeout=280) for rank in ranks]
-    assert codes == [0, 0], (directory / "log0").read_text()[-3000:]
+    script = Path(__file__).with_name("train_ranks.py")
+    command = [script, out, *overrides, *more]
+    run_ranks(command, directory, PYTHONWARNINGS="ignore")
     result: dict[str, Any] = json.loads(out.read_text())
     return result
 

@@ -1,15 +1,13 @@
 """Megatron-Core on two real gloo ranks: bitwise equal, bytes moved, all restored."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+
+from tests.ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("law_ranks.py")
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,30 +21,9 @@ pytestmark = [
 ]
 
 
-def run_ranks(out: Path) -> list[dict[str, Any]]:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "STORE_PORT": str(store.port),
-            "OMP_NUM_THREADS": "1",
-            # megatron-core warns of Apex and Transformer Engine at import.
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONPATH": os.pathsep.join(
-                [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
-            ),
-        }
-        command = [sys.executable, str(SCRIPT), str(out)]
-        with (out / f"log{rank}").open("w") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        ranks.append(process)
-    codes = [rank.wait(timeout=800) for rank in ranks]
-    logs = "\n".join((out / f"log{rank}").read_text()[-3000:] for rank in range(2))
-    assert codes == [0, 0], logs
+def every_cell(out: Path) -> list[dict[str, Any]]:
+    # megatron-core warns of Apex and Transformer Engine at import.
+    run_ranks([SCRIPT, out], out, limit_s=800, PYTHONWARNINGS="ignore")
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -82,7 +59,7 @@ def check_plans(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_law_on_two_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(tmp_path)
+    ranks = every_cell(tmp_path)
     assert len(ranks[0]) == 11 + 8
     check_plans(ranks)
     for rank, cells in enumerate(ranks):

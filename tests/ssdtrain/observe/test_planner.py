@@ -34,11 +34,12 @@ from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.storage.throttle import Link
 from ssdtrain.transfer.device import CpuDevice
+from tests.ranks import LONGEST_S
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
-LONGEST_S = 120
 WIDTH = 64
 ROWS = 32
 SETTINGS: dict[str, Any] = {
@@ -126,7 +127,7 @@ def counting(marks: list[int]) -> Hook:
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+    return same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
@@ -319,10 +320,11 @@ def test_a_recipe_that_is_refused_under_a_plan_leaves_it_in_force(
         SETTINGS, num_steps=7, build=CastingEarly, hook=rebuild_all
     )
     assert equal(ours, theirs)
-    assert refused_at == 3 or reports[4].bytes_recomputed > 0
+    assert (reports[4].bytes_recomputed > 0) == (refused_at == 5)
+    # Generators move on: a mask's recipe is found anew at every pack.
+    answered = {k: v for k, v in reports[4].recipes.items() if k != "dropout mask"}
     for report in reports[refused_at:]:
-        before = 0 if refused_at == 3 else reports[4].bytes_recomputed
-        assert report.bytes_recomputed <= before
+        assert report.recipes == answered
         assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
 
 

@@ -12,9 +12,9 @@ from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.search import Search
+from tests.ranks import LONGEST_S
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
-LONGEST_S = 120
 
 
 def recorded() -> Profile:

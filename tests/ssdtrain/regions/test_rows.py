@@ -22,6 +22,7 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
 
 WIDTH, ROWS = 32, 16
@@ -106,7 +107,7 @@ def run_both(
     session = ssdtrain.offload(model, **SETTINGS, recompute="regions")
     with session:
         for number, found in enumerate(train(model, loss_of, num_steps)):
-            assert all(map(torch.equal, found, plain[number])), number
+            assert same_bits(found, plain[number]), number
             if number == NUM_OBSERVED:
                 planned(session, **plan)
             if number == NUM_COMPILED + 1 and rows is not None:

@@ -12,6 +12,7 @@ from transformers.activations import NewGELUActivation
 
 import ssdtrain
 from ssdtrain.counters import Fallback, StepReport
+from tests.ssdtrain.bits import same_bits
 
 ROWS, WIDTH = 6, 16
 REFUSED = Fallback.RECIPE_REFUSED.value
@@ -155,10 +156,7 @@ class Result:
     reports: list[StepReport]
 
     def equals(self, other: "Result") -> bool:
-        return all(
-            torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-            for a, b in zip(self.gradients, other.gradients, strict=True)
-        )
+        return same_bits(self.gradients, other.gradients)
 
 
 def run(case: Case, num_steps: int = 1, **settings: Any) -> Result:

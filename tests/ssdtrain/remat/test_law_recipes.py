@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache.record import Handle, Rebuilt, Record
 from ssdtrain.counters import Fallback, StepReport
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.tiny_models import gpt2
 
 NUM_STEPS = 4
@@ -161,16 +162,6 @@ def reference(name: str, checkpointing: str, precision: str) -> Outcome:
     return train(name, checkpointing, precision, None)
 
 
-def equal_bytes(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return len(ours) == len(theirs) and all(
-        torch.equal(
-            a.contiguous().view(-1).view(torch.uint8),
-            b.contiguous().view(-1).view(torch.uint8),
-        )
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 @pytest.mark.parametrize("settings", [ALONE, OFFLOADING], ids=["alone", "offloading"])
 @pytest.mark.parametrize(
     ("name", "checkpointing", "precision"),
@@ -181,11 +172,11 @@ def test_bitwise_law(
 ) -> None:
     theirs = reference(name, checkpointing, precision)
     ours = train(name, checkpointing, precision, settings)
-    assert equal_bytes(ours.losses, theirs.losses)
-    assert equal_bytes(ours.gradients, theirs.gradients)
-    assert equal_bytes(ours.parameters, theirs.parameters)
+    assert same_bits(ours.losses, theirs.losses)
+    assert same_bits(ours.gradients, theirs.gradients)
+    assert same_bits(ours.parameters, theirs.parameters)
     # Dropout masks drawn again in backward leave the random numbers where they were.
-    assert torch.equal(ours.random_state, theirs.random_state)
+    assert same_bits(ours.random_state, theirs.random_state)
     assert len(ours.reports) == NUM_STEPS
     last = ours.reports[-1]
     # The scaled sequence in front of T5's head; under autocast the cast to the dtype
@@ -212,10 +203,10 @@ def test_bitwise_law_of_plans(name: str, checkpointing: str, precision: str) -> 
     """A warm-up, an observed step, then two under the chosen plan."""
     theirs = reference(name, checkpointing, precision)
     ours = train(name, checkpointing, precision, PLANNED)
-    assert equal_bytes(ours.losses, theirs.losses)
-    assert equal_bytes(ours.gradients, theirs.gradients)
-    assert equal_bytes(ours.parameters, theirs.parameters)
-    assert torch.equal(ours.random_state, theirs.random_state)
+    assert same_bits(ours.losses, theirs.losses)
+    assert same_bits(ours.gradients, theirs.gradients)
+    assert same_bits(ours.parameters, theirs.parameters)
+    assert same_bits(ours.random_state, theirs.random_state)
     last = ours.reports[-1]
     assert set(last.fallbacks) <= {Fallback.RECIPE_UNSAVED.value}
     assert last.plan_error is not None

@@ -21,6 +21,7 @@ from ssdtrain.report.page import page, read_run
 from ssdtrain.report.pictures import MAX_POINTS
 from ssdtrain.report.table import rows
 from ssdtrain.report.trace import write_trace
+from tests.ranks import LONGEST_S
 from tests.ssdtrain.report.test_table import a_result
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -195,7 +196,7 @@ def test_a_browser_shows_it(run: Path, tmp_path: Path) -> None:
             [browser, *common, profile, what, path.as_uri()],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONGEST_S,
         )
         assert done.returncode == 0, done.stderr
     for row in rows(json.loads((run / "result.json").read_text())):

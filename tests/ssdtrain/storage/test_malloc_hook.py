@@ -11,6 +11,7 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import directory, malloc_hook
+from tests.ranks import LONGEST_S
 
 NATIVE = Path(__file__).parent / "native"
 RECORDINGS = sorted((Path(__file__).parent / "data").glob("hook_calls_*.txt"))
@@ -80,7 +81,7 @@ class Native:
             env={**os.environ, **given},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONGEST_S,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         pairs = (line.split() for line in done.stdout.splitlines())

@@ -19,6 +19,7 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import PosixStorage, blockio, posix
+from tests.ranks import LONGEST_S
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -39,7 +40,7 @@ def run_python(code: str, *command: str) -> subprocess.CompletedProcess[str]:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONGEST_S,
     )
 
 

@@ -25,6 +25,7 @@ from ssdtrain.storage.wear import (
     parse_smart,
     read_smart,
 )
+from tests.ranks import LONGEST_S, reaped
 
 PAGE = 4096
 TB = 10**12
@@ -98,7 +99,8 @@ def test_processes_add_up(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(path)]
     root = Path(__file__).parents[3]
     running = [subprocess.Popen(command, cwd=root) for _ in range(2)]
-    assert [process.wait(60) for process in running] == [0, 0]
+    with reaped(*running):
+        assert [process.wait(LONGEST_S) for process in running] == [0, 0]
     assert sum(WearLog(path).days("nvme0n1").values()) == 2 * 60 * 7
     assert oct(path.with_suffix(".lock").stat().st_mode & 0o777) == "0o600"
 

@@ -6,9 +6,6 @@ bit by bit and fewer saved bytes are alive.
 
 import difflib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.train.memory import SavedObserver
+from tests.ranks import run_ranks
 
 MODEL = """
 import torch
@@ -203,16 +201,7 @@ def test_zero_3_on_two_ranks(tmp_path: Path) -> None:
     """Nobody tells a callback about the engine: the module inside it is enough."""
     pytest.importorskip("deepspeed")
     worker = Path(__file__).with_name("trainer_ranks.py")
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    root = str(worker.parents[3])
-    done = subprocess.run(
-        [sys.executable, *launcher, worker, tmp_path / "out.json"],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_ranks([worker, tmp_path / "out.json"], tmp_path)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["with"] == found["without"]
     assert found["with"]["engine"] == "DeepSpeedEngine"

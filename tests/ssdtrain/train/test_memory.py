@@ -3,6 +3,7 @@
 import gc
 import threading
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -73,3 +74,19 @@ def test_sampled_watch_sees_a_level() -> None:
         assert peak == expected
         assert len(samples) > 1
         assert samples == sorted(samples)
+
+
+def test_a_watch_that_nobody_leaves_ends_with_the_main_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A daemon would be killed inside a C++ call, and the process abort."""
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    before = set(threading.enumerate())
+    SampledWatch(lambda: 0, interval_s=0.001).__enter__()
+    [sampler] = set(threading.enumerate()) - before
+    assert not sampler.daemon
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    sampler.join(60)
+    assert not sampler.is_alive()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import LONGEST_S
+
 pytest.importorskip("deepspeed")
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +38,7 @@ def train(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LONGEST_S,
     )
 
 

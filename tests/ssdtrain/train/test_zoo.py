@@ -2,13 +2,12 @@
 and weights are equal bit by bit, bytes were moved, and less was alive."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ranks import run_ranks
 
 pytest.importorskip("deepspeed")
 
@@ -27,14 +26,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
     text = directory / "text.txt"
     text.write_text("".join(chr(33 + i * 7 % 90) for i in range(20000)))
     out = directory / "cells.json"
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    done = subprocess.run(
-        [sys.executable, *launcher, HERE / "zoo_worker.py", out, directory, text],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    run_ranks([HERE / "zoo_worker.py", out, directory, text], directory, limit_s=560)
     return json.loads(out.read_text())
 
 

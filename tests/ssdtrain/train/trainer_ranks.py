@@ -14,6 +14,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed
 import torch
+from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import ssdtrain
@@ -70,6 +71,8 @@ def main(out: Path) -> None:
     result["reports"] = [report.as_dict() for report in callback.reports]
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps(result))
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

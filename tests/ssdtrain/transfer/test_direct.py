@@ -24,6 +24,7 @@ from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Meters
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
+from tests.ssdtrain.bits import same_bits
 
 PAGE = 4096
 
@@ -81,7 +82,7 @@ def test_bytes_come_back(num_bytes: int) -> None:
     counters = Counters()
     offloader = open_direct(storage, counters=counters)
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
-    assert torch.equal(there_and_back(offloader, source), source)
+    assert same_bits(there_and_back(offloader, source), source)
     offloader.wait_io()
     assert storage.stats().used_bytes == 0
     assert offloader.pool.total_bytes == 0, "no staging was used"
@@ -143,7 +144,7 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     for _ in range(2):
         target = torch.zeros_like(source)
         offloader.load(parcel, target).wait(offloader.device)
-        assert torch.equal(target, kept)
+        assert same_bits(target, kept)
     offloader.discard(parcel)
     assert storage.stats().used_bytes == 0
     assert offloader.pool.used_bytes == 0
@@ -239,7 +240,7 @@ def train(
     return [*seen, *(p.detach().clone() for p in model.parameters())]
 
 
-def same_bits(
+def check_training(
     storage: Storage,
     device: str,
     everything: dict[str, Any],
@@ -251,7 +252,7 @@ def same_bits(
     monkeypatch.setattr(api, "_open_offloader", open_it)
     plain = train(device, lambda _: None)
     moved = train(device, lambda model: ssdtrain.offload(model, **everything))
-    assert all(map(torch.equal, plain, moved))
+    assert same_bits(plain, moved)
     assert storage.stats().used_bytes == 0
     assert storage.stats().written_bytes > 0
 
@@ -265,7 +266,7 @@ def test_a_model_trains_to_the_same_bits(
         for at in range(0, 30, 3)
     ]
     storage = FaultyStorage(AnyBuffer(MemoryStorage()), faults if failing else [])
-    same_bits(storage, "cpu", everything, monkeypatch)
+    check_training(storage, "cpu", everything, monkeypatch)
 
 
 @pytest.mark.gpu
@@ -281,4 +282,4 @@ def test_a_gpu_trains_to_the_same_bits(
     if reason is not None:
         pytest.skip(reason)
     storage = GdsStorage(PosixStorage([tmp_path]), mode)
-    same_bits(storage, "cuda", everything, monkeypatch)
+    check_training(storage, "cuda", everything, monkeypatch)

@@ -16,6 +16,7 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationLostError
 from ssdtrain.storage.faulty import Fault, FaultKind, Operation
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.virtual_time import VirtualTime
 
 ALWAYS = 10**9
@@ -65,7 +66,7 @@ def test_failed_writes_lose_nothing(
     with faulty(net, fault, host_bytes=64 << 20) as session:
         for _ in range(3):
             found = one_step(net)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert same_bits(found, expected)
             settle(session)
         total = sum(step.fallbacks.get(fallback.value, 0) for step in session.steps)
         assert total >= 1
@@ -87,7 +88,7 @@ def test_full_disk_and_full_staging_keep_tensors_on_the_device(faulty: Any) -> N
     with faulty(net, full, host_bytes=64 << 10) as session:
         for _ in range(3):
             found = one_step(net)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert same_bits(found, expected)
         report = session.last_step
         assert report is not None
         assert report.bytes_kept > 0
@@ -118,7 +119,7 @@ def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> N
         gc.collect()
         # The session is usable again.
         found = one_step(net)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert same_bits(found, expected)
         assert session.cache.is_idle
         assert session.cache.offloader.pool.used_bytes == 0
 
@@ -136,7 +137,7 @@ def test_stalled_disk_stalls_but_loses_nothing(
         found = one_step(net)
         settle(session)
         assert virtual_time.monotonic() >= 30.0
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert same_bits(found, expected)
         assert session.last_step is not None
 
 
@@ -161,7 +162,7 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
         for _ in range(4):  # warm-up, observed, planned
             settle(session)
             found = one_step(net)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert same_bits(found, expected)
             session.hints.step_end()
         # 16 records through four threads of this disk would take 1.2 seconds.
         assert share_kept(session) > 0.5
@@ -184,7 +185,7 @@ def test_auto_adapts_to_a_disk_that_becomes_slow(faulty: Any) -> None:
     with faulty(net, slow, **settings) as session:
         for _ in range(60):
             found = one_step(net)
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert same_bits(found, expected)
             report = session.last_step
             assert report is not None
             profile = session.profile
@@ -204,7 +205,7 @@ def test_unpinnable_memory_is_counted(everything: Any) -> None:
     with ssdtrain.offload(net, **everything) as session:
         session.cache.device.pin = lambda buffer: False
         found = one_step(net)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert same_bits(found, expected)
         report = session.last_step
         assert report is not None
         assert report.bytes_offloaded == 0

@@ -26,6 +26,7 @@ from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 from ssdtrain.transfer.workers import Workers
+from tests.ssdtrain.bits import same_bits
 
 PAGE = 4096
 LIMIT_S = 20
@@ -108,7 +109,7 @@ def test_a_copy_under_way_at_the_fork_is_an_error() -> None:
     code = in_child(child)
     go.set()
     event.synchronize()
-    assert code == OK and torch.equal(source, target)
+    assert code == OK and same_bits(source, target)
     device.close()
 
 
@@ -139,7 +140,7 @@ def test_slots_stay_the_parents(tmp_path: Path) -> None:
     with storage._lock:
         assert in_child(child) == OK
     storage.read(slot, back)
-    assert torch.equal(sent, back)
+    assert same_bits(sent, back)
     assert storage.stats().used_bytes == PAGE
     storage.close()
 
@@ -198,7 +199,7 @@ def test_a_child_trains_without_us_and_the_parent_with_us(
         settings["directory"] = str(tmp_path)
 
     def equal() -> bool:
-        return all(map(torch.equal, step(net), expected))
+        return same_bits(step(net), expected)
 
     with ssdtrain.offload(net, **settings) as session:
         for _ in range(num_steps):
@@ -235,7 +236,7 @@ def test_what_was_moved_before_the_fork_is_an_error_in_the_child(
         assert in_child(child) == RAISED
         loss.backward()
         found = [p.grad for p in net.parameters()]
-        assert all(map(torch.equal, found, expected))
+        assert same_bits(found, expected)
 
 
 def fork_by_c() -> int:
@@ -313,7 +314,7 @@ def test_a_child_waits_for_no_lock_of_a_thread(
         with contextlib.suppress(ForkedError):
             loss.backward()
         for _ in range(2):
-            if not all(map(torch.equal, step(net), expected)):
+            if not same_bits(step(net), expected):
                 return WRONG
             optimizer.step()
         session.hints.wait_io()
@@ -321,15 +322,15 @@ def test_a_child_waits_for_no_lock_of_a_thread(
         if len(session.steps) < 3:
             return WRONG
         session.close()
-        return OK if all(map(torch.equal, step(net), expected)) else WRONG
+        return OK if same_bits(step(net), expected) else WRONG
 
     with held_by_a_thread(LOCKS[lock](session)):
         assert in_child(child, fork) == OK
     net.zero_grad()
     loss.backward()
     found = [p.grad for p in net.parameters()]
-    assert all(map(torch.equal, found, expected))
-    assert all(map(torch.equal, step(net), expected))
+    assert same_bits(found, expected)
+    assert same_bits(step(net), expected)
 
 
 class Forks(nn.Module):
@@ -369,7 +370,7 @@ def test_a_fork_inside_a_forward(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                equal = all(map(torch.equal, step(net), expected))
+                equal = same_bits(step(net), expected)
             code = OK if equal else WRONG
         except ForkedError:
             code = RAISED  # of what was moved before the fork
@@ -379,4 +380,4 @@ def test_a_fork_inside_a_forward(
         child = os.waitstatus_to_exitcode(os.waitpid(forks.child, 0)[1])
         assert child == OK if plan == "keep-all" else child in (OK, RAISED)
         assert code == OK
-        assert all(map(torch.equal, step(net), expected))
+        assert same_bits(step(net), expected)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.ranks import LONGEST_S, ROOT, reaped
+
 SETTINGS = (
     "dict(target='ssd', directory={place!r}, min_bytes=0, plan='offload-all', "
     "recompute='off', window_bytes=1, host_bytes=64 << 20)"
@@ -24,7 +25,7 @@ loss = net(torch.randn(32, 64, requires_grad=True)).sum()
 session.cache.offloader.wait_io()
 written = session.cache.offloader.storage.stats().used_bytes
 print("mid-step", written, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -39,12 +40,12 @@ def test_killed_in_mid_step(number: signal.Signals, tmp_path: Path) -> None:
         text=True,
     )
     assert child.stdout is not None
-    with child.stdout as said:
-        words = said.readline().split()
+    with reaped(child):
+        words = child.stdout.readline().split()
         assert words[0] == "mid-step"
         assert int(words[1]) > 0, "nothing was on the disk yet"
         child.send_signal(number)
-        assert child.wait(60) != 0
+        assert child.wait(LONGEST_S) != 0
     assert not list(tmp_path.rglob("*"))
 
 
@@ -57,7 +58,7 @@ from torch import nn
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group(
     "gloo", init_method="file://" + rendezvous, rank=rank, world_size=2,
-    timeout=datetime.timedelta(seconds=40),
+    timeout=datetime.timedelta(seconds=240),
 )
 pairs = [(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
 net = nn.Sequential(*[m for pair in pairs for m in pair])
@@ -102,7 +103,8 @@ def test_a_rank_dies_in_a_pipeline(tmp_path: Path) -> None:
                 text=True,
             )
         )
-    said = [rank.communicate(timeout=90)[0] for rank in ranks]
+    with reaped(*ranks):
+        said = [rank.communicate(timeout=LONGEST_S)[0] for rank in ranks]
     assert ranks[1].returncode == -signal.SIGKILL
     assert ranks[0].returncode == 0, said[0]
     assert "stopped:" in said[0]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
+from tests.ssdtrain.bits import same_bits
 
 WIDTH = 64
 KEPT = Fallback.KEPT_WRITE_FAILED.value
@@ -57,7 +58,7 @@ def step(net: Net, rows: int = 32) -> list[Tensor]:
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return same_bits(ours, theirs)
 
 
 def failing(call: Callable[[], Any], error: type[BaseException]) -> None:

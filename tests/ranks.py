@@ -1,0 +1,120 @@
+"""Processes that tests start: ample time, none left behind, their own errors shown."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_S = 280.0
+"""Below pytest's own limit, so that a failure shows what the processes printed."""
+GRACE_S = 10.0
+"""Ranks whose neighbour has failed get so long to say why themselves."""
+SHOWN_LINES = 40
+ERROR = re.compile(
+    r"^.*(Traceback \(most|Fatal Python error|terminate called|Error\b|FAILED).*$",
+    re.MULTILINE,
+)
+
+Process = subprocess.Popen[Any]
+
+
+@contextmanager
+def reaped(*processes: Process) -> Iterator[None]:
+    """Kill and collect, at the end, whatever still runs; close its pipes."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def first_error(text: str) -> str:
+    """The first lines from where an error begins: what follows is its consequence.
+
+    The last lines if none is recognized.
+    """
+    found = ERROR.search(text)
+    if found is None:
+        return "\n".join(text.splitlines()[-SHOWN_LINES:])
+    return "\n".join(text[found.start() :].splitlines()[:SHOWN_LINES])
+
+
+def run_ranks(
+    command: Sequence[str | Path],
+    directory: Path,
+    num_ranks: int = 2,
+    *,
+    limit_s: float = LONGEST_S,
+    **environment: str,
+) -> None:
+    """Run `python *command` once a rank, as a launcher would, until all have ended.
+
+    What each prints is in `directory/log<rank>`. Fails with the first error of each
+    rank; one that fails ends the others.
+    """
+    # Served by this process: no rank guesses a free port, none is gone too early.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        **environment,
+    }
+    logs = [directory / f"log{rank}" for rank in range(num_ranks)]
+    ranks: list[Process] = []
+    for rank, path in enumerate(logs):
+        own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        words = [sys.executable, *map(str, command)]
+        with path.open("w") as log:
+            ranks.append(subprocess.Popen(words, env=own, stdout=log, stderr=log))
+    with reaped(*ranks):
+        codes = _wait(ranks, limit_s)
+    if any(codes):
+        raise AssertionError(
+            "\n".join(
+                f"-- rank {rank}: {_ended(code)}\n{first_error(path.read_text())}"
+                for rank, (code, path) in enumerate(zip(codes, logs, strict=True))
+                if code != 0
+            )
+        )
+
+
+def _wait(ranks: Sequence[Process], limit_s: float) -> list[int | None]:
+    """The statuses; None of those that had not ended."""
+    deadline = time.monotonic() + limit_s
+    failed = False
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if None not in codes or time.monotonic() > deadline:
+            return codes
+        if not failed and any(codes):
+            failed = True
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        time.sleep(0.05)
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "had not ended"
+    return signal.Signals(-code).name if code < 0 else f"exit {code}"
