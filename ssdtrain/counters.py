@@ -40,6 +40,7 @@ class Fallback(str, Enum):
     KEPT_WRITE_FAILED = "kept: a write failed"
     KEPT_UNSUPPORTED = "kept: no plain storage (sparse, subclass, other device)"
     KEPT_IN_BACKWARD = "kept: packed inside backward (recomputation)"
+    KEPT_TRANSFORMED = "kept: a transform of torch.func ran the forward"
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"

@@ -24,7 +24,7 @@ import torch
 from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
-from ssdtrain.counters import Count, StepReport
+from ssdtrain.counters import Count, Fallback, StepReport
 
 if TYPE_CHECKING:
     from ssdtrain.hosts.watch import Watch  # which comes back here
@@ -34,6 +34,18 @@ MAX_REPORTS = 1000
 MAX_PENDING = 3
 """Closed steps whose reports are not built yet. A device that is so many steps behind
 its host is waited for; without a reader, reports would hold events without end."""
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or a tracer runs what follows: its tensors have
+    no bytes, and most allow no saved-tensor hooks."""
+    # torch has no public names for these (2.11 to 2.13).
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
 
 
 class Stage(Enum):
@@ -128,7 +140,7 @@ class Hints:
         """Around one forward of one micro-batch: saved tensors join its lane.
 
         Inert when gradients are off, inside backward (recomputation), inside another
-        such block, and in a forked child.
+        such block, in a forked child, and (counted) under a transform of torch.func.
         """
         if (
             self._cache.owner.is_elsewhere  # a forked child trains as if without us
@@ -138,8 +150,13 @@ class Hints:
         ):
             yield
             return
+        transformed = is_transformed()
         if self._steps.watch is not None:
-            self._steps.watch.forward_begins()
+            self._steps.watch.forward_begins(transformed=transformed)
+        if transformed:
+            self._cache.offloader.fall_back(Fallback.KEPT_TRANSFORMED)
+            yield
+            return
         if self._cache.device.is_capturing():
             with self._captured(chunk or self._chunk, micro_batch):
                 yield

@@ -54,6 +54,7 @@ class Watch:
             for parameter in nn.Module.parameters(module)
         }
         self._num_forwards = 0
+        self._num_transformed = 0
         self._num_stepped = 0
         self._num_idle: int | None = 0
         """Settled steps in which nothing moved; None: something has."""
@@ -62,13 +63,14 @@ class Watch:
         hook = register_optimizer_step_post_hook(weakly(self._stepped))
         patches.also(hook.remove)
 
-    def forward_begins(self) -> None:
-        """A forward of the model is about to run.
+    def forward_begins(self, *, transformed: bool = False) -> None:
+        """A forward of the model is about to run; transformed: by torch.func.
 
         Raises:
             AttachError: the model has moved to another device since `offload`.
         """
         self._num_forwards += 1
+        self._num_transformed += transformed
         if self._num_forwards > 1 or not self._modules:
             return
         now = device_of(self._modules)
@@ -88,6 +90,12 @@ class Watch:
         if any(id(parameter) in self._own for group in groups for parameter in group):
             self._num_stepped += 1
         if self._num_stepped < NUM_STEPS or self._has_saved():
+            return
+        if self._num_forwards and self._num_forwards == self._num_transformed:
+            self._tell(
+                "a transform of torch.func ran every forward, and those allow no "
+                "saved-tensor hooks; take gradients with backward() instead"
+            )
             return
         if self._num_forwards:
             self._tell(

@@ -11,8 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ssdtrain", "pydirect", "hector")
-MAX_FILE_LINES = 500
-"""A longer one says in docs/layout.md which one concept it holds."""
 
 # A file imports only lower floors (DESIGN: Floors). Same number: same floor, and
 # two floors that stand beside one another share no import.
@@ -95,27 +93,6 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def floor_of(dotted: str) -> str | None:
     parts = dotted.split(".")
     return parts[1] if parts[0] == "ssdtrain" and len(parts) > 1 else None
-
-
-def listed() -> Iterator[str]:
-    """Files that docs/layout.md says are long, each with its reason."""
-    table = (ROOT / "docs/layout.md").read_text().split("## Files over 500 lines")[1]
-    for row in table.split("\n## ")[0].splitlines():
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        if len(cells) != 2 or not cells[0].startswith("`"):
-            continue
-        assert cells[1], f"{cells[0]} has no reason"
-        yield from re.findall("`([^`]+)`", cells[0])
-
-
-def test_long_files_say_why() -> None:
-    """A long file may hold one concept, and then stays one file."""
-    long = {
-        name(path)
-        for path in all_files()
-        if len(path.read_text().splitlines()) > MAX_FILE_LINES
-    }
-    assert long == set(listed()), "docs/layout.md: files over 500 lines, and why"
 
 
 @pytest.mark.parametrize("path", product_files(), ids=name)

@@ -1,9 +1,13 @@
 """The first law where graphs are entered or left in unusual ways.
 
-Autocast inside the model, second derivatives, compiled and sharded modules; losses,
-gradients and parameters are compared as bytes under every plan, with recipes.
+Autocast inside the model, second derivatives, transforms of torch.func, compiled and
+sharded modules; losses, gradients and parameters are compared as bytes under every
+plan, with recipes and regions.
 """
 
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, linearize, vmap
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
@@ -22,9 +28,11 @@ PLANS: list[dict[str, Any]] = [
     {"plan": "keep-all"},
     {"plan": "offload-all", "window_bytes": 1},
     {"plan": "offload-all", "window_bytes": 1, "recompute": "off"},
+    {"plan": "offload-all", "window_bytes": 1, "recompute": "full", "target": "ssd"},
+    {"plan": "keep-all", "recompute": "regions"},
     {"plan": "auto", "max_overhead": 1.0},
 ]
-NAMES = ["keep", "move", "move alone", "auto"]
+NAMES = ["keep", "move", "move alone", "full to ssd", "regions", "auto"]
 
 
 class Block(nn.Module):
@@ -68,9 +76,11 @@ def blocks() -> nn.Module:
 
 def smooth() -> nn.Module:
     """Whose second derivative is not zero, without dropout."""
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1)
-    )
+    layers = [
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.LayerNorm(WIDTH))
+        for _ in range(2)
+    ]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
 
 
 def compiled() -> nn.Module:
@@ -115,6 +125,90 @@ def hessian(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
+Loss = Callable[[Tensor], Tensor]
+Tool = Callable[[nn.Module, Loss, Tensor], Any]
+
+
+def hessian_of_torch(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    found = torch.autograd.functional.hessian(loss, x[:1], create_graph=True)
+    found.square().sum().backward()
+    return found
+
+
+def jacobian_of_torch(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    found = torch.autograd.functional.jacobian(
+        model, x[:2], vectorize=True, create_graph=True
+    )
+    found.square().sum().backward()
+    return found
+
+
+def batched(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    """Several backwards at once, by vmap."""
+    x = x.clone().requires_grad_()
+    y = model(x)
+    rows = torch.eye(y.numel()).view(-1, *y.shape)
+    return torch.autograd.grad(y, x, rows, is_grads_batched=True)[0]
+
+
+def per_sample(model: nn.Module, loss: Loss, x: Tensor) -> list[Tensor]:
+    def of_one(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return functional_call(model, parameters, (row[None],)).square().sum()
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    found = vmap(grad(of_one), (None, 0))(parameters, x)
+    return list(found.values())
+
+
+def penalty(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    """Of the gradient, by torch.func, into the parameters."""
+    found = grad(loss)(x)
+    found.square().sum().backward()
+    return found
+
+
+def forward_mode(model: nn.Module, loss: Loss, x: Tensor) -> Tensor:
+    """A tangent, and a backward through it."""
+    y, tangent = jvp(model, (x,), (torch.ones_like(x),))
+    (tangent.square().sum() + y.sum()).backward()
+    return tangent
+
+
+TOOLS: dict[str, Tool] = {
+    "hvp": lambda m, f, x: torch.autograd.functional.hvp(f, x, torch.ones_like(x)),
+    "vhp": lambda m, f, x: torch.autograd.functional.vhp(f, x, torch.ones_like(x)),
+    "hessian": hessian_of_torch,
+    "jacobian": jacobian_of_torch,
+    "is_grads_batched": batched,
+    "func.grad": penalty,
+    "func.vmap": lambda m, f, x: vmap(lambda row: m(row[None])[0])(x),
+    "func.vmap grad": per_sample,
+    "func.jacrev": lambda m, f, x: jacrev(m)(x[:2]),
+    "func.jacfwd": lambda m, f, x: jacfwd(m)(x[:2]),
+    "func.jvp": forward_mode,
+    "func.linearize": lambda m, f, x: linearize(m, x)[1](torch.ones_like(x)),
+}
+
+
+def with_tool(tool: Tool) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A step that uses the tool, and trains beside it."""
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        def loss_of(x: Tensor) -> Tensor:
+            return model(x).square().sum()
+
+        found = tool(model, loss_of, x)
+        loss = loss_of(x)
+        loss.backward()
+        parts = tree_leaves(found)
+        return torch.cat([part.detach().flatten() for part in (*parts, loss)])
+
+    return step
+
+
+STEPS = {name: with_tool(tool) for name, tool in TOOLS.items()}
+
+
 def train(
     make: Callable[[], nn.Module],
     step: Callable[[nn.Module, Tensor], Tensor],
@@ -124,8 +218,12 @@ def train(
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     session = None
+    directory = None
     if settings is not None:
-        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+        settings = {"target": "host", "min_bytes": 0, **settings}
+        if settings["target"] == "ssd":
+            directory = settings["directory"] = tempfile.mkdtemp()
+        session = ssdtrain.offload(model, **settings)
     found, saved = [], 0
     for number in range(NUM_STEPS):
         torch.manual_seed(number)
@@ -137,7 +235,16 @@ def train(
     if session is not None:
         saved = sum(report.bytes_saved for report in session.steps)
         session.close()
+    if directory is not None:
+        shutil.rmtree(directory)
     return found, saved
+
+
+@functools.cache
+def reference(
+    make: Callable[[], nn.Module], step: Callable[[nn.Module, Tensor], Tensor]
+) -> list[Tensor]:
+    return train(make, step, None)[0]
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -149,7 +256,7 @@ def check(
     step: Callable[[nn.Module, Tensor], Tensor],
     settings: dict[str, Any],
 ) -> None:
-    theirs, _ = train(make, step, None)
+    theirs = reference(make, step)
     ours, saved = train(make, step, settings)
     assert saved > 0
     assert same_bits(ours, theirs)
@@ -166,6 +273,14 @@ def test_autocast_inside_the_model(
 @pytest.mark.parametrize("settings", PLANS, ids=NAMES)
 def test_second_derivatives(settings: dict[str, Any]) -> None:
     check(smooth, hessian, settings)
+
+
+# torch's own decompositions and tracer.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script", "ignore:Attempted to insert")
+@pytest.mark.parametrize("settings", PLANS, ids=NAMES)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_functional_tools(tool: str, settings: dict[str, Any]) -> None:
+    check(smooth, STEPS[tool], settings)
 
 
 @pytest.mark.parametrize("settings", PLANS, ids=NAMES)

@@ -76,6 +76,17 @@ def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
     assert "pass the object that the loop calls" in text
 
 
+def test_every_forward_is_transformed(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = net(), torch.randn(8, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
+        for _ in range(4):
+            torch.vmap(model)(x).sum().backward()
+            optimizer.step()
+    (text,) = told(caplog)
+    assert "a transform of torch.func ran every forward" in text
+
+
 def test_who_runs_now_and_then_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = net(), net()
     with caplog.at_level(logging.WARNING), ssdtrain.offload(ours, target="host"):
