@@ -15,6 +15,7 @@ from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.price import estimate_step
+from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.tracing import step_us
 
 # Fewer measurements than this say nothing of a family.
@@ -54,19 +55,21 @@ class _Small(nn.Module):
         return x.float().square().mean()
 
 
-def _small() -> tuple[nn.Module, Callable[[], Any]]:
-    model = _Small().to(torch.bfloat16).train()
-    x = torch.randn(2, 32, 64, dtype=torch.bfloat16)
+def _small(kind: Kind) -> tuple[nn.Module, Callable[[], Any]]:
+    dtype = torch.bfloat16 if kind is Kind.CUDA else torch.float32
+    model = _Small().to(dtype).train()
+    x = torch.randn(2, 32, 64, dtype=dtype)
     return model, lambda: model(x)
 
 
 def host_scale(device: Device, seconds: float = 1.0) -> float:
     """Measured over predicted time of a small step on this machine."""
+    kind = device.spec.kind
     with torch.device("meta"):
-        model, forward = _small()
-        predicted = estimate_step(capture(model, forward), device).step_us
+        model, forward = _small(kind)
+        predicted = estimate_step(capture(model, forward, on=kind), device).step_us
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model, forward = _small()
+        model, forward = _small(kind)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)

@@ -4,12 +4,13 @@ The model is built and run as it is, without a GPU and without memory; a dispatc
 notes every operator that autograd leaves, in forward and backward. The optimizer's
 update is added as the one fused operator that it is on a GPU.
 
-[Note: as on a GPU]
-The meta device takes some composite paths that a GPU does not. Attention and dropout
-are sent to the operators that CUDA runs. There is no data to look into: a yes or no
-that the host asks a tensor for ("is nothing masked?") is taken as yes, and counted in
-the graph's notes; a number that it asks for ends the capture with an error.
-(tests/ssdtrain/foresight/test_graph.py)
+[Note: as on the device]
+The meta device takes some composite paths that the device does not. Attention, and for
+CUDA dropout, are sent to the operators that the device runs. There is no data to look
+into: a yes or no that the host asks a tensor for ("is nothing masked?") is taken as
+yes, and counted in the graph's notes; a number that it asks for ends the capture with
+an error.
+(tests/ssdtrain/foresight/test_graph.py, tests/ssdtrain/foresight/test_own.py)
 """
 
 import weakref
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.graph import CALLER, Graph, Node, Storage, TensorInfo
 from ssdtrain.foresight.overheads import Phase
+from ssdtrain.foresight.spec import Kind
 
 DTYPES: dict[torch.dtype, str] = {
     torch.bfloat16: "bf16",
@@ -57,6 +59,7 @@ def capture(
     *,
     optimizer: str | None = None,
     notes: dict[str, str] | None = None,
+    on: Kind = Kind.CUDA,
 ) -> Graph:
     """The graph of one forward, backward and, where named, optimizer update.
 
@@ -64,6 +67,8 @@ def capture(
         model: its parameters are on the meta device.
         forward: runs it; gives a tensor, or a nest of them, that backward starts from.
         optimizer: a key of `STATES`; None: the step ends with backward.
+        notes: go into the graph.
+        on: the kind of device whose operators are recorded.
 
     Raises:
         ConfigError: nothing needs a gradient, the optimizer is unknown, or an operator
@@ -75,7 +80,7 @@ def capture(
         )
     recorder = _Recorder(model)
     try:
-        with recorder.modules(), AsOnGpu(), recorder:
+        with recorder.modules(), AsOn(on), recorder:
             _run(recorder, forward)
     except (NotImplementedError, RuntimeError) as error:
         if isinstance(error, ConfigError):
@@ -194,7 +199,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """See [Note: as on a GPU]."""
+        """See [Note: as on the device]."""
         asked = func._schema.name == "aten::_local_scalar_dense"
         if asked and args[0].is_meta and args[0].dtype is torch.bool:
             self.num_assumed += 1
@@ -303,18 +308,23 @@ def attributes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     return found
 
 
-class AsOnGpu(TorchFunctionMode):
-    """See [Note: as on a GPU]."""
+class AsOn(TorchFunctionMode):
+    """See [Note: as on the device]."""
+
+    def __init__(self, kind: Kind = Kind.CUDA) -> None:
+        super().__init__()
+        self._attention = ATTENTION[kind]
+        self._kind = kind
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            found = flash_attention(*args, **kwargs)
+            found = self._attention(*args, **kwargs)
             if found is not None:
                 return found
-        if func is F.dropout:
+        if func is F.dropout and self._kind is Kind.CUDA:
             found = fused_dropout(*args, **kwargs)
             if found is not None:
                 return found
@@ -337,6 +347,29 @@ def flash_attention(
     scale = more.get("scale")
     out = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
     return out  # type: ignore[no-any-return]
+
+
+def cpu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor | None:
+    """What a CPU runs for unmasked attention without dropout; else None."""
+    if attn_mask is not None or dropout_p > 0.0:
+        return None
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out = flash(query, key, value, 0.0, is_causal, scale=more.get("scale"))[0]
+    return out  # type: ignore[no-any-return]
+
+
+ATTENTION: Mapping[Kind, Callable[..., Tensor | None]] = {
+    Kind.CUDA: flash_attention,
+    Kind.CPU: cpu_attention,
+}
 
 
 def fused_dropout(

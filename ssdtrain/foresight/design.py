@@ -8,25 +8,53 @@ depend on how many are drawn, so an interrupted run goes on where it ended.
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ssdtrain.foresight import calls
 from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.spec import Kind
 
-MAX_BYTES = 1.5e9
-MAX_FLOPS = 3e12
-MAX_FLOPS_FP32 = 3e11
 HEAD_DIMS = (32, 64, 64, 128, 128)
 LAYOUTS = ("nt", "nt", "nn", "tn")
 
 
-def draw(family: Family, index: int, seed: int = 0) -> Call:
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest calls of a design."""
+
+    num_bytes: float
+    flops: float
+    """In 16 bits."""
+    fp32_flops: float
+    has_half: bool = True
+    """Whether 16-bit types are drawn; all is fp32 otherwise."""
+
+    def allow(self, call: Call) -> bool:
+        """Whether the call is small enough."""
+        most = self.fp32_flops if call.dtype == "fp32" else self.flops
+        return call.num_bytes <= self.num_bytes and call.flops <= most
+
+    def dtype(self, drawn: str) -> str:
+        """The element type of a call for which `drawn` was drawn."""
+        return drawn if self.has_half else "fp32"
+
+
+LIMITS: dict[Kind, Limits] = {
+    Kind.CUDA: Limits(num_bytes=1.5e9, flops=3e12, fp32_flops=3e11),
+    Kind.CPU: Limits(num_bytes=3e7, flops=5e8, fp32_flops=5e8, has_half=False),
+}
+"""A call takes some milliseconds at most; CPUs train in fp32."""
+
+
+def draw(
+    family: Family, index: int, seed: int = 0, limits: Limits = LIMITS[Kind.CUDA]
+) -> Call:
     """The `index`-th call of a family's design."""
     rng = random.Random(f"{seed}/{family.value}/{index}")
     maker = _MAKERS[family]
     while True:
-        call = maker(rng)
-        limit = MAX_FLOPS_FP32 if call.dtype == "fp32" else MAX_FLOPS
-        if call.num_bytes <= MAX_BYTES and call.flops <= limit:
+        call = maker(rng, limits)
+        if limits.allow(call):
             return call
 
 
@@ -40,8 +68,8 @@ def _size(rng: random.Random, low: int, high: int, multiple: int = 8) -> int:
     return max(low, min(high, step * max(1, round(value / step))))
 
 
-def _product(rng: random.Random) -> Call:
-    dtype = "bf16" if rng.random() < 0.75 else "fp32"
+def _product(rng: random.Random, limits: Limits) -> Call:
+    dtype = limits.dtype("bf16" if rng.random() < 0.75 else "fp32")
     layout = rng.choice(LAYOUTS)
     if rng.random() < 0.3:
         return calls.product(
@@ -64,7 +92,7 @@ def _product(rng: random.Random) -> Call:
     )
 
 
-def _attention(rng: random.Random) -> Call:
+def _attention(rng: random.Random, limits: Limits) -> Call:
     heads = rng.choice((4, 8, 12, 16, 24, 32))
     group = rng.choice((1, 1, 1, 2, 4))
     queries = _size(rng, 64, 8192, 16)
@@ -77,7 +105,8 @@ def _attention(rng: random.Random) -> Call:
         keys=queries,
         head_dim=rng.choice(HEAD_DIMS),
         causal=rng.random() < 0.6,
-        dropout=rng.random() < 0.2,
+        dropout=rng.random() < 0.2 and limits.has_half,
+        dtype=limits.dtype("bf16"),
     )
 
 
@@ -87,7 +116,7 @@ def _rows_and_columns(rng: random.Random) -> tuple[int, int]:
     return _size(rng, 16, most, 8), columns
 
 
-def _norm(rng: random.Random) -> Call:
+def _norm(rng: random.Random, limits: Limits) -> Call:
     variant = rng.choice(sorted(calls.NORMS))
     rows, columns = _rows_and_columns(rng)
     if variant.startswith("log_softmax") and rng.random() < 0.7:
@@ -96,12 +125,12 @@ def _norm(rng: random.Random) -> Call:
         variant,
         rows=rows,
         columns=columns,
-        dtype=rng.choice(("bf16", "fp32")),
+        dtype=limits.dtype(rng.choice(("bf16", "fp32"))),
         warm=rng.random() < 0.4,
     )
 
 
-def _memory(rng: random.Random) -> Call:
+def _memory(rng: random.Random, limits: Limits) -> Call:
     variant = rng.choice(
         [*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS, "sum_rows"]
     )
@@ -110,12 +139,14 @@ def _memory(rng: random.Random) -> Call:
         variant,
         rows=rows,
         columns=columns,
-        dtype="fp32" if variant == "cast_down" else rng.choice(("bf16", "fp32")),
+        dtype="fp32"
+        if variant == "cast_down"
+        else limits.dtype(rng.choice(("bf16", "fp32"))),
         warm=rng.random() < 0.4,
     )
 
 
-def _lookup(rng: random.Random) -> Call:
+def _lookup(rng: random.Random, limits: Limits) -> Call:
     """Skewed like Zipf's law with a random exponent; `distinct_rows` is filled in by
     whoever draws the indices, from `skew`."""
     columns = _size(rng, 16, 2048)
@@ -127,14 +158,14 @@ def _lookup(rng: random.Random) -> Call:
         columns=columns,
         table_rows=table_rows,
         distinct_rows=0,
-        dtype=rng.choice(("bf16", "fp32")),
+        dtype=limits.dtype(rng.choice(("bf16", "fp32"))),
     )
     skew = rng.choice((0.0, 0.0, rng.uniform(0.5, 1.6)))
     return Call(**{**call.__dict__, "sizes": {**call.sizes, "skew": skew}})
 
 
-def _convolution(rng: random.Random) -> Call:
-    dtype = rng.choice(("bf16", "fp32"))
+def _convolution(rng: random.Random, limits: Limits) -> Call:
+    dtype = limits.dtype(rng.choice(("bf16", "fp32")))
     if rng.random() < 0.5:  # patches of an image
         kernel = rng.choice((8, 14, 16, 32))
         return calls.convolution(
@@ -160,18 +191,18 @@ def _convolution(rng: random.Random) -> Call:
     )
 
 
-def _optimizer(rng: random.Random) -> Call:
+def _optimizer(rng: random.Random, limits: Limits) -> Call:
     tensors = _size(rng, 1, 400, 1)
     each = _size(rng, 64, max(128, int(4e8 / tensors)))
     return calls.optimizer(
         rng.choice(sorted(calls.OPTIMIZERS)),
         elements=tensors * each,
         tensors=tensors,
-        dtype=rng.choice(("bf16", "fp32")),
+        dtype=limits.dtype(rng.choice(("bf16", "fp32"))),
     )
 
 
-_MAKERS: dict[Family, Callable[[random.Random], Call]] = {
+_MAKERS: dict[Family, Callable[[random.Random, Limits], Call]] = {
     Family.PRODUCT: _product,
     Family.ATTENTION: _attention,
     Family.NORM: _norm,

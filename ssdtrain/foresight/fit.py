@@ -19,7 +19,9 @@ from ssdtrain.foresight.trees import Forest, Tree
 Times = Sequence[tuple[Call, float]]
 FLOOR = 4e-4
 """Added to errors before their logarithm, so that a perfect one is finite."""
-HELD_OUT = 0.2
+NUM_FOLDS = 4
+LEAST_TIMES = 27
+"""Of a family's model: 20 are left where a fold is held out."""
 NUM_TREES = {Family.PRODUCT: 450, Family.MEMORY: 250, Family.ATTENTION: 250}
 FEW_TREES = 120
 MAX_LEAVES = 16
@@ -110,12 +112,19 @@ def _tree(fitted: Any) -> Tree:
     return Tree(tuple(features), tuple(values), tuple(rights))
 
 
-def split(times: Times, *, seed: int = 0) -> tuple[list[Any], list[Any]]:
-    """(for training, held out)."""
+def folds_of(
+    times: Times, num_folds: int = NUM_FOLDS, *, seed: int = 0
+) -> list[tuple[list[Any], list[Any]]]:
+    """(for training, held out) of every fold; each time is held out once."""
     shuffled = list(times)
     random.Random(seed).shuffle(shuffled)
-    cut = round(len(shuffled) * HELD_OUT)
-    return shuffled[cut:], shuffled[:cut]
+    return [
+        (
+            [time for at, time in enumerate(shuffled) if at % num_folds != fold],
+            shuffled[fold::num_folds],
+        )
+        for fold in range(num_folds)
+    ]
 
 
 def _shape(call: Call) -> tuple[Any, ...]:
@@ -143,23 +152,35 @@ def score(
     spec: Spec,
     *,
     seed: int = 0,
+    num_folds: int = NUM_FOLDS,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> dict[str, float]:
-    """Held-out errors of a forest and of the bare roofline scaled to fit."""
-    train, test = split(times, seed=seed)
-    # A shape that is held out is held out of the relatives' times, too.
-    unseen = {_shape(call) for call, _ in test}
-    relatives = [
-        ([(c, us) for c, us in more if _shape(c) not in unseen], sheet)
-        for more, sheet in relatives
-    ]
-    forest = fit_forest(train, spec, seed=seed, relatives=relatives)
-    errors = errors_of(forest, test, spec)
-    scale = statistics.median(us / spec.roofline_us(call) for call, us in train)
-    bare = [abs(scale * spec.roofline_us(c) / us - 1.0) for c, us in test]
+    """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
+
+    Returns:
+        `gmae` and `mean` over all times, each held out once; `spread`, the standard
+        deviation of the folds' `gmae`; the roofline's likewise.
+    """
+    errors: list[float] = []
+    bare: list[float] = []
+    each: list[float] = []
+    for train, test in folds_of(times, num_folds, seed=seed):
+        # A shape that is held out is held out of the relatives' times, too.
+        unseen = {_shape(call) for call, _ in test}
+        others = [
+            ([(c, us) for c, us in more if _shape(c) not in unseen], sheet)
+            for more, sheet in relatives
+        ]
+        forest = fit_forest(train, spec, seed=seed, relatives=others)
+        found = errors_of(forest, test, spec)
+        each.append(geometric_mean_error(found))
+        errors += found
+        scale = statistics.median(us / spec.roofline_us(call) for call, us in train)
+        bare += [abs(scale * spec.roofline_us(c) / us - 1.0) for c, us in test]
     return {
-        "held_out": len(test),
+        "held_out": len(errors),
         "gmae": geometric_mean_error(errors),
+        "spread": statistics.pstdev(each),
         "mean": statistics.fmean(errors),
         "roofline_gmae": geometric_mean_error(bare),
         "roofline_mean": statistics.fmean(bare),

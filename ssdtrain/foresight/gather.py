@@ -5,7 +5,8 @@ A kernel shorter than its launch cannot be timed by events around launches: the 
 would wait for the host. So the stream first sleeps while the host enqueues all
 repetitions, and the events bracket what then runs back to back, as in a step whose
 device is behind its host. Where the host took longer than the sleep, it is repeated
-with a longer one. A CPU is timed by the clock.
+with a longer one. A CPU is timed by the clock; where it runs one thread, by the clock
+of that thread, which stands still while others have the core.
 """
 
 import json
@@ -18,13 +19,17 @@ import torch
 
 from ssdtrain.foresight.bodies import Body, Pool, bodies_of
 from ssdtrain.foresight.call import Call, Family
-from ssdtrain.foresight.design import draw
+from ssdtrain.foresight.design import LIMITS, draw
+from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.tracing import cpu_clock
 
 SCHEMA = "ssdtrain-kernel-times"
 SCHEMA_VERSION = 1
 # Of device time for one measurement, and bounds of the repetitions in it.
 TARGET_US = 1200.0
 MIN_REPEATS, MAX_REPEATS = 3, 16
+# Nothing is gained by more runs of what takes so long.
+LONG_US = 4000.0
 FIRST_SLEEP_US, LONGEST_SLEEP_US = 400.0, 20_000.0
 CYCLES_PER_US = 1980.0
 
@@ -55,11 +60,12 @@ def device_clock(bodies: Sequence[Body], repeats: int) -> float:
 
 
 def host_clock(bodies: Sequence[Body], repeats: int) -> float:
-    """By the host's clock, for CPUs."""
-    began = time.perf_counter()
+    """By the host's clock, for CPUs. See [Note: a kernel alone]."""
+    now = cpu_clock()
+    began = now()
     for i in range(repeats):
         bodies[i % len(bodies)]()
-    return (time.perf_counter() - began) * 1e6 / repeats
+    return (now() - began) * 1e6 / repeats
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -75,6 +81,8 @@ def time_call(call: Call, pool: Pool) -> tuple[Call, float]:
         for body in bodies[:2]:
             body()
         rough_us = clock(bodies, 2)
+        if rough_us > LONG_US:
+            return drawn, min(rough_us, clock(bodies, 2))
         repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(TARGET_US / rough_us)))
         return drawn, min(clock(bodies, repeats) for _ in range(2))
 
@@ -97,8 +105,8 @@ def gather(
     """
     done = {(row["family"], row["index"]) for row in _rows(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    end, timed = time.monotonic() + budget_s, 0
-    pool = Pool(device)
+    pool, timed = Pool(device), 0
+    end, limits = time.monotonic() + budget_s, LIMITS[Kind(device.type)]
     with path.open("a", encoding="utf-8") as file:
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             file.write("\n")  # an interrupted run's torn line stays a line of its own
@@ -107,7 +115,7 @@ def gather(
                 continue
             if time.monotonic() > end:
                 break
-            row = {"index": index, **_timed(draw(family, index, seed), pool)}
+            row = {"index": index, **_timed(draw(family, index, seed, limits), pool)}
             file.write(json.dumps(row) + "\n")
             file.flush()
             timed += 1

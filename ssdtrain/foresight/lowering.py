@@ -445,6 +445,8 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "baddbmm": _product,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "_to_copy": _copy,
     "clone": _copy,
     "contiguous": _copy,

@@ -15,6 +15,7 @@ from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.power import bound_us
 from ssdtrain.foresight.simulate import Task, simulate
+from ssdtrain.foresight.spec import Kind
 
 L2_SHARE = 0.5
 # Steps that are run one behind the other; the last one's length is the step's.
@@ -142,7 +143,9 @@ def _task(
         stream=node.stream,
         after=after,
         group=node.attr.get("group"),
-        host_waits=node.waits_for_device,
+        # A CPU's host runs the kernel itself.
+        host_waits=node.waits_for_device
+        or (device.spec.kind is Kind.CPU and node.stream is Stream.COMPUTE),
     )
 
 

@@ -1,7 +1,8 @@
-"""A device's data sheet, and the roofline that follows from it."""
+"""A device's ceilings, stated or measured, and the roofline that follows from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from ssdtrain.foresight.call import Call
 
@@ -9,12 +10,23 @@ from ssdtrain.foresight.call import Call
 LEAST_US = 1.5
 
 
+class Kind(str, Enum):
+    """Who runs an operator."""
+
+    CUDA = "cuda"
+    """A device with queues of its own; the host goes on."""
+    CPU = "cpu"
+    """The host itself, one operator behind the other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a device's maker states."""
+    """What a device's maker states, or what was measured of it."""
 
     name: str
+    kind: Kind = Kind.CUDA
     num_sms: int
+    """Multiprocessors; of a CPU, threads."""
     l2_bytes: float
     memory_bytes: float
     memory_gb_per_s: float

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ssdtrain.cache.identity import is_held
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.capture import AsOnGpu, loss_of
+from ssdtrain.foresight.capture import AsOn, loss_of
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.meter import OperatorMeter
 from ssdtrain.foresight.overheads import Phase as HostPhase
@@ -289,7 +289,7 @@ def estimate(
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     with (
-        AsOnGpu(),
+        AsOn(),
         meter,
         torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: saved.pack(tensor, meter), lambda x: saved.unpack(x, meter)

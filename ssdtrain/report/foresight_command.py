@@ -24,8 +24,10 @@ from ssdtrain.foresight.device import Device, load_device, shipped, write_device
 from ssdtrain.foresight.fit import fit_forest, score
 from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, Node, write_graph
+from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.price import StepEstimate, estimate_step
+from ssdtrain.foresight.spec import Kind
 from ssdtrain.report.subject import build_of
 from ssdtrain.report.table import bytes_text
 
@@ -38,7 +40,11 @@ EXAMPLES = """actions and examples:
   capture    ssdtrain foresight capture --model my.py:build --save graph.json
              the execution graph (JSON, Chakra's names)
   gather     ssdtrain foresight gather --times times.jsonl --seconds 60
-             time kernels of a random design on this GPU; goes on where it ended
+             time kernels of a random design on this machine's GPU (or, with --on cpu,
+             its CPU); goes on where it ended
+  learn      ssdtrain foresight learn --times times.jsonl --seconds 60 --save own.json
+             gather, then ceilings, kernel models and host times of this machine from
+             nothing (needs scikit-learn); then --device own.json
   calibrate  ssdtrain foresight calibrate --device h100 --save mine.json
              scale a shipped device to this machine in a minute; then --device mine.json
   fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
@@ -74,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="budget of a gather"
     )
+    parser.add_argument(
+        "--on",
+        type=Kind,
+        choices=list(Kind),
+        default=Kind.CUDA if torch.cuda.is_available() else Kind.CPU,
+        help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random design")
     parser.add_argument(
         "--family", choices=[family.value for family in Family], help="only this one"
@@ -102,14 +115,18 @@ def _needed(args: argparse.Namespace, *names: str) -> None:
             raise ConfigError(f"{args.action} needs --{name.replace('_', '-')}")
 
 
-def _graph(args: argparse.Namespace) -> Graph:
+def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
     _needed(args, "model")
     build = build_of(args.model, args.sequence)
     with torch.device("meta"):
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
-            subject.model, subject.forward, optimizer=args.optimizer, notes=notes
+            subject.model,
+            subject.forward,
+            optimizer=args.optimizer,
+            notes=notes,
+            on=on,
         )
 
 
@@ -121,7 +138,8 @@ def _capture(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    graph, device = _graph(args), load_device(args.device)
+    device = load_device(args.device)
+    graph = _graph(args, device.spec.kind)
     if args.calibrated:
         device = calibrated(device, args.seconds, args.seed)
     wire = None
@@ -183,17 +201,23 @@ def _gather(args: argparse.Namespace) -> None:
     number = gather(
         dict.fromkeys(families, COUNT),
         Path(args.times),
-        _own_device(),
+        own_device(args.on),
         seed=args.seed,
         budget_s=args.seconds,
     )
     print(f"{number} kernels timed, in {args.times}")
 
 
-def _own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        raise ConfigError("kernels are timed on a CUDA device; this machine has none")
-    return torch.device("cuda")
+def _learn(args: argparse.Namespace) -> None:
+    _needed(args, "times", "save")
+    device = learn(args.on, Path(args.times), seconds=args.seconds, seed=args.seed)
+    write_device(args.save, device)
+    spec = device.spec
+    rates = ", ".join(f"{rate:.3g} TFLOP/s {t}" for t, rate in spec.tflops.items())
+    print(f"{spec.name}: {rates}, {spec.memory_gb_per_s:.3g} GB/s")
+    for family, error in device.errors.items():
+        print(f"{family.value}: error {100 * error:.1f} %, cross-validated")
+    print(f"written to {args.save}")
 
 
 def calibrated(device: Device, seconds: float, seed: int) -> Device:
@@ -202,7 +226,8 @@ def calibrated(device: Device, seconds: float, seed: int) -> Device:
         path = Path(directory) / "times.jsonl"
         families = dict.fromkeys(device.forests, COUNT)
         # Other shapes than those that the models were trained on.
-        gather(families, path, _own_device(), seed=seed + 1000, budget_s=seconds)
+        own = own_device(device.spec.kind)
+        gather(families, path, own, seed=seed + 1000, budget_s=seconds)
         scales = family_scales(device, read_times(path))
     device = device.scaled(scales)
     return device.scaled({}, host_scale(device))
@@ -232,7 +257,8 @@ def _fit(args: argparse.Namespace) -> None:
         forests[family] = fit_forest(times, device.spec)
         print(
             f"{family.value}: {len(times)} kernels, error {100 * found['gmae']:.1f} % "
-            f"(roofline {100 * found['roofline_gmae']:.1f} %)"
+            f"+- {100 * found['spread']:.1f} (roofline "
+            f"{100 * found['roofline_gmae']:.1f} %)"
         )
     write_device(args.save, replace(device, forests=forests, errors=errors))
 
@@ -241,6 +267,7 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "predict": _predict,
     "capture": _capture,
     "gather": _gather,
+    "learn": _learn,
     "calibrate": _calibrate,
     "fit": _fit,
 }

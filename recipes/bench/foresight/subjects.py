@@ -107,7 +107,8 @@ def vit(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
     labels = _ids(1000, batch)
 
     def forward() -> Tensor:
-        return F.cross_entropy(model(pixel_values=images).logits.float(), labels)
+        pixels = images.to(next(model.parameters()).dtype)
+        return F.cross_entropy(model(pixel_values=pixels).logits.float(), labels)
 
     return Subject(model, forward, "adamw")
 
@@ -192,7 +193,8 @@ MAKERS: dict[str, Callable[..., Subject]] = {
     "relational": relational,
 }
 # Shapes by purpose: `explore` while the models were made, `test` predicted before they
-# ran. The first batch of each is bound by the host.
+# ran, `cpu` likewise in fp32 on one thread. The first batch of each is bound by the
+# host.
 SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
     "tiny": {
         "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
@@ -201,6 +203,14 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
         "vit": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
         "dlrm": (dict(hidden=64, layers=3, sequence=100), (16, 32)),
         "relational": (dict(hidden=32, layers=3, sequence=100), (1, 2)),
+    },
+    "cpu": {
+        "bert": (dict(hidden=256, layers=4, sequence=64), (1, 4, 12)),
+        "gpt": (dict(hidden=256, layers=4, sequence=96), (1, 3, 8)),
+        "llama": (dict(hidden=512, layers=2, sequence=64), (1, 2, 6)),
+        "vit": (dict(hidden=192, layers=4, sequence=96), (2, 6, 20)),
+        "dlrm": (dict(hidden=256, layers=6, sequence=5000), (64, 256, 1024)),
+        "relational": (dict(hidden=64, layers=6, sequence=2000), (1, 3, 8)),
     },
     "explore": {
         "bert": (dict(hidden=1024, layers=24, sequence=384), (1, 8, 32)),

@@ -10,6 +10,7 @@ from ssdtrain.foresight import bodies, calls, design, gather
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import bare_device
+from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.tracing import composites, traced
 
 CPU = torch.device("cpu")
@@ -19,9 +20,8 @@ CPU = torch.device("cpu")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bodies.POOL_BYTES, "cpu", 1 << 22)
     monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
-    monkeypatch.setattr(design, "MAX_BYTES", 1e6)
-    monkeypatch.setattr(design, "MAX_FLOPS", 1e7)
-    monkeypatch.setattr(design, "MAX_FLOPS_FP32", 1e7)
+    small = design.Limits(num_bytes=1e6, flops=1e7, fp32_flops=1e7)
+    monkeypatch.setitem(design.LIMITS, Kind.CPU, small)
 
 
 def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -33,7 +33,8 @@ def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
     times = gather.read_times(path)
     assert len(times) == 9
     assert all(us > 0 for _, us in times)
-    assert times[0][0] == design.draw(Family.MEMORY, 0)
+    drawn = design.draw(Family.MEMORY, 0, limits=design.LIMITS[Kind.CPU])
+    assert times[0][0] == drawn
 
 
 def test_a_budget_cuts_all_families_alike(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ssdtrain.foresight.fit import fit_forest, geometric_mean_error, score
 from ssdtrain.foresight.host import Correction, HostTable, fit_correction, program_us
 from ssdtrain.foresight.overheads import Phase, operators_of, summary, trimmed_mean
 from ssdtrain.foresight.power import Power, Settled
-from ssdtrain.foresight.spec import H100, H200
+from ssdtrain.foresight.spec import H100, H200, Kind
 from ssdtrain.foresight.trees import Forest, Tree
 
 
@@ -92,7 +92,7 @@ def test_the_design_is_the_same_whenever_it_is_drawn(family: Family) -> None:
     for index in range(40):
         call = design.draw(family, index)
         assert call == design.draw(family, index)
-        assert call.num_bytes <= design.MAX_BYTES
+        assert design.LIMITS[Kind.CUDA].allow(call)
         assert len(row_of(call, H100)) == len(names_of(family))
     assert design.draw(family, 0) != design.draw(family, 0, seed=1)
 

@@ -119,7 +119,8 @@ def test_words_that_cannot_work_are_status_2(
         assert main(["foresight", *words]) == 2
         assert message in capsys.readouterr().err
     if not torch.cuda.is_available():
-        assert main(["foresight", "gather", "--times", str(tmp_path / "t")]) == 2
+        words = ["gather", "--on", "cuda", "--times", str(tmp_path / "t")]
+        assert main(["foresight", *words]) == 2
         assert "CUDA device" in capsys.readouterr().err
 
 
