@@ -1,16 +1,15 @@
-"""Edits of execution graphs: other sizes or types, copies, recomputation, ranks.
+"""Edits of execution graphs: other sizes or types, copies, recomputation.
 
-Every edit gives a new graph; none needs the model again. Lifetimes of storages follow
-the edited order.
+What several ranks add is in `parallel.py`. Every edit gives a new graph; none needs the
+model again. Lifetimes of storages follow the edited order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import ELEMENT_BYTES
-from ssdtrain.foresight.collectives import Collective
 from ssdtrain.foresight.graph import (
     CALLER,
     Graph,
@@ -18,12 +17,8 @@ from ssdtrain.foresight.graph import (
     Storage,
     Stream,
     TensorInfo,
-    relive,
 )
 from ssdtrain.foresight.overheads import Phase
-
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that DistributedDataParallel reduces together."""
 
 
 def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> Graph:
@@ -267,121 +262,6 @@ def recomputed(graph: Graph, storage: int) -> Graph:
         *(_swapped(node, twins) for node in graph.nodes[back_at:]),
     )
     return graph.with_nodes(nodes)
-
-
-def data_parallel(graph: Graph, bucket_bytes: int = BUCKET_BYTES) -> Graph:
-    """All-reduces of the gradients in buckets, in the order backward makes them.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
-    return _with_reductions(graph, bucket_bytes, Collective.ALL_REDUCE)
-
-
-def _gradients(graph: Graph) -> dict[int, int]:
-    """Storages that the update reads and backward made, by their last writer."""
-    read = {
-        graph.tensors[n].storage
-        for node in graph.nodes
-        if node.phase is Phase.UPDATE
-        for n in node.inputs
-    }
-    last: dict[int, int] = {}
-    for index, node in enumerate(graph.nodes):
-        if node.phase is Phase.BACKWARD:
-            for number in node.outputs:
-                storage = graph.tensors[number].storage
-                if storage in read and not graph.storages[storage].is_parameter:
-                    last[storage] = index
-    if not last:
-        raise ConfigError(
-            "data parallelism needs the optimizer's update in the graph; capture it "
-            "with an optimizer."
-        )
-    return last
-
-
-def _with_reductions(graph: Graph, bucket_bytes: int, kind: Collective) -> Graph:
-    behind: dict[int, Node] = {}
-    bucket: list[int] = []
-    size, number = 0, 0
-    last = _gradients(graph)
-    any_of = {t.storage: n for n, t in graph.tensors.items()}
-    order = sorted(last.items(), key=lambda pair: pair[1])
-    for storage, index in order:
-        bucket.append(any_of[storage])
-        size += graph.storages[storage].num_bytes
-        if size >= bucket_bytes or storage == order[-1][0]:
-            behind[index] = Node(
-                name=f"c10d::{kind.value}",
-                phase=Phase.BACKWARD,
-                inputs=tuple(bucket),
-                outputs=tuple(bucket),
-                stream=Stream.COMMUNICATION,
-                attr={
-                    "num_bytes": size,
-                    "collective": kind.value,
-                    "group": f"{kind.value}/{number}",
-                },
-            )
-            bucket, size, number = [], 0, number + 1
-    nodes: list[Node] = []
-    for index, node in enumerate(graph.nodes):
-        nodes.append(node)
-        if index in behind:
-            nodes.append(behind[index])
-    return graph.with_nodes(nodes)
-
-
-def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -> Graph:
-    """Weights gathered before each unit's forward and backward, gradients
-    reduce-scattered behind it, every rank updating its share (FSDP, ZeRO-3).
-
-    Args:
-        graph: with the optimizer's update.
-        num_ranks: that share every weight.
-        unit_of: the unit (such as the layer) of a module's path.
-    """
-    storage_unit: dict[int, str] = {}
-    for node in graph.nodes:
-        for number in node.inputs:
-            storage = graph.tensors[number].storage
-            known = graph.storages[storage].is_parameter
-            if known and node.phase is Phase.FORWARD:
-                storage_unit.setdefault(storage, unit_of(node.module))
-    sizes: dict[str, int] = {}
-    for storage, unit in storage_unit.items():
-        sizes[unit] = sizes.get(unit, 0) + graph.storages[storage].num_bytes
-    graph = _with_reductions(graph, BUCKET_BYTES, Collective.REDUCE_SCATTER)
-    nodes: list[Node] = []
-    gathered: set[tuple[Phase, str]] = set()
-    any_of = {t.storage: n for n, t in graph.tensors.items()}
-    for node in graph.nodes:
-        for number in node.inputs:
-            found = storage_unit.get(graph.tensors[number].storage)
-            if found is None or node.phase is Phase.UPDATE:
-                continue
-            if (node.phase, found) not in gathered:
-                gathered.add((node.phase, found))
-                own = tuple(any_of[s] for s, u in storage_unit.items() if u == found)
-                nodes.append(
-                    Node(
-                        name="c10d::all_gather",
-                        phase=node.phase,
-                        inputs=(),
-                        outputs=own,
-                        stream=Stream.COMMUNICATION,
-                        attr={
-                            "num_bytes": sizes[found],
-                            "collective": Collective.ALL_GATHER.value,
-                            "group": f"gather/{node.phase.value}/{found}",
-                        },
-                    )
-                )
-        if node.phase is Phase.UPDATE:
-            node = replace(node, attr={**node.attr, "shards": num_ranks})
-        nodes.append(node)
-    return relive(replace(graph, nodes=tuple(nodes)))
 
 
 def saved_storages(graph: Graph) -> list[int]:

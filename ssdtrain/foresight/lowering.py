@@ -206,6 +206,12 @@ def _copy(site: _Site) -> list[Call]:
     return [_memory(site, "copy" if same else "permute")]
 
 
+def _packed(site: _Site) -> list[Call]:
+    """What was not named among the inputs (a rank's shards) is read, too."""
+    call = _memory(site, "copy")
+    return [replace(call, read_bytes=max(call.read_bytes, call.written_bytes))]
+
+
 def _reduction(site: _Site) -> list[Call]:
     source = site.inputs[0]
     dims = site.node.attr.get("dim")
@@ -450,6 +456,9 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "_to_copy": _copy,
     "clone": _copy,
     "contiguous": _copy,
+    "fsdp::all_gather_copy_in": _packed,
+    "fsdp::split_with_sizes_copy": _packed,
+    "fsdp::chunk_cat": _packed,
     "sum": _reduction,
     "mean": _reduction,
     "amax": _reduction,

@@ -72,11 +72,10 @@ def price(graph: Graph, device: Device, wire: Wire | None = None) -> Priced:
     for index, (node, deps) in enumerate(
         zip(graph.nodes, data_dependencies(graph), strict=True)
     ):
-        device_us = 0.0
-        if node.stream is Stream.COMPUTE:
+        if "num_bytes" in node.attr:  # it moves bytes, and computes nothing
+            device_us = 0.0 if wire is None else wire(node)
+        else:
             device_us = _compute(graph, node, device, cache, priced)
-        elif wire is not None:
-            device_us = wire(node)
         other = tuple(d for d in deps if graph.nodes[d].stream is not node.stream)
         priced.tasks.append(_task(node, index, device_us, other, device, priced))
     return priced

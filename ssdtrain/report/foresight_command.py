@@ -15,7 +15,6 @@ from rich.table import Table
 
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight import edits
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import STATES, capture
@@ -26,6 +25,7 @@ from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, Node, write_graph
 from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.parallel import data_parallel
 from ssdtrain.foresight.price import StepEstimate, estimate_step
 from ssdtrain.foresight.spec import Kind
 from ssdtrain.report.subject import build_of
@@ -144,7 +144,7 @@ def _predict(args: argparse.Namespace) -> None:
         device = calibrated(device, args.seconds, args.seed)
     wire = None
     if args.ranks > 1:
-        graph, wire = edits.data_parallel(graph), _wire(args.ranks)
+        graph, wire = data_parallel(graph), _wire(args.ranks)
     step = estimate_step(graph, device, wire)
     peak = estimate_peak(graph, device.context_bytes)
     if args.json:

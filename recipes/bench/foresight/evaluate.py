@@ -23,10 +23,10 @@ from recipes.bench.foresight import subjects
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import FABRIC_FORMAT, Collective, Fabric
 from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.edits import data_parallel, fully_sharded
 from ssdtrain.foresight.fit import geometric_mean_error
 from ssdtrain.foresight.graph import Graph, Node
 from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.foresight.price import Wire, estimate_step, price
 
 PLACES = ("h", "layers", "layer")

@@ -55,6 +55,7 @@ OPTIONS = {
         "--json",
         "--micro-batch",
         "--model",
+        "--on",
         "--optimizer",
         "--ranks",
         "--save",

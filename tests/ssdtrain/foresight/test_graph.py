@@ -16,6 +16,7 @@ from ssdtrain.foresight.graph import Graph, Stream, from_json, to_json
 from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.overheads import Phase
+from ssdtrain.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.foresight.price import estimate_step, price, steady_us
 
 
@@ -196,17 +197,17 @@ def test_a_recomputed_tensor_costs_its_maker_again() -> None:
 
 def test_data_parallel_reduces_every_gradient_once() -> None:
     graph = graph_of()
-    parallel = edits.data_parallel(graph, bucket_bytes=40_000)
-    reduces = [n for n in parallel.nodes if n.stream is Stream.COMMUNICATION]
+    spread = data_parallel(graph, bucket_bytes=40_000, first_bucket_bytes=40_000)
+    reduces = [n for n in spread.nodes if n.stream is Stream.COMMUNICATION]
     assert len(reduces) > 2
     assert sum(n.attr["num_bytes"] for n in reduces) == graph.parameter_bytes
     with pytest.raises(ConfigError, match="with an optimizer"):
-        edits.data_parallel(graph_of(optimizer=None))
+        data_parallel(graph_of(optimizer=None))
 
 
 def test_fully_sharded_gathers_each_unit_twice() -> None:
     graph = graph_of()
-    sharded = edits.fully_sharded(graph, 8, lambda path: path.split(".")[0])
+    sharded = fully_sharded(graph, 8, lambda path: path.split(".")[0])
     gathers = [n for n in sharded.nodes if n.name == "c10d::all_gather"]
     assert len(gathers) == 4  # two units, forward and backward
     assert sum(n.attr["num_bytes"] for n in gathers) == 2 * graph.parameter_bytes

@@ -1,0 +1,106 @@
+"""Simulated ranks against real ones: the same collectives, the same virtual time."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.foresight.capture import capture
+from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
+from ssdtrain.foresight.lowering import NOTHING
+from ssdtrain.foresight.parallel import data_parallel, fully_sharded
+from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task, simulate
+from ssdtrain.foresight.spec import Kind
+from tests.ssdtrain.foresight import real_ranks as real
+
+
+def ran(how: str, directory: Path) -> list[dict[str, Any]]:
+    """What every real rank saw."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).resolve().parents[3]
+    known = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    known |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    out = directory / "rank"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, real.__file__, how, str(out)],
+            env={**known, "RANK": str(rank), "WORLD_SIZE": str(real.NUM_RANKS)},
+        )
+        for rank in range(real.NUM_RANKS)
+    ]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0] * real.NUM_RANKS
+    return [
+        json.loads(out.with_suffix(f".{rank}.json").read_text())
+        for rank in range(real.NUM_RANKS)
+    ]
+
+
+def graph_of(how: str) -> Graph:
+    with torch.device("meta"):
+        model = real.Model()
+        x = torch.randn(real.BATCH, real.WIDTH)
+        graph = capture(model, lambda: model(x), optimizer="adamw", on=Kind.CPU)
+    if how == "ddp":
+        return data_parallel(graph, real.BUCKET_MB * 2**20)
+    return fully_sharded(graph, real.NUM_RANKS, unit_of)
+
+
+def unit_of(path: str) -> str:
+    words = path.split(".")
+    return ".".join(words[:2]) if words[0] == "layers" else ""
+
+
+def tasks_of(graph: Graph, rank: int) -> list[Task]:
+    """By the made-up laws that real ranks go by."""
+    tasks = []
+    for node, deps in zip(graph.nodes, data_dependencies(graph), strict=True):
+        runs = not node.is_view and node.name.removeprefix("aten::") not in NOTHING
+        other = tuple(d for d in deps if graph.nodes[d].stream is not node.stream)
+        tasks.append(
+            Task(
+                name=node.name,
+                host_us=real.HOST_US if runs else 0.0,
+                device_us=length_us(graph, node, rank) if runs else 0.0,
+                stream=node.stream,
+                after=other if runs else (),
+                group=node.attr.get("group"),
+            )
+        )
+    return tasks
+
+
+def length_us(graph: Graph, node: Node, rank: int) -> float:
+    if "num_bytes" in node.attr:
+        return real.wire_us(int(node.attr["num_bytes"]))
+    elements = sum(graph.tensors[n].elements for n in node.outputs)
+    return real.kernel_us(node.name, elements, rank)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_simulated_ranks_are_real_ones(how: str, tmp_path: Path) -> None:
+    """Every operator of a real step, with its waits for a slower rank, in virtual time:
+    the graph that was captured without ranks says the same."""
+    assert real.GAP_US == KERNEL_GAP_US
+    seen = ran(how, tmp_path)
+    graph = graph_of(how)
+    collectives = [
+        [node.attr["collective"], node.attr["num_bytes"]]
+        for node in graph.nodes
+        if node.stream is Stream.COMMUNICATION and "collective" in node.attr
+    ]
+    assert all(one["collectives"] == collectives for one in seen)
+    assert len({kind for kind, _ in collectives}) == (1 if how == "ddp" else 2)
+    found = simulate([tasks_of(graph, rank) for rank in range(real.NUM_RANKS)])
+    for rank, one in zip(found.ranks, seen, strict=True):
+        assert rank.step_us == pytest.approx(one["step_us"], rel=1e-9)
+    alone = simulate([tasks_of(graph, 1)]).step_us
+    assert found.ranks[0].step_us > 1.2 * simulate([tasks_of(graph, 0)]).step_us
+    assert found.step_us >= alone
