@@ -170,13 +170,13 @@ def relive(graph: Graph) -> Graph:
 
 def data_dependencies(graph: Graph) -> list[tuple[int, ...]]:
     """For every node the indices of those whose results (or whose changes to a
-    storage) it reads."""
+    storage) it reads. A view writes nothing: who reads it waits for its storage."""
     writers: dict[int, int] = {}
     found = []
     for index, node in enumerate(graph.nodes):
         touched = {graph.tensors[number].storage for number in node.inputs}
         found.append(tuple(sorted({writers[s] for s in touched if s in writers})))
-        for number in node.outputs:
+        for number in () if node.is_view else node.outputs:
             writers[graph.tensors[number].storage] = index
     return found
 

@@ -143,7 +143,8 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
 
 
 def _backward_start(graph: Graph) -> int:
-    return next(
+    """Behind the gradient of the loss itself."""
+    return 1 + next(
         index for index, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD
     )
 

@@ -108,7 +108,10 @@ class Clock(TorchDispatchMode):
             is_written = (
                 argument.alias_info is not None and argument.alias_info.is_write
             )
-            (written if is_written else read).extend(own)
+            if is_written:
+                written.extend(own)
+            if not (is_written and argument.kwarg_only):
+                read.extend(own)
         known = {place(t) for t in read}
         packs = short == "all_gather_copy_in"
         if packs:  # its schema does not say that it writes into the whole
