@@ -64,7 +64,8 @@ class LoaderConfig:
 
     max_sms: int | str | None = 16
     """Streaming multiprocessors that gathering may use. None: the gather decides;
-    "auto": learnt from what training waits (`SmBudget`). Sixteen fill the link beside
+    "auto": measured in the first gathers, then learnt from what training waits
+    (`SmBudget`; `MiniBatchLoader.explain` tells). Sixteen fill the link beside
     training; where training takes longer than copying, fewer leave it more."""
 
     shuffle: bool = True
@@ -195,6 +196,25 @@ class DirectFetch:
         return buffer[:num_rows]
 
 
+class BudgetedFetch:
+    """A `Fetch` with the multiprocessors that an `SmBudget` gives."""
+
+    def __init__(self, fetch: Fetch, budget: SmBudget) -> None:
+        self.uses_cpu = fetch.uses_cpu
+        self._fetch = fetch
+        self._budget = budget
+        self.max_sms: int | None = budget.gathering()
+
+    def rows(self, node_ids: torch.Tensor, slot: int) -> torch.Tensor:
+        """See `Fetch.rows`."""
+        sms = self._budget.gathering()
+        self.max_sms = self._fetch.max_sms = sms
+        before = self._budget.waiting()
+        rows = self._fetch.rows(node_ids, slot)
+        self._budget.gathered(before, sms, len(node_ids))
+        return rows
+
+
 class MiniBatchLoader:
     """Iterates over the batches of an epoch; iterate again for the next epoch."""
 
@@ -229,7 +249,7 @@ class MiniBatchLoader:
         where = torch.device("cpu") if self._drawer is None else device
         self._labels = labels.to(where)
         self._seeds = seeds.to(where)
-        self._fetch = fetch
+        self._fetch: Fetch = fetch
         self._config = config
         self._device = device
         self._epoch = 0
@@ -240,6 +260,7 @@ class MiniBatchLoader:
         self._budget: SmBudget | None = None
         if gpu and config.max_sms == "auto":
             self._budget = SmBudget(_new_timer)
+            self._fetch = BudgetedFetch(fetch, self._budget)
         self.draw_stream = _new_stream(device) if gpu and self.draws else None
         """Where the device draws; see [Note: Three streams]."""
 
@@ -305,7 +326,12 @@ class MiniBatchLoader:
         before = budget.waiting()
         _hand_over(batch, fetched)
         budget.waited(before)
-        self._fetch.max_sms = budget.sms
+
+    def explain(self) -> str:
+        """How many multiprocessors gathering takes, and what was measured to decide."""
+        if self._budget is not None:
+            return str(self._budget)
+        return f"max_sms {self._config.max_sms} (set)"
 
     def use_threads(self) -> None:
         """Let operators of the fetching thread use the threads there were before

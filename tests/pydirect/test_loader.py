@@ -128,3 +128,4 @@ def test_settings_are_checked() -> None:
         LoaderConfig(max_sms="many")
     assert LoaderConfig(max_sms="auto").fixed_sms is None
     assert LoaderConfig(max_sms=3).fixed_sms == 3
+    assert loader_of(2).explain() == "max_sms 16 (set)"

@@ -130,3 +130,9 @@ def test_cora_reaches_its_known_accuracy(pyg: ModuleType) -> None:
         optimizer=lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=5e-4),
     ).fit()
     assert result.test_accuracy > 0.74
+
+
+def test_generated_splits_are_apart(dataset: NodeDataset) -> None:
+    parts = [dataset.train_nodes, dataset.valid_nodes, dataset.test_nodes]
+    assert [len(part) for part in parts] == [450, 90, 90]
+    assert len(torch.cat(parts).unique()) == 630

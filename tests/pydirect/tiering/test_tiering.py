@@ -272,3 +272,21 @@ def test_scores_by_name() -> None:
     }
     for kind, score in expected.items():
         assert torch.equal(score_nodes(kind, graph, train, 2), score)
+
+
+def test_peers_are_touched_before_kernels_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch lets a GPU read a peer from the first copy on."""
+    table = torch.arange(24.0).view(12, 2)
+    plan = plan_tiers(12, 8, replicated_bytes=0, spread_bytes=16, num_gpus=2)
+    shares = tuple(share_of(table, None, plan, gpu, CPU) for gpu in range(2))
+    copied, stock = set(), torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *where: object) -> torch.Tensor:
+        copied.add(tensor.data_ptr())
+        return stock(tensor, *where)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    TieredTable(table, None, device=CPU, plan=plan, shares=shares)
+    assert {share.data_ptr() for share in shares} <= copied
