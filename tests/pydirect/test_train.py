@@ -10,6 +10,7 @@ import torch
 
 from pydirect.datasets import NodeDataset, load
 from pydirect.loader import LoaderConfig
+from pydirect.tiering import Score, score_nodes, spread
 from pydirect.train import NodeClassificationTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,19 @@ def test_hot_rows_near_change_no_loss(
     assert trainer.tiered_table.num_near == 150
     # Hot rows are asked for more often than rows drawn at random.
     assert trainer.tiered_table.hit_ratio() > 0.15
+
+
+def test_the_cache_takes_what_is_free(
+    pyg: ModuleType, dataset: NodeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread, "free_budget_bytes", lambda device: 77 * 64 + 63)
+    table = trainer_of(pyg, dataset, fetch="tiered").tiered_table
+    assert table.num_near == 77
+    score = score_nodes(
+        Score.WEIGHTED_REVERSE_PAGERANK, dataset.graph, dataset.train_nodes, num_hops=2
+    )
+    table.index_select(score.argsort(descending=True, stable=True)[:77])
+    assert table.hit_ratio() == 1.0
 
 
 def test_resume_continues_as_if_never_stopped(
