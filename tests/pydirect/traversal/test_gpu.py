@@ -9,6 +9,7 @@ from pydirect.traversal import (
     Trace,
     Walk,
     bfs,
+    compress,
     connected_components,
     pagerank,
     place,
@@ -22,12 +23,17 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("walk", list(Walk))
-def test_random_graphs(walk: Walk) -> None:
+@pytest.mark.parametrize("walk", [*Walk, None], ids=str)
+def test_random_graphs(walk: Walk | None) -> None:
+    """None: compressed."""
     for seed in range(100):
         graph = random_graph(seed)
         source = seed % graph.num_nodes
-        here, there = place(graph, "cpu"), place(graph, "cuda", walk=walk)
+        here = place(graph, "cpu")
+        if walk is None:
+            there = place(compress(graph, "cuda"), "cuda")
+        else:
+            there = place(graph, "cuda", walk=walk)
         want = bfs(here, source)
         for way in Direction:
             if way is not Direction.BACKWARD or graph.symmetric:
@@ -37,6 +43,17 @@ def test_random_graphs(walk: Walk) -> None:
         assert torch.equal(found, connected_components(here))
         got, expected = pagerank(there).cpu(), pagerank(here)
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
+
+
+def test_a_gpu_compresses_as_the_cpu_does() -> None:
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(200_000, (2, 3_000_000), generator=generator)
+    graph = Graph.from_edges(edges, 200_000, outgoing=True)
+    here, there = compress(graph), compress(graph, "cuda")
+    assert torch.equal(here.data, there.data)
+    assert torch.equal(here.positions, there.positions)
+    placed = place(there, "cuda")
+    assert torch.equal(bfs(placed, 5).cpu(), bfs(place(graph, "cpu"), 5))
 
 
 def test_hot_blocks_change_nothing() -> None:
