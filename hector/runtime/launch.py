@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import torch
 
 from hector.ir.node import Node
+from hector.runtime.progress import Listener, listener
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,37 @@ def _is_product(launch: Launch) -> bool:
     return "gemm" in name or "outer" in name
 
 
+class _Counted:
+    """Tells how many of the kernels are compiled, from whichever thread."""
+
+    def __init__(self, num_kernels: int, tell: Listener) -> None:
+        self._num_kernels, self._tell, self._num_done = num_kernels, tell, 0
+        self._lock = Lock()
+        tell(f"compiling {num_kernels} kernels")
+
+    def one_more(self, _: Any) -> None:
+        """A kernel is compiled, or could not be."""
+        with self._lock:
+            self._num_done += 1
+            done = self._num_done
+        if done <= self._num_kernels:  # then they are loaded, in the same pool
+            self._tell(f"compiled {done} of {self._num_kernels} kernels")
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile; each result is counted."""
+
+    def __init__(self, num_threads: int, count: _Counted) -> None:
+        super().__init__(num_threads)
+        self._count = count
+
+    def submit(self, *call: Any, **named: Any) -> "Future[Any]":
+        """As the executor's own."""
+        future = super().submit(*call, **named)
+        future.add_done_callback(self._count.one_more)
+        return future
+
+
 def compile_together(
     wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
 ) -> None:
@@ -149,11 +181,12 @@ def compile_together(
     if workers < 2:
         return
     prepare_compiler().result()
+    count = _Counted(len(wanted), listener())
     # Products take several times as long as traversals: they are not to be last.
     wanted = sorted(wanted, key=lambda w: not _is_product(w[0]))
 
     def compile_all() -> None:
-        with ThreadPoolExecutor(workers) as pool:
+        with _Compilers(workers, count) as pool:
             with AsyncCompileMode(pool):
                 made = [launch.compile(dtypes) for launch, dtypes in wanted]
             device = (

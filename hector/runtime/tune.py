@@ -28,6 +28,7 @@ from hector.private_files import (
     write_private,
 )
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
+from hector.runtime.progress import listener
 
 _log = logging.getLogger(__name__)
 _KINDS = {c.__name__: c for c in (GemmSchedule, OuterSchedule, TraversalSchedule)}
@@ -120,6 +121,7 @@ def _fastest(
     if arrays.graph.device.type != "cuda":
         return first
     times: dict[Schedule, float] = {}
+    listener()(f"timing schedules of a {type(kernel).__name__}, once for this graph")
     for schedule in dict.fromkeys(candidates(kernel, first)):
         seconds = time_kernel(kernel, schedule, arrays, types)
         if seconds is not None:

@@ -104,7 +104,8 @@ class RunConfig:
     """Epochs between two checkpoints; 0 writes none."""
     resume: Resume | str = Resume.AUTO
     progress: bool = True
-    """Show a progress bar when standard error is a terminal."""
+    """Show a bar on standard error; where that is no terminal, a line every ten
+    seconds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "resume", Resume(self.resume))

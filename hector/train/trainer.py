@@ -2,14 +2,13 @@
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from hector.capture import CapturedBatches, CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
+from hector.runtime.progress import telling
 from hector.sampling import NeighborSampler, SampledBatch
 from hector.train.checkpoint import (
     Checkpoint,
@@ -36,11 +36,9 @@ from hector.train.config import (
     RunConfig,
 )
 from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
+from hector.train.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 _DTYPES = {
     "float64": torch.float64,
@@ -156,20 +154,22 @@ class NodeClassificationTrainer:
 
     def train(self) -> TrainingResult:
         """Train every repetition; resumes as `run.resume` says."""
-        task = self.task().to(self.device)
-        found = self._find_checkpoint()
-        accuracies = list(found.accuracies) if found else []
-        first = found.repetition if found else 0
         with ExitStack() as stack:
+            progress = self._open_progress(stack)
+            progress.stage("reading the graph")
+            task = self.task().to(self.device)
+            found = self._find_checkpoint()
+            accuracies = list(found.accuracies) if found else []
+            first = found.repetition if found else 0
             metrics = self._open_metrics(stack, found)
-            bar, bar_task = self._open_progress(stack)
             for repetition in range(first, self.run_config.num_seeds):
                 start = found if repetition == first else None
+                progress.stage(f"preparing seed {self.run_config.seed + repetition}")
                 loop = _Repetition(self, task, repetition, accuracies)
                 for row in loop.epochs(start):
                     if metrics is not None:
                         print(json.dumps(row), file=metrics, flush=True)
-                    bar.update(bar_task, advance=1, description=_describe(row))
+                    progress.epoch(row)
                 accuracies.append(loop.test_accuracy())
         return TrainingResult(
             accuracies=tuple(accuracies),
@@ -245,14 +245,11 @@ class NodeClassificationTrainer:
         file.writelines(kept)
         return file
 
-    def _open_progress(self, stack: ExitStack) -> tuple["Progress", "TaskID"]:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        shown = self.run_config.progress and sys.stderr.isatty()
-        bar = Progress(console=Console(stderr=True), transient=True, disable=not shown)
+    def _open_progress(self, stack: ExitStack) -> Progress:
         epochs = self.run_config.num_seeds * self.optimizer_config.num_epochs
-        return stack.enter_context(bar), bar.add_task("starting", total=epochs)
+        progress = Progress(epochs, shown=self.run_config.progress)
+        stack.enter_context(telling(progress.tell))
+        return stack.enter_context(progress)
 
 
 class _Steps:
@@ -424,7 +421,3 @@ def kept_rows(path: Path, end: tuple[int, int]) -> list[str]:
     if num_damaged:
         logger.warning("%s: %d damaged rows are left out", path, num_damaged)
     return kept
-
-
-def _describe(row: dict[str, Any]) -> str:
-    return f"seed {row['seed']} epoch {row['epoch']} loss {row['loss']:.4f}"

@@ -6,7 +6,7 @@ expects leaves the plan: it is counted, and goes on under the policy.
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -71,12 +71,11 @@ class Recipe(NamedTuple):
     """Where its cost is found among the clock's spans."""
 
 
-class Observer(Protocol):
-    """Hears of every mark. Off is an object: `Unobserved`."""
+class Observer:
+    """Hears of every mark, and makes nothing of it. Off is an object: `Unobserved`."""
 
-    @property
-    def listens(self) -> bool:
-        """Whether telling it is worth the time."""
+    listens = False
+    """Whether telling it is worth the time."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
         """A lane begins."""
@@ -115,46 +114,8 @@ class Observer(Protocol):
         """The cache has acted; an operator runs next."""
 
 
-class Unobserved:
-    """Hears nothing."""
-
-    listens = False
-
-    def lane(self, course: LaneCourse, kind: str) -> None:
-        """Nothing."""
-
-    def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
-        """Nothing."""
-
-    def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
-        """Nothing."""
-
-    def rebuilt(self, lane: int, number: int) -> None:
-        """Nothing."""
-
-    def region(self, lane: int, number: int, module: str) -> None:
-        """Nothing."""
-
-    def reads(self, lane: int, number: int, item: int) -> None:
-        """Nothing."""
-
-    def saved_again(self, lane: int, item: int) -> None:
-        """Nothing."""
-
-    def runs_again(self) -> None:
-        """Nothing."""
-
-    def ran_again(self, lane: int, number: int) -> None:
-        """Nothing."""
-
-    def mark(self, lane: int, phase: Phase, number: int) -> None:
-        """Nothing."""
-
-    def given(self, tensor: Tensor) -> None:
-        """Nothing."""
-
-    def seal(self) -> None:
-        """Nothing."""
+class Unobserved(Observer):
+    """For steps that nobody observes."""
 
 
 class Course:

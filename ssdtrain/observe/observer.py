@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
-from ssdtrain.cache.course import Recipe, Saved
+from ssdtrain.cache.course import Observer, Recipe, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
@@ -94,7 +94,7 @@ class _HostTimes(NamedTuple):
     lead_ms: float
 
 
-class Recording:
+class Recording(Observer):
     """The observer of one step. See [Note: what is measured]."""
 
     listens = True

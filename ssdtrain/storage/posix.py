@@ -181,11 +181,8 @@ class PosixStorage:
     def stats(self) -> StorageStats:
         """Bytes held and moved so far."""
         with self._lock:
-            return StorageStats(
-                used_bytes=self._table.used_bytes,
-                allocated_bytes=self._table.allocated_bytes,
-                written_bytes=sum(self._written_bytes),
-                read_bytes=sum(self._read_bytes),
+            return self._table.stats(
+                written_bytes=sum(self._written_bytes), read_bytes=sum(self._read_bytes)
             )
 
     def close(self) -> None:

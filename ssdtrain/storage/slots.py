@@ -6,7 +6,7 @@ files (see `posix.PosixStorage` and `memory.MemoryStorage`).
 
 from bisect import bisect_left, insort
 
-from ssdtrain.storage.base import Slot
+from ssdtrain.storage.base import Slot, StorageStats
 
 ALIGNMENT_BYTES = 4096
 """Direct I/O and page size: slots start and end on it."""
@@ -126,6 +126,15 @@ class SlotTable:
     def allocated_bytes(self) -> int:
         """Length of all files."""
         return sum(space.end_bytes for space in self.files)
+
+    def stats(self, *, written_bytes: int, read_bytes: int) -> StorageStats:
+        """What the slots hold, beside what their owner has moved."""
+        return StorageStats(
+            used_bytes=self.used_bytes,
+            allocated_bytes=self.allocated_bytes,
+            written_bytes=written_bytes,
+            read_bytes=read_bytes,
+        )
 
     def capacity_for(self, num_bytes: int) -> int:
         """Room that a slot for `num_bytes` takes.

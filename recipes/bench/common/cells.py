@@ -1,5 +1,6 @@
 """What every benchmark here shares: the record of where it ran, and resumable cells."""
 
+import argparse
 import contextlib
 import gc
 import json
@@ -33,6 +34,23 @@ PACKAGES = (
     "torch-geometric",
     "kvikio-cu13",
 )
+
+
+def arguments(
+    text: str | None, budget_s: float, name: str | None = None
+) -> argparse.ArgumentParser:
+    """What every benchmark may be told: `--budget-s`, and `--out` for its results.
+
+    text: of the module; its first line says what is measured. name: room/file of the
+    results; None: `--out` has no default.
+    """
+    parser = argparse.ArgumentParser(description=(text or "").split("\n")[0])
+    parser.add_argument(
+        "--budget-s", type=float, default=budget_s, help="start nothing after that"
+    )
+    default = None if name is None else RESULTS / f"{name}.json"
+    parser.add_argument("--out", type=Path, default=default, help="results file")
+    return parser
 
 
 def environment() -> dict[str, Any]:
@@ -137,7 +155,7 @@ class Cells:
         error: dict[str, Any] = {}
         result: dict[str, Any] = {}
         try:
-            with _limited(limit_s):
+            with limited(limit_s):
                 result = cell()
         except torch.OutOfMemoryError:
             error = {"error": "out of memory"}
@@ -193,11 +211,13 @@ class Cells:
 
 
 @contextlib.contextmanager
-def _limited(limit_s: float | None) -> Iterator[None]:
-    """Raise TimeoutError in the main thread when the time is over."""
+def limited(
+    limit_s: float | None, error: type[BaseException] = TimeoutError
+) -> Iterator[None]:
+    """Raise the error in the main thread when the time is over."""
 
     def over(*_: object) -> None:
-        raise TimeoutError(f"the cell took more than {limit_s} s")
+        raise error(f"took more than {limit_s} s")
 
     if limit_s is None:
         yield

@@ -9,19 +9,17 @@ to issue it, the path that was chosen, and the time of each path by force. Share
 the DMA peak of the same run; *regret* is the chosen path's time over the best path's.
 """
 
-import argparse
 import functools
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import pydirect
 from pydirect import gather, memory
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, synchronize
 
 GIB = 1 << 30
@@ -131,12 +129,9 @@ class Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=60.0)
+    parser = arguments(__doc__, 60.0, "gather/one_call")
     parser.add_argument("--table-bytes", type=int, default=15 * GIB // 2)
     parser.add_argument("--divide", type=int, default=1, help="rows of a call by this")
-    out = RESULTS / "gather" / "one_call.json"
-    parser.add_argument("--out", type=Path, default=out)
     given = parser.parse_args()
     pydirect.enable()
     cells = Cells(given.out, given.budget_s, {"table_bytes": given.table_bytes})

@@ -8,7 +8,6 @@ and 50,000 of them, on managed and on pinned memory, as shares of the DMA peak; 
 what one call costs the CPU. 512 rows are checked in each cell.
 """
 
-import argparse
 import functools
 import itertools
 import statistics
@@ -23,7 +22,7 @@ import torch
 from pydirect import gather, memory
 from pydirect.kernels import gather as kernels
 from pydirect.kernels.nvrtc import compile_cubin
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.allocations import Bench
 from recipes.bench.gather.timing import (
     DEVICE,
@@ -202,12 +201,8 @@ def compile_all() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=30.0)
+    parser = arguments(__doc__, 30.0, "gather/gather_probe")
     parser.add_argument("--table-gib", type=int, default=8)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "gather" / "gather_probe.json"
-    )
     given = parser.parse_args()
     gib = given.table_gib
     cells = Cells(given.out, given.budget_s, {"table_gib": gib})

@@ -19,14 +19,13 @@ import math
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pydirect import gather, memory
 from pydirect.gather import explain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.methods import (
     Method,
     StockCpu,
@@ -225,12 +224,10 @@ class Run:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser = arguments(__doc__, 200.0, "gather/gather")
     parser.add_argument("--largest-gib", type=int, default=48)
     parser.add_argument("--pinned-gib", type=int, default=16)
     parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gather" / "gather.json")
     return parser.parse_args()
 
 

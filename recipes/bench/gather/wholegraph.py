@@ -9,16 +9,14 @@ type "continuous", location "cpu"; random rows of float32. Without the package t
 record says so.
 """
 
-import argparse
 import functools
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.timing import (
     DEVICE,
     check_rows,
@@ -74,12 +72,8 @@ def measure(table: Any, rows: torch.Tensor, batch: int, peak: float) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=30.0)
+    parser = arguments(__doc__, 30.0, "gather/gather_wholegraph")
     parser.add_argument("--table-gib", type=int, default=4)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "gather" / "gather_wholegraph.json"
-    )
     given = parser.parse_args()
     cells = Cells(given.out, given.budget_s, {"table_gib": given.table_gib})
     deadline = time.monotonic() + given.budget_s

@@ -17,7 +17,6 @@ import argparse
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gnn.sides import (
     bars,
     has_gpu,
@@ -221,8 +220,7 @@ def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=150.0)
+    parser = arguments(__doc__, 150.0, "gnn/gnn")
     parser.add_argument("--batches", type=int, default=20, help="timed, a bar")
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=1024)
@@ -231,7 +229,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-sms", type=int, default=LoaderConfig().max_sms)
     parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
     parser.add_argument("--only", nargs="*", help="names of cases")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gnn" / "gnn.json")
     return parser.parse_args()
 
 

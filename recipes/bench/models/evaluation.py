@@ -16,18 +16,16 @@ import argparse
 import contextlib
 import gc
 import itertools
-import statistics
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload.placement import Clock
 from ssdtrain.train.models import model_of
 from ssdtrain.train.models.base import IGNORED_LABEL
@@ -186,16 +184,8 @@ def measure(
         marks.append((begin, middle, behind, clock.mark()))
         losses.append(loss.detach())
         del loss
-    times = [
-        [clock.ms(a, b) for a, b in itertools.pairwise(m)] for m in marks[WARMUP_STEPS:]
-    ]
-    forward_ms, backward_ms, _ = (
-        statistics.median(part) for part in zip(*times, strict=True)
-    )
     return {
-        "step_ms": statistics.median(sum(t) for t in times),
-        "forward_ms": forward_ms,
-        "backward_ms": backward_ms,
+        **clock.times(marks[WARMUP_STEPS:]),
         "peak_gb": max(peaks[WARMUP_STEPS:]) / 1e9,
         "peak_of_first_steps_gb": max(peaks[:WARMUP_STEPS]) / 1e9,
         "backward_start_gb": max(starts[WARMUP_STEPS:]) / 1e9,
@@ -265,14 +255,12 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     """Run the cells that are missing: first everything but the extra columns."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = arguments(__doc__, 600, "models/models")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--precision", choices=DTYPES, default="fp16")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--directory", help="adds the column `ssd`, on this directory")
     parser.add_argument("--tiny", action="store_true", help="try the paths on a CPU")
-    parser.add_argument("--budget-s", type=float, default=600)
-    parser.add_argument("--out", type=Path, default=RESULTS / "models" / "models.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = {

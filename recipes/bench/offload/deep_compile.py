@@ -12,13 +12,17 @@ import argparse
 import json
 import statistics
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.bench.common.blocks import Blocks
-from recipes.bench.common.cells import RESULTS, Cells, child_environment, module_command
+from recipes.bench.common.cells import (
+    Cells,
+    arguments,
+    child_environment,
+    module_command,
+)
 from recipes.bench.offload.placement import Clock
 
 NUM_STEPS = 11
@@ -125,16 +129,12 @@ def run(options: argparse.Namespace, column: str, port: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the columns that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 240, "offload/deep_compile")
     parser.add_argument("--size", default="8192x4", help="hidden x layers")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--memory-gb", type=float, default=1.0)
     parser.add_argument("--limit-s", type=float, default=120)
-    parser.add_argument("--budget-s", type=float, default=240)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "offload" / "deep_compile.json"
-    )
     parser.add_argument("--child", choices=COLUMNS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

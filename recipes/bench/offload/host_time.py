@@ -9,20 +9,18 @@ of tensors that autograd saves. A GPU that waits for kernels waits for this time
 moved tensor are made by threads and are in its figure.
 """
 
-import argparse
 import gc
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload.placement import Size, step
 
 DEFAULT = Size(4096, 8, 8, 1024)
@@ -115,13 +113,9 @@ def column(
 
 def main() -> None:
     """Run every column that is not in the file yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget-s", type=float, default=60)
+    parser = arguments(__doc__, 60, "offload/host_time")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "offload" / "host_time.json"
-    )
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = SMALL if options.small else DEFAULT

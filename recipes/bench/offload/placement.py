@@ -10,22 +10,20 @@ max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each measured here.
     python -m recipes.bench.offload.placement --rivals --sizes 8192x4 --out rivals.json
 """
 
-import argparse
 import contextlib
 import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload import rivals as rivals
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -68,6 +66,16 @@ class Clock:
             return float(end - start) * 1e3
         end.synchronize()
         return float(start.elapsed_time(end))
+
+    def times(self, steps: Sequence[Sequence[Any]]) -> dict[str, float]:
+        """Medians, each step marked at begin, behind forward, behind backward, end."""
+        times = [[self.ms(a, b) for a, b in itertools.pairwise(s)] for s in steps]
+        forward_ms, backward_ms, _ = map(statistics.median, zip(*times, strict=True))
+        return {
+            "step_ms": statistics.median(sum(parts) for parts in times),
+            "forward_ms": forward_ms,
+            "backward_ms": backward_ms,
+        }
 
 
 @contextlib.contextmanager
@@ -184,15 +192,8 @@ def measure(
         marks.append((begin, middle, behind, clock.mark()))
         losses.append(loss.detach())
         del loss
-    timed = marks[max(1, num_steps // 3) :]
-    times = [[clock.ms(a, b) for a, b in itertools.pairwise(m)] for m in timed]
-    forward_ms, backward_ms, _ = (
-        statistics.median(t) for t in zip(*times, strict=True)
-    )
     return {
-        "step_ms": statistics.median(sum(t) for t in times),
-        "forward_ms": forward_ms,
-        "backward_ms": backward_ms,
+        **clock.times(marks[max(1, num_steps // 3) :]),
         "peak_gb": max(peaks[1:], default=0) / 1e9,
         "backward_start_gb": max(starts[1:], default=0) / 1e9,
         "losses": [loss.item() for loss in losses],
@@ -284,7 +285,7 @@ def table(cells: Cells) -> None:
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 600, "offload/placement")
     parser.add_argument("--sizes", nargs="+", default=["8192x4", "12288x3", "16384x2"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--sequence", type=int, default=1024)
@@ -292,10 +293,6 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", help="only these")
     parser.add_argument("--grid", nargs="*", default=[], help="window:prefetch")
     parser.add_argument("--rivals", action="store_true", help="ours against rivals")
-    parser.add_argument("--budget-s", type=float, default=600)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "offload" / "placement.json"
-    )
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = [

@@ -6,18 +6,16 @@ torch's kernel, and of each candidate, and whether a candidate gave the same byt
     python -m recipes.bench.offload.recipe_kernels
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from ssdtrain.remat import tables, triton_kernels
 from ssdtrain.remat.admission import same_bytes
 
@@ -219,13 +217,9 @@ def cases(
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 25, "offload/recipe_kernels")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--widths", type=int, nargs="*", default=(8192, 12288, 6144))
-    parser.add_argument("--budget-s", type=float, default=25)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "offload" / "recipe_kernels.json"
-    )
     options = parser.parse_args()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     cells = Cells(options.out, options.budget_s, {"rows": options.rows})

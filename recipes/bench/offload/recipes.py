@@ -10,13 +10,11 @@ the bitwise law over four steps, alone and with everything offloaded.
     python -m recipes.bench.offload.recipes --budget-s 500
 """
 
-import argparse
 import contextlib
 import gc
 import os
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -26,7 +24,7 @@ import torch
 import ssdtrain
 from recipes.bench.common.blocks import Blocks
 from recipes.bench.common.blocks import build as build_blocks
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.models.transformers_models import LARGE, NAMES, SMALL, build, tokens
 from recipes.bench.offload.placement import Clock, step
 from ssdtrain.counters import StepReport
@@ -258,7 +256,7 @@ def table(cells: Cells) -> None:
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 500, "offload/recipes")
     parser.add_argument(
         "--sizes",
         nargs="*",
@@ -267,10 +265,6 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="*", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=500)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "offload" / "recipes.json"
-    )
     options = parser.parse_args()
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     cells = Cells(options.out, options.budget_s, {"rounds": options.rounds})

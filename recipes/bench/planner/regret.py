@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload.placement import (
     Size,
     ours,
@@ -359,14 +358,10 @@ def _predictions(labs: dict[str, Size], device: torch.device, num_random: int) -
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=250)
+    parser = arguments(__doc__, 250, "planner/planner")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", nargs="+", help="cells whose name begins so")
     parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "planner" / "planner.json"
-    )
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # the storage's own threads copy in main memory

@@ -7,13 +7,11 @@ second and model throughput (algorithmic FLOPs, recomputation not counted). A ba
 whose peak would exceed `--memory-gb` is not tried further for that strategy.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload.placement import Size, ours, plain, recompute, run_column
 
 MODELS = {"12288x3": (12288, 3), "14336x3": (14336, 3)}
@@ -56,12 +54,10 @@ def point(
 
 def main() -> None:
     """Run the points that are missing, the most telling batch sizes first."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=150)
+    parser = arguments(__doc__, 150, "planner/rok")
     parser.add_argument("--memory-gb", type=float, default=40.0)
     parser.add_argument("--models", nargs="+", help="only these, such as 12288x3")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS / "planner" / "rok.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = SMALL if options.small else MODELS

@@ -15,7 +15,6 @@
 Medians; ratios are PyG's time over hector's of the same run.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -37,7 +35,7 @@ from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
 WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
@@ -289,11 +287,8 @@ def first_cell() -> dict[str, Any]:
 
 def main() -> None:
     """Cells until the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=90)
+    parser = arguments(__doc__, 90, "rgnn/batches")
     parser.add_argument("--only", nargs="+", default=[""], help="first words of cells")
-    default = RESULTS / "rgnn" / "batches.json"
-    parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     about = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS, "classes": CLASSES}
     cells = Cells(options.out, options.budget_s, about)

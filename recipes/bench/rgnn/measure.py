@@ -2,14 +2,15 @@
 
 import gc
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from statistics import median
 from typing import Any
 
 import torch
+
+from recipes.bench.common.cells import limited
 
 NUM_TIMED = 20
 NUM_TIMED_FAST = 100
@@ -42,20 +43,9 @@ def cap_memory(device: torch.device, limit_bytes: int = CARD_BYTES) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> AbstractContextManager[None]:
     """Raise OutOfTimeError in the main thread after `seconds`."""
-
-    def ring(*_: object) -> None:
-        raise OutOfTimeError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    return limited(seconds, OutOfTimeError)
 
 
 def release(device: torch.device) -> None:

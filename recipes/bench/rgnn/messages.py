@@ -12,19 +12,17 @@ Medians of CUDA events; peak memory above what lay there before the step. `ratio
 best way of PyG over hector.
 """
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hector import message
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.rgnn.measure import release, times_ms
 
 WIDTH, HEADS = 128, 8
@@ -185,12 +183,10 @@ def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, A
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = arguments(__doc__, 120, "rgnn/messages")
     add = parser.add_argument
-    add("--budget-s", type=float, default=120)
     add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
     add("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
-    add("--out", type=Path, default=RESULTS / "rgnn" / "messages.json")
     options = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = {"width": WIDTH, "heads": HEADS, "shrink": options.shrink}

@@ -9,7 +9,6 @@ with a time limit, and is written down when it ends, so a rerun goes on.
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.damaged_files --files 10000
 """
 
-import argparse
 import json
 import logging
 import random
@@ -23,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.common.guarded import guarded
 from recipes.bench.safety.damage import damaged
 from recipes.bench.safety.readers import READERS, Reader
@@ -96,15 +95,12 @@ def run_guarded(reader: Reader, first: int, number: int) -> list[dict[str, Any]]
 
 def main() -> None:
     """Blocks of all readers in turns, until the files are done or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 3_600, "safety/damaged_files")
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--budget-s", type=float, default=3_600)
     parser.add_argument("--reader", help="this one alone")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    out = options.out or RESULTS / "safety" / "damaged_files.json"
     readers = [r for r in READERS if options.reader in (None, r.name)]
-    cells = Cells(out, options.budget_s, {"block": BLOCK})
+    cells = Cells(options.out, options.budget_s, {"block": BLOCK})
     sums = cells.data["cells"].setdefault("campaign", {"files": {}, "bad": []})
     deadline = time.monotonic() + options.budget_s
     done: Counter[str] = Counter(sums["files"])
@@ -117,7 +113,7 @@ def main() -> None:
         cells.save()
     print(json.dumps({"total": done.total(), "bad": len(sums["bad"])}))
     if sums["bad"]:
-        sys.exit(f"{len(sums['bad'])} files had no clear error: see {out}")
+        sys.exit(f"{len(sums['bad'])} files had no clear error: see {options.out}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ slots and staging are written down on the way, always when nothing is in flight.
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.fault_soak --steps 2000
 """
 
-import argparse
 import gc
 import logging
 import random
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from ssdtrain.errors import ActivationChangedError, ActivationLostError
 from ssdtrain.storage import open as opening
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -220,13 +219,9 @@ def soak(num_steps: int, budget_s: float, directory: Path) -> dict[str, Any]:
 
 def main() -> None:
     """One cell."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 900, "safety/fault_soak")
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--budget-s", type=float, default=900)
     parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "safety" / "fault_soak.json"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

@@ -10,20 +10,18 @@ every difference with its seed.
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.graphs --graphs 100000
 """
 
-import argparse
 import logging
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import RESULTS, Cells, arguments
 from tests.ssdtrain.graphs import generator
 
 Holder, difference = generator.Holder, generator.difference
@@ -103,10 +101,8 @@ def merge(data: dict[str, Any], found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Blocks until the graphs are done or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 36_000)
     parser.add_argument("--graphs", type=int, default=100_000)
-    parser.add_argument("--budget-s", type=float, default=36_000)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)

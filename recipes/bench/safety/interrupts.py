@@ -10,7 +10,6 @@ held: no record, no pinned buffer, no slot. After the last: no thread and no fil
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.interrupts --signals 1000
 """
 
-import argparse
 import gc
 import json
 import logging
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.common.guarded import guarded
 
 BLOCK = 25
@@ -239,13 +238,10 @@ def run_guarded(block: int) -> dict[str, Any]:
 
 def main() -> None:
     """Blocks until the signals are sent or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 3_600, "safety/interrupts")
     parser.add_argument("--signals", type=int, default=1_000)
-    parser.add_argument("--budget-s", type=float, default=3_600)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    out = options.out or RESULTS / "safety" / "interrupts.json"
-    cells = Cells(out, options.budget_s, {"block": BLOCK})
+    cells = Cells(options.out, options.budget_s, {"block": BLOCK})
     sums = cells.data["cells"].setdefault("campaign", {"blocks": 0, "signals": 0})
     deadline = time.monotonic() + options.budget_s
     while sums["signals"] < options.signals and time.monotonic() < deadline:
@@ -260,7 +256,8 @@ def main() -> None:
         cells.save()
     print(json.dumps(sums, indent=1))
     if sums.get("lost") or sums.get("bad"):
-        sys.exit(f"{sums['lost']} signals lost, {len(sums['bad'])} bad: see {out}")
+        lost, bad = sums["lost"], len(sums["bad"])
+        sys.exit(f"{lost} signals lost, {bad} bad: see {options.out}")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ slope is a least-squares line through resident memory after the first thousand s
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.leaks --steps 100000
 """
 
-import argparse
 import gc
 import json
 import logging
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ import psutil
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.safety.interrupts import WIDTH, Net
 
 WARM_STEPS = 1_000
@@ -76,22 +74,20 @@ def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
 
 def main() -> None:
     """One run; exits with an error if memory grows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 3_600, "safety/leaks")
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--budget-s", type=float, default=3_600)
     parser.add_argument("--target", choices=["host", "ssd"], default="ssd")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    out = options.out or RESULTS / "safety" / "leaks.json"
-    cells = Cells(out, options.budget_s, {"steps": options.steps})
+    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
     name = f"{options.target}, reports unread"
     cells.run(name, lambda: train(options.steps, options.budget_s, options.target))
     found = cells[name]
     print(json.dumps({k: v for k, v in found.items() if k != "levels"}))
     if "error" in found or not found["bytes_a_step"] < LIMIT_BYTES_A_STEP:
-        sys.exit(f"memory grows by {found.get('bytes_a_step')} bytes a step: see {out}")
+        slope = found.get("bytes_a_step")
+        sys.exit(f"memory grows by {slope} bytes a step: see {options.out}")
 
 
 if __name__ == "__main__":

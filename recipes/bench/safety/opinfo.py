@@ -7,17 +7,15 @@ both sides refused, how many are random in themselves, and every difference by n
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.opinfo
 """
 
-import argparse
 import logging
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from tests.ssdtrain.graphs import opinfo_samples as opinfo
 
 PARTS = 16
@@ -59,10 +57,8 @@ def run(part: int, recompute: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run the parts that are missing, and add them up."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=1200)
+    parser = arguments(__doc__, 1200, "safety/opinfo")
     parser.add_argument("--recompute", default="auto", choices=["auto", "off"])
-    parser.add_argument("--out", type=Path, default=RESULTS / "safety" / "opinfo.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

@@ -11,14 +11,12 @@ graph. Written down after every block of sessions, so a rerun goes on.
     python -m recipes.bench.safety.relational --graphs 5000 --device cuda
 """
 
-import argparse
 import copy
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch.nn import functional
 
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import RESULTS, Cells, arguments
 
 CALLS = 40
 """Calls of one session, a graph each."""
@@ -438,12 +436,10 @@ def run_session(seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
 
 def main() -> None:
     """Blocks until the graphs are done or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 36_000)
     parser.add_argument("--graphs", type=int, default=100_000)
-    parser.add_argument("--budget-s", type=float, default=36_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float64", "float32"])
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = options.device
     torch.set_num_threads(1)

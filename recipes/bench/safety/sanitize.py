@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import (
-    RESULTS,
     ROOT,
     Cells,
+    arguments,
     child_environment,
     module_command,
 )
@@ -320,13 +320,9 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
 
 def main() -> None:
     """Start all cells that are missing; write each down when it ends."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 55, "safety/sanitize")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--budget-s", type=float, default=55)
     parser.add_argument("--only", nargs="+", help="names of cells")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "safety" / "sanitize.json"
-    )
     options = parser.parse_args()
     if options.child:
         child(options.child)

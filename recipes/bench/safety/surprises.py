@@ -12,7 +12,6 @@ Several processes take ranges of their own (`--first-block`), and their files ar
 up afterwards (`--add`).
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from tests.ssdtrain.graphs.surprises import (
     PLANS,
     difference,
@@ -79,18 +78,15 @@ def add_up(data: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Blocks until the models are done or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 36_000, "safety/surprises_cpu")
     parser.add_argument("--models", type=int, default=100_000)
-    parser.add_argument("--budget-s", type=float, default=36_000)
     parser.add_argument("--first-block", type=int, default=0)
     parser.add_argument("--add", type=Path, nargs="*", default=[])
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # refusals are counted, and raised ones compared
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
-    out = options.out or RESULTS / "safety" / "surprises_cpu.json"
-    cells = Cells(out, options.budget_s, {"device": "cpu", "block": BLOCK})
+    cells = Cells(options.out, options.budget_s, {"device": "cpu", "block": BLOCK})
     sums = cells.data["cells"].setdefault("campaign", {"blocks": 0})
     deadline = time.monotonic() + options.budget_s
     for path in options.add:
@@ -107,7 +103,7 @@ def main() -> None:
             flush=True,
         )
     if sums.get("different"):
-        sys.exit(f"{len(sums['different'])} runs differ: see {out}")
+        sys.exit(f"{len(sums['different'])} runs differ: see {options.out}")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ the programs. A program that plain autograd refuses must be refused.
     python -m recipes.bench.safety.survival --budget-s 60
 """
 
-import argparse
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from tests.pitfalls import scenarios
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -141,11 +139,7 @@ def judge(make: Callable[[], Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the contenders that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=60)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "safety" / "survival.json"
-    )
+    parser = arguments(__doc__, 60, "safety/survival")
     options = parser.parse_args()
     evidence = {row.scenario.__name__: row.evidence for row in scenarios.ROWS}
     cells = Cells(options.out, options.budget_s, {"evidence": evidence})

@@ -10,18 +10,16 @@ over it (a plain sum of its words).
     python -m recipes.bench.safety.verify --size 12288x2 --budget-s 45
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.offload.placement import Clock, step
 from ssdtrain.api import Session
 from ssdtrain.cache.digest import Digests, word_bytes
@@ -164,14 +162,12 @@ def cost(
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, 45, "safety/verify")
     parser.add_argument("--size", default="12288x2", help="hidden x layers")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--plans", nargs="+", default=list(PLANS), choices=PLANS)
-    parser.add_argument("--budget-s", type=float, default=45)
-    parser.add_argument("--out", type=Path, default=RESULTS / "safety" / "verify.json")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = ("size", "batch", "sequence", "pairs")

@@ -17,9 +17,26 @@ from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import open_storage
 from ssdtrain.transfer.device import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import PinnedPool
 
 MIB = 1024 * 1024
+
+
+def store_all(offloader: Offloader, sources: list[torch.Tensor]) -> list[Parcel]:
+    """Everything out, to the disk.
+
+    Raises:
+        RuntimeError: a tensor was kept.
+    """
+    parcels = []
+    for number, source in enumerate(sources):
+        parcel = offloader.store(source, f"t{number}", lambda: True)
+        if parcel is None:
+            raise RuntimeError("a tensor was kept: the pool or the storage is full")
+        parcels.append(parcel)
+    offloader.wait_io()
+    return parcels
 
 
 def one_round(
@@ -28,13 +45,7 @@ def one_round(
     """Store everything to the disk, then load everything back; GB/s each way."""
     total = sum(s.numel() for s in sources)
     begin = time.monotonic()
-    parcels = []
-    for number, source in enumerate(sources):
-        parcel = offloader.store(source, f"t{number}", lambda: True)
-        if parcel is None:
-            raise RuntimeError("a tensor was kept: the pool is too small")
-        parcels.append(parcel)
-    offloader.wait_io()
+    parcels = store_all(offloader, sources)
     write = total / (time.monotonic() - begin) / 1e9
     begin = time.monotonic()
     ahead, loads = 0, []

@@ -8,7 +8,6 @@ way. Written down for every tenth of the way: p50 and p99 latency of a write and
 read of 16 MiB, bytes of file, staging, process memory, descriptors and threads.
 """
 
-import argparse
 import os
 import random
 import statistics
@@ -20,7 +19,8 @@ from typing import Any
 import psutil
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.storage.offloader_io import store_all
 from recipes.bench.storage.raw_io import scratch
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import Slot, Storage, open_storage
@@ -67,13 +67,7 @@ def quantiles(values: list[float], name: str) -> dict[str, float]:
 
 def step(offloader: Offloader, sources: list[torch.Tensor]) -> None:
     """Everything out, then back in reverse, as forward and backward do."""
-    parcels = []
-    for number, source in enumerate(sources):
-        parcel = offloader.store(source, f"t{number}", lambda: True)
-        if parcel is None:
-            raise RuntimeError("a tensor was kept: the storage did not take it")
-        parcels.append(parcel)
-    offloader.wait_io()
+    parcels = store_all(offloader, sources)
     ahead = len(parcels)
     for number in reversed(range(len(parcels))):
         ahead = min(ahead, number + 1)
@@ -105,13 +99,10 @@ def level(offloader: Offloader, storage: TimedStorage) -> dict[str, Any]:
 
 def main() -> None:
     """Steps until the bytes are written or the budget is spent."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, 600, "storage/soak")
     parser.add_argument("--directory", type=Path, default=Path("."))
     parser.add_argument("--gb", type=float, default=200)
-    parser.add_argument("--budget-s", type=float, default=600)
     parser.add_argument("--cells", type=int, default=10)
-    default = RESULTS / "storage" / "soak.json"
-    parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     record = Cells(options.out, options.budget_s, anew=True)
     kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,7 +6,6 @@ Raw and ours run in alternate rounds at the same block size and depth, with matr
 products on the GPU meanwhile (if there is one), and are compared round by round.
 """
 
-import argparse
 import statistics
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.storage.offloader_io import offloader_rates
 from recipes.bench.storage.raw_io import (
     Ours,
@@ -101,13 +100,10 @@ def storage_cell(
 
 def main() -> None:
     """Run as many cells as the budget allows."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, 90, "storage/io")
     parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument("--budget-s", type=float, default=90)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--total-mib", type=int, default=512)
-    default = RESULTS / "storage" / "io.json"
-    parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     record = Cells(options.out, options.budget_s, anew=True)
     device = torch.device("cuda") if torch.cuda.is_available() else None

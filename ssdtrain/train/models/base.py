@@ -107,12 +107,14 @@ class Stock:
 
     kind: Callable[[Any], Any]
     """Class of `transformers`."""
+    configure: Callable[[ModelSettings, int], Any]
+    """Its configuration, of settings and a vocabulary's size."""
     inputs: tuple[str, ...]
     """Names of what its forward is given."""
 
-    def __init__(self, settings: ModelSettings, config: Any) -> None:
+    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
         self._settings = settings
-        self.config = config
+        self.config = self.configure(settings, vocab_size)
 
     def whole(self) -> Whole:
         """The stock model with random weights."""

@@ -121,10 +121,8 @@ class Bert(Stock):
     """The BERT family at one size."""
 
     kind = BertForMaskedLM
+    configure = staticmethod(bert_config)
     inputs = ("input_ids", "attention_mask")
-
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        super().__init__(settings, bert_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, transform, output layer (tied), bias."""

@@ -79,10 +79,8 @@ class Gpt(Stock):
     """The GPT family at one size."""
 
     kind = GPT2LMHeadModel
+    configure = staticmethod(gpt_config)
     inputs = ("input_ids",)
-
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        super().__init__(settings, gpt_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Embedding, positions, blocks, norm, output layer (tied)."""

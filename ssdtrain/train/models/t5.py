@@ -159,10 +159,8 @@ class T5(Stock):
     """The T5 family at one size."""
 
     kind = T5ForConditionalGeneration
+    configure = staticmethod(t5_config)
     inputs = ("input_ids", "decoder_input_ids")
-
-    def __init__(self, settings: ModelSettings, vocab_size: int) -> None:
-        super().__init__(settings, t5_config(settings, vocab_size))
 
     def layers(self) -> list[Layer]:
         """Encoder, then decoder, then the output layer; one tied embedding."""

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from hector.runtime.launch import Launch, compile_together, prepare_compiler
+from hector.runtime.progress import telling
 
 
 class Kernel:
@@ -77,3 +78,13 @@ def test_products_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepare_compiler() is prepare_compiler() and prepare_compiler().done()
     # Launchers are made in the pool as well, not one by one as they are used.
     assert all(k.loaded for k in kernels)
+
+
+def test_who_waits_for_a_compilation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    said: list[str] = []
+    with telling(said.append):
+        compile_together([(w, {}) for w in _launches(*map(Kernel, "abc"))])
+    compile_together([(w, {}) for w in _launches(Kernel("d"), Kernel("e"))])
+    whole = ["compiling 3 kernels", *(f"compiled {n} of 3 kernels" for n in (1, 2, 3))]
+    assert sorted(said) == sorted(whole) and said[0] == whole[0]
