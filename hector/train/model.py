@@ -28,7 +28,11 @@ LayerFactory = Callable[[LayerSpec, HeteroGraph], nn.Module]
 
 
 def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
-    """The layer of `hector.nn`."""
+    """The layer of `hector.nn`.
+
+    Raises:
+        ValueError: no layer is built for this kind.
+    """
     from hector.nn import HGTConv, RGATConv, RGCNConv
 
     if spec.kind is LayerKind.HGT:
@@ -39,12 +43,16 @@ def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
         return RGCNConv(
             spec.in_channels, spec.out_channels, relations, num_bases=spec.num_bases
         )
-    return RGATConv(
-        spec.in_channels,
-        spec.out_channels // spec.heads,
-        relations,
-        num_bases=spec.num_bases,
-        heads=spec.heads,
+    if spec.kind is LayerKind.RGAT:
+        return RGATConv(
+            spec.in_channels,
+            spec.out_channels // spec.heads,
+            relations,
+            num_bases=spec.num_bases,
+            heads=spec.heads,
+        )
+    raise ValueError(
+        f"expected a kind that compiled_layer builds, got {spec.kind!r}; add its branch"
     )
 
 

@@ -1,8 +1,11 @@
 """What every storage promises, on every kind of storage."""
 
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +116,34 @@ def test_after_close(storage: Storage, aligned: Aligned) -> None:
             call(slot, aligned(PAGE))
     with pytest.raises(OSError, match="closed"):
         storage.allocate(PAGE)
+
+
+def test_a_transfer_that_close_meets_reaches_no_other_file(
+    storage: Storage, aligned: Aligned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that is closed too early is soon the number of another file."""
+    real, begun, go_on = os.pwritev, threading.Event(), threading.Event()
+
+    def held(*args: Any) -> int:
+        begun.set()
+        go_on.wait(10)
+        return real(*args)
+
+    def write() -> None:
+        storage.write(slot, aligned(PAGE, seed=1))
+        begun.set()  # without a descriptor: it has not been held
+
+    slot = storage.allocate(PAGE)
+    monkeypatch.setattr(os, "pwritev", held)
+    writer = threading.Thread(target=write)
+    writer.start()
+    begun.wait(10)
+    storage.close()
+    with (tmp_path / "other").open("w+b") as other:
+        go_on.set()
+        writer.join()
+        assert other.read() == b""
+    assert storage.stats().written_bytes == PAGE
 
 
 @pytest.mark.parametrize("kind", ["memory", "posix"])
