@@ -68,5 +68,8 @@ def test_a_run_tells_what_it_prepares(
         run=RunConfig(device="cpu", num_seeds=1),
     ).train()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["hector: reading the graph ...", "hector: preparing seed 0 ..."]
+    assert lines[:2] == [
+        "hector: reading the graph ...",
+        "hector: preparing seed 0 ...",
+    ]
     assert heard != [nobody] and listener() is nobody

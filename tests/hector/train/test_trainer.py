@@ -27,7 +27,6 @@ from hector.train import (
     RunConfig,
 )
 from hector.train.checkpoint import CheckpointMismatchError
-from hector.train.trainer import load_data
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -72,7 +71,7 @@ def test_config_builds_the_trainer(kind: str) -> None:
     assert isinstance(trainer, NodeClassificationTrainer)
     assert trainer.model_config.layer is LayerKind(kind)
     assert trainer.run_config.num_seeds == 3
-    model = trainer.build_model(load_data(trainer.data_config, 0), 0)
+    model = trainer.build_model(trainer.task(), 0)
     names = {type(layer).__name__.lower() for layer in model.layers}
     assert names == {f"{kind}conv"}
     assert trainer.run_config.output_directory is None
