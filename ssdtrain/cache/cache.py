@@ -49,7 +49,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
 from ssdtrain.cache.scope import owned
-from ssdtrain.cache.table import Tables
+from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier

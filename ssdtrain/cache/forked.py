@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
@@ -21,7 +22,6 @@ from ssdtrain.cache.record import (
     RecordView,
 )
 from ssdtrain.cache.regions import PlaceHandle
-from ssdtrain.cache.table import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.admission import raw

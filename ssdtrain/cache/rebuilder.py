@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import Course
 from ssdtrain.cache.digest import word_bytes
+from ssdtrain.cache.handles import (
+    KeptHandle,
+    ParameterHandle,
+    ParameterViewHandle,
+)
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
@@ -33,11 +38,6 @@ from ssdtrain.cache.record import (
     Wrapped,
 )
 from ssdtrain.cache.regions import FromRegion, Regions
-from ssdtrain.cache.table import (
-    KeptHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
 from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Count, Fallback

@@ -37,7 +37,10 @@ from ssdtrain.remat.expression import Epsilon
 from ssdtrain.remat.purity import Purity
 
 # Of hooks, and of the function mode behind `torch.set_default_device`.
-_BETWEEN = ("ssdtrain.cache", "ssdtrain.remat", "torch._dynamo", "torch.utils._device")
+_BETWEEN = (
+    *("ssdtrain.cache", "ssdtrain.observe", "ssdtrain.remat"),
+    *("torch._dynamo", "torch.utils._device"),
+)
 _CALL: CodeType = nn.Module._call_impl.__code__
 # With hooks on the module the forward is called in there; they run outside of it.
 _CALL_WITH_HOOKS = tuple(

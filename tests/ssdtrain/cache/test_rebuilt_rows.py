@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.table import RebuiltAgainRow, RebuiltRow
+from ssdtrain.cache.rows import RebuiltAgainRow, RebuiltRow
 from ssdtrain.errors import ActivationChangedError, InPlaceError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.table import HostRow, KeptItemRow
+from ssdtrain.cache.rows import HostRow, KeptItemRow
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ssdtrain
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.table import Run
+from ssdtrain.cache.run import Run
 from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved, every_other_moved

@@ -1,0 +1,342 @@
+"""Compiles a plan: watches a lane that the general path serves, and leaves its rows.
+
+See [Note: compiled plan] in table.py.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdtrain.cache.identity import View
+from ssdtrain.cache.planned import PLANNED
+from ssdtrain.cache.record import (
+    Handle,
+    Kept,
+    Lane,
+    ParameterView,
+    RebuiltView,
+    RecordView,
+    Wrapped,
+)
+from ssdtrain.cache.regions import FromRegion
+from ssdtrain.cache.rows import (
+    COUNTING,
+    COUNTING_USES,
+    NOTHING,
+    QUIET,
+    AgainRow,
+    Behind,
+    EndRow,
+    GeneralRow,
+    HostAgainRow,
+    HostRow,
+    KeptItemRow,
+    KeptRow,
+    MoveRow,
+    ParameterRow,
+    ParameterViewRow,
+    RebuiltAgainRow,
+    RebuiltRow,
+    RegionItemRow,
+    RegionRow,
+    Row,
+    Spec,
+    around,
+)
+from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.table import Hooks, Table, Totals
+from ssdtrain.cache.wrapped import unwrapped
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+
+
+class Binding:
+    """Watches a lane that the general path serves, to compile its plan."""
+
+    def __init__(self, cache: Any, lane: Lane, plan: Plan, general: Hooks) -> None:
+        self.plan = plan
+        self._pack, self._unpack = general
+        self._cache = cache
+        self._lane = lane
+        self._specs: list[Spec] = []
+        self._items: set[int] = set()
+        self._inputs: set[int] = set()
+        """Rows whose tensors a recipe reads."""
+        self._compiled: set[int] = set()
+        """Items whose recipes rows can ask for again."""
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._used: list[int] = []
+        """Rows in the order in which backward used their tensors."""
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """The general path, watched."""
+        course, moves = self._cache.course, self._cache.moves
+        before, num_acts = course.mark, moves.num_acts
+        call = self._cache.regions.current
+        num_places = 0 if call is None else call.num_places
+        handle = self._pack(tensor)
+        spec = self._spec(tensor, handle)
+        spec.serves, spec.region = course.storing, course.region
+        if course.storing >= 0:
+            if spec.is_wrapped:
+                self._inputs.add(spec.item)
+        elif call is not None and spec.parameter is None:
+            self._place(spec, tensor, handle, call.num_places > num_places)
+        if type(tensor) is Tensor:
+            spec.look = Look(tensor.dtype, tuple(tensor.shape))
+        spec.marks = course.mark - before
+        if spec.compiled is not None:
+            # What its recipe has stored meanwhile has marks of its own.
+            spec.marks -= course.of(self._lane).num_items - spec.item - 1
+        spec.acts_at_pack = moves.num_acts > num_acts
+        handle.number = len(self._specs)
+        self._specs.append(spec)
+        return handle
+
+    def _place(
+        self, spec: Spec, tensor: Tensor, handle: Handle, is_placed: bool
+    ) -> None:
+        """It was saved in the forward of a region that runs again."""
+        source = handle.source
+        plain = is_placed and self._cache.is_movable(tensor)
+        if isinstance(source, FromRegion):
+            spec.is_remade, spec.extent_bytes = plain, handle.num_bytes
+        elif isinstance(source, RecordView) and source.record.region is not None:
+            spec.is_remade = plain
+        else:
+            spec.is_placed = plain
+        spec.is_plain = spec.is_plain and spec.is_placed
+
+    def unpack(self, handle: Handle) -> Tensor:
+        """The general path, watched."""
+        if self._cache.course.is_using:  # for a region that runs again
+            return self._unpack(handle)
+        num_acts = self._cache.moves.num_acts
+        tensor = self._unpack(handle)
+        if handle.number >= 0:
+            spec = self._specs[handle.number]
+            spec.acts_at_use |= self._cache.moves.num_acts > num_acts
+            spec.last_use = len(self._used)
+            self._used.append(handle.number)
+        return tensor
+
+    def _spec(self, tensor: Tensor, handle: Handle) -> Spec:
+        source = handle.source
+        if isinstance(source, Wrapped):
+            found = unwrapped(tensor)
+            if found is None:
+                return Spec(num_bytes=0, is_plain=False)
+            spec = self._spec(found.local, source.inner)
+            spec.is_wrapped = True
+            spec.compiled, spec.is_rebuilt = None, False
+            spec.is_plain = spec.is_plain and (spec.item < 0 or not tensor._version)
+            return spec
+        if isinstance(source, ParameterView):
+            whole = source.shape is None
+            return Spec(
+                num_bytes=tensor.nbytes, parameter=source.parameter, is_whole=whole
+            )
+        if isinstance(source, Kept):
+            return Spec(num_bytes=_num_bytes(tensor), is_plain=type(tensor) is Tensor)
+        if isinstance(source, FromRegion):
+            return Spec(num_bytes=_num_bytes(tensor), is_plain=False)
+        owner = source.record if isinstance(source, RecordView) else source.rebuilt
+        first = owner.item not in self._items
+        self._items.add(owner.item)
+        if isinstance(source, RebuiltView):
+            if source.rebuilt.compiled is not None:
+                self._compiled.add(owner.item)
+            for holder in source.rebuilt.holders:
+                self._inputs.add(_item_of(holder))
+        own = owner.lane is self._lane
+        plain = isinstance(source, RecordView) and own
+        rebuilt = source.rebuilt if isinstance(source, RebuiltView) and own else None
+        dense = is_dense_in(tensor, source.view, owner.num_bytes) and tensor.numel() > 0
+        if first:
+            self._dtypes[owner.item] = tensor.dtype
+        dense = dense and self._dtypes[owner.item] is tensor.dtype
+        return Spec(
+            num_bytes=tensor.nbytes,
+            extent_bytes=owner.num_bytes,
+            item=owner.item,
+            is_first=first,
+            is_plain=plain,
+            is_dense=dense,
+            is_rebuilt=rebuilt is not None,
+            compiled=None if rebuilt is None or not first else rebuilt.compiled,
+        )
+
+    def table(self) -> Table | None:
+        """The compiled plan; None if the lane left its plan."""
+        course = self._lane.course
+        if course is None or course.orders is None:
+            return None
+        orders = course.orders
+        last: dict[int, int] = {}
+        for number, spec in enumerate(self._specs):
+            before = last.get(spec.item)
+            if before is None or spec.last_use > self._specs[before].last_use:
+                last[spec.item] = number
+        general = self._items_served_generally(orders)
+        counts = Counter(spec.item for spec in self._specs)
+        sparse = {spec.item for spec in self._specs if not spec.is_dense}
+        if not self._cache.moves_to_host:
+            sparse.update(range(len(orders)))
+        loud = {number for number, spec in enumerate(self._specs) if spec.is_loud}
+        uses = [n for n in self._used if self._specs[n].item >= 0]
+        # Somebody must notice that backward begins and that it ends.
+        loud.update(uses[:1] + uses[-1:])
+        loud.update(self._first_of_regions(range(len(self._specs))))
+        loud.update(self._first_of_regions(uses))
+        closing = {last[spec.item] for spec in self._specs}
+        rows: list[Row] = []
+        for number, spec in enumerate(self._specs):
+            row = self._row(number, orders, general, closes=number in closing)
+            if type(row) is KeptItemRow and number not in loud:
+                row = KeptRow(spec.num_bytes)
+            elif type(row) is RegionItemRow and number not in loud:
+                row = RegionRow(spec.num_bytes, row.own_bytes)
+            elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
+                if orders[spec.item].placement is Placement.OFFLOAD:
+                    shared = counts[spec.item] > 1
+                    row = (
+                        HostRow(spec, orders[spec.item], is_shared=shared)
+                        if spec.is_first
+                        else HostAgainRow(spec)
+                    )
+            rows.append(row)
+        behind = self._tell_of_quiet_packs(rows)
+        self._tell_of_quiet_uses(rows, closing)
+        totals = tuple(map(self._totals, self._specs, rows))
+        looks = tuple(spec.look for spec in self._specs)
+        rows = [*map(around, self._specs, rows), EndRow()]
+        return Table(tuple(rows), totals, behind, looks)
+
+    def _is_quiet(self, number: int, rows: list[Row]) -> bool:
+        return type(rows[number]) in QUIET and self._specs[number].item >= 0
+
+    def _tell_of_quiet_packs(self, rows: list[Row]) -> Behind:
+        """Rows that count learn of the quiet ones before them."""
+        behind = NOTHING
+        for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
+            if self._is_quiet(number, rows):
+                # What a region makes again its call has booked.
+                is_kept = spec.is_first and not spec.is_remade
+                own_bytes = spec.num_bytes if is_kept else 0
+                behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
+            elif isinstance(row, COUNTING):
+                row.behind, behind = behind, NOTHING
+        return behind
+
+    def _tell_of_quiet_uses(self, rows: list[Row], closing: set[int]) -> None:
+        behind, freed = NOTHING, self._freed_with(rows)
+        for at, number in enumerate(self._used):
+            spec, row = self._specs[number], rows[number]
+            if spec.item < 0 or at != spec.last_use:
+                continue
+            freed_bytes = freed.get(number, 0)
+            if freed_bytes:
+                behind = behind._replace(num_bytes=behind.num_bytes + freed_bytes)
+            if self._is_quiet(number, rows):
+                is_last = number in closing and not spec.is_remade
+                own_bytes = spec.num_bytes if is_last else 0
+                behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
+            elif isinstance(row, COUNTING_USES):
+                row.used_behind, behind = behind, NOTHING
+
+    def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:
+        """The first row of each region: what was kept or freed before it must be
+        booked before its bytes come alive."""
+        first: dict[int, int] = {}
+        for number in numbers:
+            spec = self._specs[number]
+            if spec.is_remade and spec.item >= 0:
+                first.setdefault(spec.region, number)
+        return first.values()
+
+    def _freed_with(self, rows: list[Row]) -> dict[int, int]:
+        """Bytes of inputs of regions that stay and that nobody else uses, by the row
+        with whose use they go: the last one of their region."""
+        last: dict[int, int] = {}
+        for number in self._used:
+            last[self._specs[number].region] = number
+        used = {self._specs[number].item for number in self._used}
+        freed: dict[int, int] = {}
+        for number, spec in enumerate(self._specs):
+            alone = spec.serves >= 0 and spec.is_first and spec.item not in used
+            if alone and type(rows[number]) is KeptRow and spec.serves in last:
+                end = last[spec.serves]
+                freed[end] = freed.get(end, 0) + spec.num_bytes
+        return freed
+
+    def _totals(self, spec: Spec, row: Row) -> Totals:
+        if type(row) is ParameterRow or type(row) is ParameterViewRow:
+            return Totals(parameter_bytes=spec.num_bytes)
+        if type(row) in (KeptItemRow, KeptRow) and spec.is_first:
+            return Totals(1, spec.num_bytes)
+        if type(row) in (RegionItemRow, RegionRow) and spec.is_first:
+            return Totals(1)
+        return Totals()
+
+    def _items_served_generally(self, orders: Any) -> set[int]:
+        """Rebuilt ones, and what their recipes read."""
+        found = {
+            spec.item
+            for spec in self._specs
+            if spec.item >= 0 and not (spec.is_plain or spec.is_remade)
+        }
+        for item, order in enumerate(orders):
+            if order.placement not in PLANNED and item not in self._remade:
+                found.add(item)
+        return (found | self._inputs) - {-1}
+
+    @cached_property
+    def _remade(self) -> set[int]:
+        """Items of which every handle is made again by rows."""
+        remade = {spec.item for spec in self._specs if spec.is_remade}
+        return remade - {spec.item for spec in self._specs if not spec.is_remade}
+
+    def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
+        spec = self._specs[number]
+        if spec.compiled is not None:
+            return RebuiltRow(spec, spec.compiled, number)
+        if spec.is_rebuilt and not spec.is_first and spec.item in self._compiled:
+            return RebuiltAgainRow(spec, number)
+        if spec.is_remade and (spec.item < 0 or spec.item in self._remade):
+            is_last = spec.item < 0 or closes
+            return RegionItemRow(spec, spec.extent_bytes if is_last else 0)
+        if not spec.is_plain or spec.item in general:
+            return GeneralRow(spec.item, number)
+        if spec.parameter is not None:
+            row = ParameterRow if spec.is_whole else ParameterViewRow
+            return row(spec.parameter, spec.num_bytes)
+        if spec.item < 0:
+            return KeptRow(spec.num_bytes)
+        order = orders[spec.item]
+        if order.release_after <= 0:
+            return KeptItemRow(spec, order.name, closes=closes)
+        return MoveRow(spec, order) if spec.is_first else AgainRow(spec)
+
+
+def _item_of(handle: Handle) -> int:
+    source = handle.source
+    if isinstance(source, RecordView):
+        return source.record.item
+    return source.rebuilt.item if isinstance(source, RebuiltView) else -1
+
+
+def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
+    """Whether a view fills its record's bytes from the first to the last, once."""
+    if view.offset_bytes or view.is_conj or view.is_neg:
+        return False
+    if tensor.nbytes != record_bytes or tensor.storage_offset() * tensor.itemsize % 16:
+        return False
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes if type(tensor) is Tensor else 0

@@ -1,0 +1,96 @@
+"""What autograd holds of a tensor that a row of a compiled plan served."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from ssdtrain.cache.identity import check_version
+from ssdtrain.cache.record import Handle, Kept, ParameterView, Part
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.rows import KeptItemRow
+    from ssdtrain.cache.run import Run
+
+
+class KeptHandle(tuple[Tensor, int]):
+    """A tensor that stays, and its version. A tuple: made without a call of Python."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Kept:
+        """As the general path would hold it."""
+        return Kept(*self)
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        tensor, version = self
+        if tensor._version != version:
+            check_version(tensor, version, "a kept tensor")
+        return tensor
+
+
+class ParameterHandle(tuple[nn.Parameter, int]):
+    """A saved parameter and its version. See [Note: parameters] in record.py."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> ParameterView:
+        """As the general path would hold it."""
+        parameter, version = self
+        return ParameterView(parameter, version, None, (), 0)
+
+    def get(self) -> Tensor:
+        """The parameter; `InPlaceError` if it was changed after it was saved."""
+        parameter, version = self
+        if parameter._version != version:
+            check_version(parameter, version, "a parameter")
+        return parameter
+
+
+class ParameterViewHandle(tuple[nn.Parameter, int, Part]):
+    """A saved view of a parameter: whose, of which version, and how it is found."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> ParameterView:
+        """As the general path would hold it."""
+        parameter, version, part = self
+        return ParameterView(parameter, version, *part)
+
+    def get(self) -> Tensor:
+        """The view; `InPlaceError` if the parameter was changed after it was saved."""
+        parameter, version, part = self
+        if parameter._version != version:
+            check_version(parameter, version, "a parameter")
+        return part.of(parameter)
+
+
+class KeptItemHandle(Handle):
+    """A tensor that stays, and at whose use the plan has something to do."""
+
+    __slots__ = ("is_closed", "row", "run", "tensor", "version")
+
+    def __init__(
+        self, tensor: Tensor, version: int, row: "KeptItemRow", run: "Run"
+    ) -> None:
+        self.tensor = tensor
+        self.version = version
+        self.row = row
+        self.run = run
+        self.is_closed = False
+        """Whether its bytes have been booked as gone."""
+
+    @property  # what is an attribute of others would be a second copy here
+    def source(self) -> Kept:  # type: ignore[override]
+        """As the general path would hold it."""
+        return Kept(self.tensor, self.version)
+
+    def get(self) -> Tensor:
+        """The tensor; `InPlaceError` if it was changed after it was saved."""
+        if self.tensor._version != self.version:
+            check_version(self.tensor, self.version, self.row.name)
+        self.run.use(self)
+        return self.tensor

@@ -1,0 +1,482 @@
+"""Rows of a compiled plan: what happens to one saved tensor.
+
+See [Note: compiled plan] in table.py.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
+from ssdtrain.cache.identity import parameter_of
+from ssdtrain.cache.record import Handle, ParameterView, Part
+from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
+from ssdtrain.plan.plan import Order
+from ssdtrain.remat.compiled import Compiled
+from ssdtrain.transfer.places import Place
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.run import Run
+
+
+@dataclass(kw_only=True)
+class Spec:
+    """What one call of `pack` turned out to be in the lane that was watched."""
+
+    num_bytes: int
+    """Of the tensor as it was saved, a view perhaps."""
+    parameter: nn.Parameter | None = None
+    is_whole: bool = True
+    """Whether it is the parameter itself, and not a view of it."""
+    item: int = -1
+    """-1: not an item of the plan."""
+    is_first: bool = False
+    """Whether it is the item's first handle."""
+    is_plain: bool = True
+    """False: only the general path, or a recipe, can tell."""
+    is_rebuilt: bool = False
+    """Whether a recipe made it again."""
+    compiled: Compiled | None = None
+    """That recipe, where it can be asked for again; of the first handle alone."""
+    is_wrapped: bool = False
+    """Whether all this is said of the part of a wrapper."""
+    is_remade: bool = False
+    """Whether its region's forward makes it again."""
+    is_placed: bool = False
+    """Whether it has a place in its region, and is stored."""
+    region: int = -1
+    """The region call in whose forward it is saved."""
+    serves: int = -1
+    """The region call that stores it as its input."""
+    is_dense: bool = False
+    """Whether it fills its record without gaps, in the record's first dtype."""
+    marks: int = 0
+    """By how many its pack moved the course on."""
+    acts_at_pack: bool = False
+    """Whether something was released when it was packed."""
+    acts_at_use: bool = False
+    """Whether something was released or loaded when it was used."""
+    last_use: int = -1
+    """Number of its last use in backward."""
+    extent_bytes: int = 0
+    """Of its record: the tensor may be a view inside."""
+    look: Look | None = None
+    """What a tensor of another size must be like."""
+
+    @property
+    def is_loud(self) -> bool:
+        """Whether the plan does something when it is packed or used."""
+        return self.acts_at_pack or self.acts_at_use
+
+
+class Behind(NamedTuple):
+    """What quiet rows, packed or used since the last one that counts, have not."""
+
+    marks: int = 0
+    num_bytes: int = 0
+    uses: int = 0
+
+
+NOTHING = Behind()
+
+
+class Row(Protocol):
+    """One call of `pack`."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """The handle for autograd."""
+
+
+class GeneralRow:
+    """Served by the general path: recipes, and tensors that are not plain."""
+
+    __slots__ = ("behind", "item", "number", "used_behind")
+
+    def __init__(self, item: int = -1, number: int = -1) -> None:
+        self.item = item
+        self.number = number
+        self.behind = self.used_behind = NOTHING
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """As the general path does."""
+        return run.pack_generally(tensor, self)
+
+
+class RebuiltRow:
+    """An item that the plan rebuilds, by a recipe that was found and admitted before.
+
+    What safety needs is asked again: [Note: compiled recipes] in remat/compiled.py.
+    Where an answer is another one, the general path searches.
+    """
+
+    __slots__ = (
+        "behind",
+        "compiled",
+        "item",
+        "marks",
+        "num_bytes",
+        "number",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", compiled: Compiled, number: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.compiled = compiled
+        self.number = number
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle that makes it again."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild(self, tensor)
+        return run.pack_generally(tensor, self)
+
+
+class RebuiltAgainRow:
+    """Another handle of an item that is rebuilt."""
+
+    __slots__ = ("behind", "item", "num_bytes", "number", "used_behind")
+
+    def __init__(self, spec: "Spec", number: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.number = number
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same recipe, if these are its bytes."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild_again(self, tensor)
+        return run.pack_generally(tensor, self)
+
+
+class EndRow:
+    """Behind the last one."""
+
+    __slots__ = ()
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """One tensor more than the plan knows."""
+        return run.leave(tensor)
+
+
+class ParameterRow:
+    """A parameter."""
+
+    __slots__ = ("num_bytes", "parameter")
+
+    def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
+        self.parameter = weakref.ref(parameter)
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Another tensor than this parameter: see `Run.hooks`."""
+        return run.leave(tensor)
+
+
+class ParameterViewRow:
+    """A view of a parameter, such as `weight.t()`."""
+
+    __slots__ = ("_parameter", "_part", "num_bytes")
+
+    def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._part: Part | None = None
+        """Where the last one lay."""
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Any:
+        """A handle that finds the view again in the parameter's data."""
+        base, parameter = tensor._base, self._parameter()
+        if parameter is None or base is not parameter:
+            return run.leave(tensor)
+        part = self._part
+        if part is None or not part.is_of(tensor, parameter):
+            found = ParameterView.of(tensor, parameter)
+            if found is None or found.shape is None:
+                return run.leave(tensor)
+            self._part = part = Part(found.shape, found.stride, found.offset)
+        return ParameterViewHandle((parameter, tensor._version, part))
+
+
+class KeptRow:
+    """A tensor below `min_bytes`, one that never moves, or a quiet item."""
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A parameter, or of another size: see `Run.hooks`."""
+        return run.leave(tensor)
+
+
+class KeptItemRow:
+    """An item that the plan keeps, where it has something to do."""
+
+    __slots__ = (
+        "behind",
+        "closes",
+        "is_first",
+        "item",
+        "marks",
+        "name",
+        "num_bytes",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", name: str, *, closes: bool) -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.is_first = spec.is_first
+        self.behind = self.used_behind = NOTHING
+        self.name = name
+        self.closes = closes
+        """Whether backward used this handle of the item last."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Keep it, unless it is a parameter or of another size."""
+        if type(tensor) is Tensor and tensor.nbytes == self.num_bytes:
+            base = tensor._base
+            if base is None or type(base) is Tensor:
+                if self.is_first:
+                    run.keep(self)
+                return KeptItemHandle(tensor.detach(), tensor._version, self, run)
+        return run.leave(tensor)
+
+
+class MoveRow:
+    """An item that the plan moves away."""
+
+    __slots__ = ("behind", "extent_bytes", "item", "marks", "num_bytes", "order")
+
+    def __init__(self, spec: "Spec", order: Order) -> None:
+        self.behind = NOTHING
+        self.extent_bytes = spec.extent_bytes
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.order = order
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Identify its bytes and send them off."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.move(self, tensor)
+        return run.leave(tensor)
+
+
+class HostRow:
+    """An item that the plan moves to host memory, to the same place in every step.
+
+    It fills its base without gaps; `MoveRow` serves all others.
+    """
+
+    __slots__ = (
+        "behind",
+        "free",
+        "is_shared",
+        "item",
+        "marks",
+        "name",
+        "num_bytes",
+        "order",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", order: Order, *, is_shared: bool) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+        self.marks = spec.marks
+        self.order = order
+        self.name = order.name
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes."""
+        self.free: list[Place] = []
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Send it off."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.send(self, tensor)
+        return run.leave(tensor)
+
+
+class HostAgainRow:
+    """Another handle of an item of a `HostRow`."""
+
+    __slots__ = ("item", "num_bytes", "used_behind")
+
+    def __init__(self, spec: "Spec") -> None:
+        self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same bytes, if these are they."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.send_again(self, tensor)
+        return run.leave(tensor)
+
+
+class AgainRow:
+    """Another handle of an item that moves."""
+
+    __slots__ = ("item", "num_bytes")
+
+    def __init__(self, spec: "Spec") -> None:
+        self.num_bytes = spec.num_bytes
+        self.item = spec.item
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle of the same record, if these are its bytes."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.move_again(self, tensor)
+        return run.leave(tensor)
+
+
+class RegionRow:
+    """A tensor that its region's forward makes again: see [Note: regions].
+
+    It is dropped when the forward has ended, so nothing asks which bytes it is.
+    """
+
+    __slots__ = ("num_bytes", "own_bytes")
+
+    def __init__(self, num_bytes: int, own_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.own_bytes = own_bytes
+        """Of its record; 0: another row counts them."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Outside of its region, or no plain tensor: see `Run.hooks`."""
+        return run.leave(tensor)
+
+
+class RegionItemRow:
+    """As `RegionRow`, where the plan has something to do."""
+
+    __slots__ = (
+        "behind",
+        "is_first",
+        "item",
+        "marks",
+        "num_bytes",
+        "own_bytes",
+        "used_behind",
+    )
+
+    def __init__(self, spec: "Spec", own_bytes: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.own_bytes = own_bytes
+        self.item = spec.item
+        self.is_first = spec.is_first
+        self.marks = spec.marks
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A place in the running region."""
+        return run.remake(self, tensor, self.own_bytes)
+
+
+class PlannedUse(NamedTuple):
+    """The use of a `RegionItemRow`."""
+
+    row: RegionItemRow
+    run: "Run"
+
+    def begin(self) -> int | None:
+        """Count it, and release what is due."""
+        return self.run.begin_use(self.row)
+
+    def end(self, at: int | None) -> None:
+        """Load what the plan wants back by now."""
+        self.run.end_use(at)
+
+
+class PlacedRow:
+    """A tensor that is stored, and saved in a region's forward: it has a place there,
+    so that those behind it find theirs in a re-run."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Row) -> None:
+        self.inner = inner
+
+    def pack(self, tensor: Tensor, run: "Run") -> Any:
+        """The handle of its own row."""
+        return run.pack_placed(self.inner, tensor)
+
+
+class WrappedRow:
+    """A tensor around a plain one, which has a row of its own: [Note: wrappers]."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Row) -> None:
+        self.inner = inner
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """A handle around the part's."""
+        found = unwrapped(tensor)
+        if found is None:
+            return run.leave(tensor)
+        local, inner = found.local, self.inner
+        if type(inner) is KeptRow:
+            if local.nbytes != inner.num_bytes:
+                return run.leave(tensor)
+            handle: Any = KeptHandle((local, local._version))
+        elif tensor._version or parameter_of(tensor) is not None:
+            # The part's version says nothing, so only what was never changed moves.
+            return run.leave(tensor)
+        else:
+            handle = inner.pack(local, run)
+        return WrappedHandle(tensor, found.build, handle, run.bring_back)
+
+
+COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow, RegionItemRow)
+"""Rows that count when they are packed, also for the quiet ones before them."""
+COUNTING_USES = (
+    *(GeneralRow, KeptItemRow, HostRow, HostAgainRow, RebuiltRow),
+    *(RebuiltAgainRow, RegionItemRow),
+)
+"""Rows that count when they are used."""
+QUIET = (KeptRow, RegionRow)
+"""Rows that do not count."""
+BY_NUMBER = (GeneralRow, RebuiltRow, RebuiltAgainRow)
+"""Rows whose handles know the row by its number."""
+
+
+def around(spec: Spec, row: Row) -> Row:
+    """The row of what was saved, given that of its part."""
+    if type(row) is GeneralRow:
+        return row
+    if spec.is_placed:
+        return PlacedRow(row)
+    return WrappedRow(row) if spec.is_wrapped else row
+
+
+def bare(row: Row) -> Row:
+    """The row of a wrapper's part; the row itself where there is no wrapper."""
+    return row.inner if isinstance(row, WrappedRow | PlacedRow) else row
+
+
+def is_like(tensor: Tensor, row: RegionRow) -> bool:
+    """Whether these are plain bytes of the row's size, and no parameter's."""
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+        return False
+    base = tensor._base
+    return (
+        (base is None or type(base) is Tensor)
+        and not (tensor.is_nested or tensor.is_quantized)
+        and forward_ad._current_level < 0
+        and tensor.nbytes == row.num_bytes
+    )

@@ -1,0 +1,458 @@
+"""A lane that follows a compiled plan. See [Note: compiled plan] in table.py."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from operator import length_hint
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.cache.identity import extent_bytes, identify, stamp_of
+from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.record import (
+    Handle,
+    Holding,
+    Lane,
+    LaneCourse,
+    RecordState,
+    handle_of,
+)
+from ssdtrain.cache.regions import PlaceHandle
+from ssdtrain.cache.rows import (
+    BY_NUMBER,
+    NOTHING,
+    AgainRow,
+    GeneralRow,
+    HostAgainRow,
+    HostRow,
+    KeptItemRow,
+    KeptRow,
+    MoveRow,
+    ParameterRow,
+    PlannedUse,
+    RebuiltAgainRow,
+    RebuiltRow,
+    RegionItemRow,
+    RegionRow,
+    Row,
+    is_like,
+)
+from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
+from ssdtrain.cache.traced import untraced
+from ssdtrain.counters import Count
+from ssdtrain.transfer.places import Trip, fits, refitted
+
+
+class Run:
+    """One lane that follows its table. It lives as long as a handle of it."""
+
+    def __init__(self, cache: Any, lane: Lane, table: Table, general: Hooks) -> None:
+        self._cache = cache
+        self._generally: Pack = untraced(general[0])
+        self._back_generally: Unpack = untraced(general[1])
+        self._lane = lane
+        self._table = table
+        self._course: LaneCourse = cache.course.of(lane)
+        self._lock = cache.lock
+        self.nothing: Tensor = cache.nothing
+        """Empty, on the device, for probes of versions."""
+        self._regions = cache.regions
+        self._rows: Iterator[Row] = iter(table.rows)
+        self.following: Callable[[], Row] = self._rows.__next__
+        """The row of the next tensor."""
+        self._moved: dict[int, weakref.ref[Moved]] = {}
+        self._used: set[Any] = set()
+        """Rows whose first use has told of the quiet ones before it."""
+        self._num_packed: int | None = None
+        """Rows that were followed; None while the table lasts."""
+        self._num_sent = self._sent_bytes = self._resized_bytes = 0
+        self.holding = Holding(lane)
+
+    def bring_back(self, handle: Handle) -> Tensor:
+        """A tensor of the general path, inside a wrapper."""
+        return self._back_generally(handle)
+
+    # -- forward ------------------------------------------------------------------
+
+    def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
+        """What autograd calls. The rows that most tensors have are served in place."""
+        general, owner = self._back_generally, self._cache.owner
+        regions, graph_task = self._regions, torch._C._current_graph_task_id
+
+        def pack(tensor: Tensor) -> Any:
+            row = self.following()
+            if type(row) is KeptRow:
+                if type(tensor) is Tensor and tensor.nbytes == row.num_bytes:
+                    base = tensor._base
+                    if base is None or type(base) is Tensor:
+                        return KeptHandle((tensor.detach(), tensor._version))
+            elif type(row) is ParameterRow and tensor is row.parameter():
+                return ParameterHandle((tensor, tensor._version))
+            elif type(row) is RegionRow:
+                call = regions.current
+                if call is not None and graph_task() == -1 and is_like(tensor, row):
+                    return call.hold_planned(tensor, row.own_bytes)
+            if owner.is_elsewhere:
+                return self._generally(tensor)
+            # mypy does not narrow by a set: each of these has `num_bytes`.
+            if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
+                return self.pack_resized(row, tensor)
+            return row.pack(tensor, self)
+
+        def unpack(handle: Any) -> Tensor:
+            kind = type(handle)
+            if kind is KeptHandle or kind is ParameterHandle:
+                tensor: Tensor = handle[0]
+                if tensor._version == handle[1]:
+                    return tensor
+            if owner.is_elsewhere:
+                return self._cache.unpack(handle)  # type: ignore[no-any-return]
+            if kind is Handle:
+                self.count_quiet_uses(handle)
+                return general(handle)
+            if kind is PlaceHandle and handle.seal is not None:
+                return general(handle)
+            return handle.get()  # type: ignore[no-any-return]
+
+        return pack, unpack
+
+    def pack_resized(self, row: Any, tensor: Tensor) -> Any:
+        """As the row says, for a tensor of another size: [Note: sizes]."""
+        number = len(self._table.rows) - length_hint(self._rows) - 1
+        look, base = self._table.looks[number], tensor._base
+        plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
+        if look is None or not plain or not look.fits(tensor):
+            return row.pack(tensor, self)
+        num_bytes = tensor.nbytes
+        self._cache.course.resized(row.num_bytes, num_bytes)
+        if type(row) is not KeptRow and type(row) is not KeptItemRow:
+            act: Any = RESIZED[type(row)]
+            movable = self.may_move(tensor)
+            return act(self, row, tensor) if movable else self.leave(tensor)
+        if self._table.totals[number].num_records:
+            with self._lock:
+                self._resized_bytes += num_bytes - row.num_bytes
+                self._live(num_bytes - row.num_bytes)
+        if type(row) is KeptItemRow:
+            if row.is_first:
+                self.keep(row)
+            return KeptItemHandle(tensor.detach(), tensor._version, row, self)
+        return KeptHandle((tensor.detach(), tensor._version))
+
+    def remake(
+        self, row: RegionRow | RegionItemRow, tensor: Tensor, own_bytes: int
+    ) -> Handle:
+        """A place in the running region, whose forward will make it again."""
+        call = self._regions.current
+        if call is None or not self.may_move(tensor):
+            return self.leave(tensor)
+        handle = call.hold_planned(tensor, own_bytes)
+        if type(row) is RegionItemRow:
+            handle.on_use = PlannedUse(row, self)
+            with self._lock:
+                self._cache.collect()
+                self._cache.course.mark += row.marks + row.behind.marks
+                self._live(row.behind.num_bytes)
+                self._course.num_items = max(self._course.num_items, row.item + 1)
+                self._cache.moves.release_due()
+        return handle  # type: ignore[no-any-return]
+
+    def remake_resized(self, row: RegionRow | RegionItemRow, tensor: Tensor) -> Handle:
+        """As `remake`, for a tensor of another size."""
+        return self.remake(row, tensor, tensor.nbytes if row.own_bytes else 0)
+
+    def pack_placed(self, row: Any, tensor: Tensor) -> Any:
+        """As its own row does, and with a place in the running region."""
+        call = self._regions.current
+        if call is None or not self.may_move(tensor):
+            return self.leave(tensor)
+        num_places = call.num_places
+        if tensor.nbytes != row.num_bytes:
+            handle = self.pack_resized(row, tensor)
+        elif type(row) is KeptRow:
+            handle = KeptHandle((tensor.detach(), tensor._version))
+        else:
+            handle = row.pack(tensor, self)
+        if call.num_places == num_places:  # the general path gives one by itself
+            call.place(tensor)
+        return handle
+
+    def keep(self, row: KeptItemRow) -> None:
+        """A mark: an item that stays."""
+        with self._lock:
+            self._advance(row, row.marks)
+            self._live(row.num_bytes)
+
+    def _live(self, num_bytes: int) -> None:
+        """Bytes that stay came alive, or are gone: no record knows of them."""
+        if num_bytes:
+            self._cache.ledger.live(num_bytes)
+            self.holding.live_bytes += num_bytes
+
+    def _advance(self, row: Any, marks: int) -> None:
+        cache, behind = self._cache, row.behind
+        cache.collect()
+        cache.course.mark += marks + behind.marks
+        self._course.num_items = row.item + 1
+        self._live(behind.num_bytes)
+        cache.moves.release_due()
+
+    def may_move(self, tensor: Tensor) -> bool:
+        """Whether its bytes may leave: plain, on the device, no parameter."""
+        return self._cache.is_movable(tensor)  # type: ignore[no-any-return]
+
+    def move(self, row: MoveRow, tensor: Tensor) -> Handle:
+        """A mark: an item whose bytes leave."""
+        with self._lock:
+            key, view = identify(tensor)
+            other = key.end_byte - key.start_byte != row.extent_bytes
+            if other and tensor.nbytes == row.num_bytes:
+                return self.leave(tensor)
+            self._advance(row, row.marks)
+            record = self._cache.move(tensor, key, row.order, row.item)
+            handle = handle_of(record, view, self._cache.probe_of(tensor))
+            self._cache.recipes.note(tensor, handle)
+            return handle
+
+    def move_again(self, row: "AgainRow | HostAgainRow", tensor: Tensor) -> Handle:
+        """Another tensor in a record that was opened before."""
+        with self._lock:
+            key, view = identify(tensor)
+            record = self._course.record(row.item)
+            if record is None or record.key != key:
+                return self.leave(tensor)
+            handle = handle_of(record, view, self._cache.probe_of(tensor))
+            self._cache.recipes.note(tensor, handle)
+            return handle
+
+    def send(self, row: HostRow, tensor: Tensor) -> Handle:
+        """A mark: an item whose bytes leave for its row's place."""
+        base = tensor._base
+        if tensor.nbytes != (tensor if base is None else base).nbytes:
+            return self.leave(tensor)
+        cache = self._cache
+        with self._lock:
+            place = cache.place_of(row.free, tensor)
+            if place is None:
+                return self.pack_generally(tensor, row)
+            if not fits(place, tensor):
+                if place.memory.nbytes == tensor.nbytes:
+                    row.free.append(place)
+                    return self.leave(tensor)
+                place = refitted(cache.offloader.pool, place, tensor)
+                if place is None:
+                    return self.pack_generally(tensor, row)
+            self._advance(row, row.marks)
+            trip = Trip(place, row.free)
+            moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
+            cache.send(moved, cache.course.mark + row.order.release_after)
+            self._num_sent += 1
+            self._sent_bytes += moved.num_bytes
+            found = self._moved[row.item] = weakref.ref(moved)
+            self._course.records[row.item] = found
+            if row.is_shared:
+                moved.stamp = stamp_of(tensor)
+                moved.start_byte, moved.end_byte = extent_bytes(tensor)
+            return MovedHandle(moved, tensor, self, row)
+
+    def send_again(self, row: HostAgainRow, tensor: Tensor) -> Handle:
+        """Another tensor on the bytes of an item that was sent off before."""
+        with self._lock:
+            found = self._moved.get(row.item)
+            moved = None if found is None else found()
+            if moved is None:
+                return self.move_again(row, tensor)  # it was served by the general path
+            start, end = extent_bytes(tensor)
+            inside = moved.start_byte <= start and end <= moved.end_byte
+            same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
+            if not (inside and same):
+                return self.leave(tensor)
+            moved.num_handles += 1
+            handle = MovedHandle(moved, tensor, self, row)
+            handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
+            return handle
+
+    def fetch(self, moved: Moved, row: "HostRow | HostAgainRow") -> Tensor:
+        """A mark: backward asks for an item that was sent off."""
+        cache, course = self._cache, self._course
+        with self._lock:
+            if row.used_behind is not NOTHING and row not in self._used:
+                self._used.add(row)
+                self._use_quiet(row, again=False)
+            cache.collect()
+            if not self._lane.in_backward:
+                cache.enter_backward(self._lane)
+            at = cache.course.count_use(course)
+            cache.moves.release_due()
+            state = moved.state
+            if state is RecordState.LEAVING:
+                cache.forward_moved(moved)
+            elif state is RecordState.AWAY:
+                cache.load_moved(moved)
+            if moved.state is RecordState.RETURNING:
+                moved.arrive(cache.copies)
+            data = moved.data
+            if data is None:
+                raise RuntimeError(f"{moved.name}: no data in {moved.state}")
+            if at is not None and course.orders is not None:
+                cache.moves.load_at(course, at, cache.start_load)
+            moved.num_uses += 1
+            if moved.num_uses >= moved.num_handles:
+                moved.put_back()
+            return data
+
+    def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
+        """A mark: an item that will be made again."""
+        cache, recipes = self._cache, self._cache.recipes
+        with self._lock:
+            key, view = identify(tensor)
+            inside = cache.regions.current is not None
+            asked = None if inside else recipes.ask(row.compiled, tensor, key)
+            if asked is None:
+                return self.pack_generally(tensor, row)
+            self._advance(row, row.marks)
+            before, cache.course.serving = cache.course.serving, row.item
+            try:
+                handle = recipes.take(row.compiled, asked, tensor, key, view)
+            finally:
+                cache.course.serving = before
+            handle.source.rebuilt.item = row.item
+            handle.number = row.number
+            recipes.note(tensor, handle)
+            cache.verifier.seal(handle, tensor)
+            if self._course.orders is None:
+                self._stop()
+            return handle  # type: ignore[no-any-return]
+
+    def rebuild_again(self, row: RebuiltAgainRow, tensor: Tensor) -> Handle:
+        """Another handle of an item that will be made again."""
+        recipes = self._cache.recipes
+        with self._lock:
+            key, view = identify(tensor)
+            handle = recipes.again(tensor, key, view)
+            if handle is None:
+                return self.pack_generally(tensor, row)
+            handle.number = row.number
+            recipes.note(tensor, handle)
+            self._cache.verifier.seal(handle, tensor)
+            return handle  # type: ignore[no-any-return]
+
+    def pack_generally(self, tensor: Tensor, row: Any) -> Handle:
+        """A row that is the general path's; it may find that the plan does not fit."""
+        behind = row.behind
+        if behind is not NOTHING:
+            with self._lock:
+                self._cache.course.mark += behind.marks
+                self._live(behind.num_bytes)
+        # Quiet rows before it may have been told to a row of no new item.
+        self._course.num_items = max(self._course.num_items, row.item)
+        handle = self._generally(tensor)
+        if type(handle) is Handle and isinstance(row, BY_NUMBER):
+            handle.number = row.number
+        if self._course.orders is None:
+            self._stop()
+        return handle
+
+    def leave(self, tensor: Tensor) -> Handle:
+        """Another tensor than the row's: the lane leaves the table for good."""
+        with self._lock:
+            self._stop(behind=1)
+            self._cache.course.leave(self._course)
+        return self._generally(tensor)
+
+    def _stop(self, behind: int = 0) -> None:
+        if self._num_packed is None:
+            self._num_packed = len(self._table.rows) - length_hint(self._rows) - behind
+            self.following = repeat(GeneralRow()).__next__
+
+    def end(self) -> None:
+        """Forward has ended: what was counted by the table alone is booked."""
+        packed = self._num_packed
+        if packed is None:
+            packed = len(self._table.rows) - length_hint(self._rows)
+            if packed == len(self._table.totals):
+                with self._lock:
+                    self._cache.course.mark += self._table.behind.marks
+                    self._live(self._table.behind.num_bytes)
+        counters = self._table.counters(packed)
+        counters[Count.RECORDS] += self._num_sent
+        counters[Count.SAVED] += self._sent_bytes + self._resized_bytes
+        counters[Count.KEPT] += self._resized_bytes
+        counters[Count.OFFLOADED] = self._sent_bytes
+        self._cache.ledger.counters.add_all(counters)
+
+    # -- backward -----------------------------------------------------------------
+
+    def use(self, handle: KeptItemHandle) -> None:
+        """A mark: backward asks for an item that stayed."""
+        row = handle.row
+        with self._lock:
+            self._use_quiet(row, handle.is_closed)
+            self._cache.use_kept(self._lane)
+            if not handle.is_closed:
+                handle.is_closed = True
+                if row.closes:
+                    num_bytes = row.num_bytes + self._more(row.num_bytes)
+                    self.holding.live_bytes -= num_bytes
+                    self._cache.ledger.hand_over(num_bytes)
+
+    def begin_use(self, row: RegionItemRow) -> int | None:
+        """A mark: backward asks for what a region makes again."""
+        cache = self._cache
+        with self._lock:
+            if row.used_behind is not NOTHING:
+                self._use_quiet(row, row in self._used)
+                self._used.add(row)
+            cache.collect()
+            if not self._lane.in_backward:
+                cache.enter_backward(self._lane)
+            at: int | None = cache.course.count_use(self._course)
+            cache.moves.release_due()
+            return at
+
+    def end_use(self, at: int | None) -> None:
+        """It is there: load what the plan wants back by now."""
+        if at is not None and self._course.orders is not None:
+            with self._lock:
+                self._cache.moves.load_at(self._course, at, self._cache.start_load)
+
+    def count_quiet_uses(self, handle: Handle) -> None:
+        """Before a tensor of the general path is used."""
+        row = self._table.rows[handle.number]
+        if isinstance(row, BY_NUMBER) and row.used_behind is not NOTHING:
+            with self._lock:
+                self._use_quiet(row, row in self._used)
+                self._used.add(row)
+
+    def _use_quiet(self, row: Any, again: bool) -> None:
+        """Count the uses that were not counted; once, if backward comes again."""
+        behind = row.used_behind
+        if not again:
+            self._cache.course.mark += behind.uses
+            self._course.num_uses += behind.uses
+            self._live(-behind.num_bytes - self._more(behind.num_bytes))
+
+    def _more(self, planned_bytes: int) -> int:
+        """By how much kept tensors are larger than the plan's: their share of all."""
+        if not self._resized_bytes:
+            return 0
+        kept_bytes = max(1, self._table.kept_bytes)
+        return self._resized_bytes * planned_bytes // kept_bytes
+
+
+SIZED = frozenset(
+    {KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow}
+    | {RegionRow, RegionItemRow}
+)
+"""Rows that serve a tensor of another size."""
+RESIZED = {
+    MoveRow: Run.move,
+    HostRow: Run.send,
+    HostAgainRow: Run.send_again,
+    AgainRow: Run.move_again,
+    RegionRow: Run.remake_resized,
+    RegionItemRow: Run.remake_resized,
+}
