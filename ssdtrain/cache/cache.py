@@ -151,7 +151,7 @@ class TensorCache:
     def _is_left_alone(self) -> bool:
         """Whether Dynamo does not trace what a table's hooks run."""
         if not self._left_alone:
-            rooms = ("cache", "transfer", "counters", "regions")
+            rooms = ("cache", "observe", "transfer", "counters", "regions")
             self._left_alone = leave_alone(*(f"ssdtrain.{room}" for room in rooms))
         return self._left_alone or "torch._dynamo" not in sys.modules
 

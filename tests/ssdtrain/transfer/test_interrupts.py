@@ -75,7 +75,9 @@ def test_an_interrupt_before_any_line_leaves_nothing(
     torch.manual_seed(0)
     net: nn.Module = Net()
     expected = step(net)
-    rooms = ("ssdtrain/cache/", "ssdtrain/transfer/", "ssdtrain/hosts/")
+    rooms = tuple(
+        f"ssdtrain/{room}/" for room in ("cache", "observe", "transfer", "hosts")
+    )
     places: list[str] = []
     with ssdtrain.offload(net, **settings) as session:
         for _ in range(4):
