@@ -39,7 +39,7 @@ class Drift:
         self._stray_wait = 0
 
     def planned(self, predicted_ms: float) -> None:
-        """A plan is in force from now on."""
+        """Take a plan as the one in force from now on."""
         self.predicted_ms = predicted_ms
         self._errors.clear()
         self._strayed = 0
@@ -47,7 +47,7 @@ class Drift:
         self._pause = min(2 * self._pause, LONGEST_PAUSE_STEPS)
 
     def step(self, measured_ms: float | None, num_strayed: int) -> bool:
-        """A step has ended; returns whether to observe the next one and plan again.
+        """Count a step; return whether to observe the next one and plan again.
 
         Args:
             measured_ms: None if it is not known.
@@ -92,7 +92,7 @@ class Trial:
         self._measured: deque[float] = deque(maxlen=WINDOW_STEPS)
 
     def step(self, measured_ms: float) -> Plan | None:
-        """A step has ended.
+        """Count a step.
 
         Returns:
             The plan before, if this one lost more time to it than it said.
@@ -112,7 +112,8 @@ class Trial:
 
 
 def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -> bool:
-    """Whether a new plan should replace the one in force, both priced on one profile.
+    """Return whether a new plan should replace the one in force, both priced on one
+    profile.
 
     Args:
         by_memory: the goal is least time within `limit` bytes; else least peak within

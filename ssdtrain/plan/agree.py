@@ -29,27 +29,27 @@ class Peers(Protocol):
     """The ranks that must follow one plan."""
 
     def agreed(self, own: Profile | None, step: int) -> Profile | None:
-        """The profile of this step that all of them plan from; `own` where they do not
-        agree. `own` None: this rank has none, and tells the others so."""
+        """Return the profile of this step that all of them plan from; `own` where they
+        do not agree. `own` None: this rank has none, and tells the others so."""
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
-        """Whether everybody says yes."""
+        """Return whether everybody says yes."""
 
     def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
-        """The longest of everybody's times, one by one."""
+        """Return the longest of everybody's times, one by one."""
 
     @property
     def leads(self) -> bool:
         """Whether this rank searches for plans; else it takes what is offered."""
 
     def offer(self, plan: Plan) -> None:
-        """The others are to follow this plan, too."""
+        """Offer this plan: the others are to follow it, too."""
 
     def offered(self, step: int) -> Plan | None:
-        """The next plan that the leading rank has offered, if any."""
+        """Return the next plan that the leading rank has offered, if any."""
 
     def observes(self, wanted: bool, step: int) -> bool:
-        """Whether to observe this step. wanted: this rank does."""
+        """Return whether to observe this step. wanted: this rank does."""
 
 
 class Alone:
@@ -58,31 +58,31 @@ class Alone:
     leads = True
 
     def agreed(self, own: Profile | None, step: int) -> Profile | None:
-        """One's own."""
+        """Return this rank's own."""
         return own
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
-        """One's own."""
+        """Return this rank's own."""
         return own
 
     def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
-        """One's own."""
+        """Return this rank's own."""
         return tuple(own)
 
     def offer(self, plan: Plan) -> None:
-        """To nobody."""
+        """Offer it to nobody."""
 
     def offered(self, step: int) -> Plan | None:
-        """Nothing."""
+        """Return None: nobody offers."""
         return None
 
     def observes(self, wanted: bool, step: int) -> bool:
-        """If it wants to."""
+        """Return whether this rank wants to."""
         return wanted
 
 
 def slowest(profiles: Sequence[Profile]) -> Profile | None:
-    """One profile for all: the slowest of each time and link, the most bytes beside.
+    """Merge profiles: the slowest of each time and link, the most bytes beside.
 
     What copies cost compute is a property of the device, and the ranks' differ by noise
     alone: their mean counts. The most of several noisy numbers is mostly noise.
@@ -117,7 +117,7 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
 
 
 def _total_ms(costs: HostCosts) -> float:
-    """Of one tensor of each kind."""
+    """Add up the host's time for one tensor of each kind."""
     every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
     return sum(cost.pack_ms + cost.use_ms + cost.load_ms for cost in every)
 
@@ -155,7 +155,7 @@ def _mark(marks: tuple[Mark, ...]) -> Mark:
 
 
 def _copy_slowdown(links: Sequence[Links]) -> tuple[float, float]:
-    """The mean, by how sure each is of it, and its standard error."""
+    """Return the mean, by how sure each is of it, and its standard error."""
     weights = [1.0 / max(link.copy_slowdown_error, LEAST_ERROR) ** 2 for link in links]
     total = sum(weights)
     pairs = zip(weights, links, strict=True)
@@ -182,7 +182,8 @@ def _links(links: Sequence[Links]) -> Links:
 
 
 def _common(curves: Sequence[Curve | None]) -> Curve | None:
-    """The slowest; None where a rank lacks the drive: its plan could not use it."""
+    """Return the slowest; None where a rank lacks the drive: its plan could not use
+    it."""
     found = [curve for curve in curves if curve is not None]
     return _slower(found) if len(found) == len(curves) else None
 

@@ -38,14 +38,14 @@ class Reference:
 
 
 def away(timeline: Timeline) -> Placement:
-    """Where bytes go when they leave and nothing else is said."""
+    """Return where bytes go when they leave and nothing else is said."""
     has_ssd = timeline.profile.links.ssd_write is not None
     only_ssd = has_ssd and timeline.profile.notes.get("target") == "ssd"
     return Placement.OFFLOAD_SSD if only_ssd else Placement.OFFLOAD
 
 
 def spilled(timeline: Timeline, placements: Placements) -> Placements:
-    """What is too much for pinned host memory goes on to the SSD, if there is one.
+    """Send what is too much for pinned host memory on to the SSD, if there is one.
 
     The first tensors of a lane go: backward asks for them last.
     """
@@ -71,15 +71,15 @@ def spilled(timeline: Timeline, placements: Placements) -> Placements:
 
 
 def largest_bytes(timeline: Timeline) -> int:
-    """The largest item of the step."""
+    """Return the largest item of the step."""
     return max((item.num_bytes for item in timeline.items), default=0)
 
 
 def placed_by(
     timeline: Timeline, choose: Callable[[str, int, Item], Placement]
 ) -> dict[str, tuple[Placement, ...]]:
-    """Placements from a function of lane kind, item number and item; what its owner
-    holds anyway stays."""
+    """Return placements from a function of lane kind, item number and item; what its
+    owner holds anyway stays."""
     return {
         kind: tuple(
             Placement.KEEP if item.held else choose(kind, number, item)
@@ -126,7 +126,7 @@ def with_tail_kept(
 
 
 def fixed_policies(timeline: Timeline) -> list[Fixed]:
-    """Every policy that ssdtrain can run, the simplest first."""
+    """Return every policy that ssdtrain can run, the simplest first."""
     target = away(timeline)
     window = WINDOW_LARGEST * largest_bytes(timeline)
     strict = Style(window_bytes=window, late=Late.WAIT)
@@ -206,7 +206,7 @@ def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
 
 
 def _forward_ms(timeline: Timeline, lane: int) -> dict[int, float]:
-    """When each item of a lane is packed, counted from the lane's first pack."""
+    """Return when each item of a lane is packed, counted from the lane's first pack."""
     now, starts = 0.0, {}
     for mark in timeline.profile.marks:
         if mark.lane == lane and mark.phase is Phase.FORWARD:
@@ -230,8 +230,8 @@ def _modules(
 
 
 def references(timeline: Timeline) -> list[Reference]:
-    """Full recompute, plain and with its checkpoints offloaded, of every second block,
-    and selective; empty if the profile names no repeated blocks.
+    """Price full recompute, plain and with its checkpoints offloaded, of every second
+    block, and selective; empty if the profile names no repeated blocks.
 
     Each block is checkpointed at its input: its forward runs again before its
     backward, and only then are its saved tensors alive.
@@ -263,7 +263,7 @@ def _checkpointed(
     blocks: Sequence[Sequence[int]],
     again: Sequence[Sequence[int]],
 ) -> Reference:
-    """Some of the blocks run again from their inputs; the others keep all."""
+    """Let some of the blocks run again from their inputs; the others keep all."""
     keep = Run(timeline, keep_all(timeline)).run()
     first = {block[0] for block in again}
     inside = {item for block in again for item in block}
@@ -279,8 +279,8 @@ def _checkpointed(
 
 
 def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference:
-    """Attention's results and every second product's are stored, the rest of a block
-    runs again (selective activation checkpointing, as torchtitan does it)."""
+    """Store attention's results and every second product's; the rest of a block runs
+    again (selective activation checkpointing, as torchtitan does it)."""
     keep = Run(timeline, keep_all(timeline)).run()
     stored: set[int] = set()
     for block in blocks:
@@ -306,8 +306,8 @@ def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference
 def _again_ms(
     timeline: Timeline, inside: set[int], stored: Iterable[int] = ()
 ) -> float:
-    """Time of the operators behind these items' packs, but for those whose results
-    are stored: their mark comes next."""
+    """Return the time of the operators behind these items' packs, but for those whose
+    results are stored: their mark comes next."""
     taken = {timeline.pack_mark[item] - 1 for item in stored}
     return sum(
         mark.ms
@@ -337,13 +337,13 @@ def _blocks(timeline: Timeline) -> list[list[int]]:
 
 
 def _own_bytes(timeline: Timeline, item: int) -> int:
-    """What an item adds to memory while it is kept."""
+    """Return what an item adds to memory while it is kept."""
     found = timeline.items[item]
     return 0 if found.held else found.num_bytes
 
 
 def _worst(timeline: Timeline, block: Iterable[int]) -> int:
-    """Most bytes in the backward of one block beside its input."""
+    """Return the most bytes in the backward of one block beside its input."""
     own = set(block)
     alive = sum(_own_bytes(timeline, item) for item in own)
     freed_behind: dict[int, list[int]] = {}

@@ -67,7 +67,7 @@ class RegionTimes(NamedTuple):
     """Of these: in its forwards."""
 
     def plain(self) -> PlainTimes:
-        """The step that keeps everything. Its host's time is not known."""
+        """Return the step that keeps everything. Its host's time is not known."""
         return self.step._replace(
             step_ms=self.step.step_ms - self.rerun_ms - self.stall_ms,
             forward_ms=self.step.forward_ms - self.stall_out_ms,
@@ -76,7 +76,8 @@ class RegionTimes(NamedTuple):
 
 
 def with_reruns(profile: Profile, rerun_ms: Mapping[tuple[str, int], float]) -> Profile:
-    """The profile with these times of its region calls, by kind of lane and number."""
+    """Return the profile with these times of its region calls, by kind of lane and
+    number."""
     regions = {
         kind: tuple(
             replace(run, ms=rerun_ms.get((kind, number), run.ms))
@@ -90,7 +91,8 @@ def with_reruns(profile: Profile, rerun_ms: Mapping[tuple[str, int], float]) -> 
 def calibrated(
     profile: Profile, plain: PlainTimes, *, note: str = "plain_step_ms"
 ) -> Profile:
-    """The profile in the plain step's times; as it was if they cannot be its own.
+    """Return the profile in the plain step's times; as it was if they cannot be its
+    own.
 
     Args:
         profile: of the observed step.
@@ -125,7 +127,8 @@ def calibrated(
 
 
 def _host_factor(profile: Profile, plain: PlainTimes) -> float:
-    """A host that waited for the device looks slower than it is, never faster."""
+    """Scale the host's time: a host that waited looks slower than it is, never
+    faster."""
     own_ms = profile.head_host_ms + sum(
         mark.host_ms for mark in profile.marks if mark.phase is Phase.FORWARD
     )
@@ -135,7 +138,7 @@ def _host_factor(profile: Profile, plain: PlainTimes) -> float:
 
 
 def with_host_in_step(profile: Profile) -> Profile:
-    """The profile with [Note: the host is no later than the device] in force."""
+    """Return the profile with [Note: the host is no later than the device] in force."""
     if profile.host_ms <= 0.0:
         return profile
     lead_ms, device_ms = profile.host_lead_ms, profile.head_ms

@@ -105,7 +105,7 @@ class Judge:
         return self.left_marks <= 0
 
     def judge(self, placements: Placements, style: Style, policy: str) -> Contender:
-        """One candidate."""
+        """Simulate one candidate and remember it."""
         if self._always:
             placements = with_regions(self.timeline, placements, self._always)
         orders = schedule(self.timeline, spilled(self.timeline, placements), style)
@@ -144,13 +144,13 @@ class Judge:
 def kept_but(
     timeline: Timeline, regions: Sequence[Region]
 ) -> dict[str, tuple[Order, ...]]:
-    """Orders under which nothing moves, and these regions run again."""
+    """Make orders under which nothing moves, and these regions run again."""
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
     return schedule(timeline, with_regions(timeline, keep, regions))
 
 
 def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Plan:
-    """The best plan found.
+    """Search for the best plan.
 
     Args:
         profile: an observed step.
@@ -202,7 +202,7 @@ def _search(judge: Judge, best: Contender) -> Contender:
 
 
 def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
-    """Everything that may happen to an item."""
+    """Return everything that may happen to an item."""
     if item.held:
         return (Placement.KEEP,)
     found = [Placement.KEEP, away(timeline)]
@@ -215,7 +215,7 @@ def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
 
 
 def styles(timeline: Timeline) -> tuple[Style, ...]:
-    """How strictly memory is freed: never wait, or a window of two largest."""
+    """Return how strictly memory is freed: never wait, or a window of two largest."""
     window = WINDOW_LARGEST * largest_bytes(timeline)
     return (
         Style(),
@@ -227,7 +227,7 @@ def styles(timeline: Timeline) -> tuple[Style, ...]:
 
 
 def assignments(timeline: Timeline) -> Iterator[Placements]:
-    """Every combination of placements."""
+    """Return every combination of placements."""
     kinds = timeline.profile.kinds
     slots = [(kind, item) for kind, items in kinds.items() for item in items]
     for combination in itertools.product(*(options(timeline, i) for _, i in slots)):
@@ -289,7 +289,7 @@ class _Grid:
         )
 
     def placements(self, family: Family) -> Placements:
-        """Regions, recipes, then the tail; everything else leaves."""
+        """Choose regions, recipes, then the tail; everything else leaves."""
         chosen = self._regions[family.regions]
         rebuilt = set().union(*self._recipes[: family.recipes])
         least_bytes = self._least_bytes[family.small]
@@ -306,7 +306,7 @@ class _Grid:
         return with_tail_kept(self._timeline, placements, tail)
 
     def style(self, family: Family) -> Style:
-        """The last position is a window without end."""
+        """Turn a position into a style; the last one is a window without end."""
         late = Late.WAIT if family.late else Late.KEEP
         if family.window >= WINDOW_PARTS:
             return Style(late=late)
@@ -317,7 +317,8 @@ class _Grid:
 
 
 def _thresholds(timeline: Timeline) -> list[int]:
-    """Sizes below which tensors stay: 0, and where they are parts of all bytes."""
+    """Return sizes below which tensors stay: 0, and where they are parts of all
+    bytes."""
     found = [0]
     if timeline.profile.host_ms <= 0.0:
         return found
@@ -331,7 +332,8 @@ def _thresholds(timeline: Timeline) -> list[int]:
 
 
 def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
-    """Recipes, cheapest per byte first; items alike in parts of a quarter each."""
+    """Return recipes, cheapest per byte first; items alike in parts of a quarter
+    each."""
     alike: dict[tuple[str, int], list[tuple[str, int]]] = {}
     cost: dict[tuple[str, int], float] = {}
     for kind, items in timeline.profile.kinds.items():
@@ -469,8 +471,9 @@ def _search_items(judge: Judge, best: Contender) -> Contender:
 
 
 def _changes(timeline: Timeline, best: Contender) -> list[Change]:
-    """Changes that may help: what is alive at the peak, largest first, then what waits
-    or costs a rebuild. An item of a region that runs again changes with all others."""
+    """Return changes that may help: what is alive at the peak, largest first, then what
+    waits or costs a rebuild. An item of a region that runs again changes with all
+    others."""
     alive = Run(timeline, best.orders).run(detailed=True).live_at_peak
     size = {item: timeline.items[item].num_bytes for item in alive}
     items = sorted(alive, key=lambda item: (-size[item], item))
@@ -500,7 +503,7 @@ def _changes(timeline: Timeline, best: Contender) -> list[Change]:
 def _turned(
     timeline: Timeline, placements: Placements, region: tuple[str, int]
 ) -> Change:
-    """A region that runs again is kept, or the other way round."""
+    """Keep a region that runs again, or the other way round."""
     kind = region[0]
     members = [
         number

@@ -27,7 +27,7 @@ class Goal:
     writes more is never chosen: keeping everything writes nothing."""
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
-        """Whether a step of `step_ms` may write `ssd_bytes`."""
+        """Return whether a step of `step_ms` may write `ssd_bytes`."""
         rate = self.ssd_bytes_per_s
         return rate is None or ssd_bytes <= rate * step_ms / 1e3
 
@@ -37,7 +37,7 @@ class Goal:
         return self.memory_budget_bytes is not None or self.device_bytes is not None
 
     def most_bytes(self, profile: Profile) -> float | None:
-        """The peak above the step's start that a plan may have; None: any."""
+        """Return the peak above the step's start that a plan may have; None: any."""
         found = []
         if self.memory_budget_bytes is not None:
             found.append(self.memory_budget_bytes * (1 - BUDGET_MARGIN))

@@ -117,7 +117,7 @@ class Plan:
     prediction: Prediction | None = None
 
     def regions_of(self, kind: str) -> frozenset[int]:
-        """Region calls of a kind of lane that run again."""
+        """Return region calls of a kind of lane that run again."""
         return frozenset(
             order.region
             for order in self.orders.get(kind, ())
@@ -134,7 +134,7 @@ class Plan:
         )
 
     def bytes_by_placement(self) -> dict[str, int]:
-        """Bytes of one lane of each kind, by placement."""
+        """Return bytes of one lane of each kind, by placement."""
         sums: dict[str, int] = {}
         for kind, orders in self.orders.items():
             for order in orders:

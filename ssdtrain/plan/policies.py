@@ -36,14 +36,14 @@ class Policy(Protocol):
     """Decides placements, one record at a time, in pack order."""
 
     def place(self, candidate: Candidate) -> Placement:
-        """The placement of this record."""
+        """Return the placement of this record."""
 
 
 class KeepAll:
     """Moves nothing."""
 
     def place(self, candidate: Candidate) -> Placement:
-        """Always KEEP."""
+        """Return KEEP."""
         return Placement.KEEP
 
 
@@ -60,7 +60,7 @@ class OffloadAll:
     """Whether what its owner holds anyway stays, as in every plan."""
 
     def place(self, candidate: Candidate) -> Placement:
-        """KEEP_LAST in the tail, else the placement given at construction."""
+        """Return KEEP_LAST in the tail, else the placement given at construction."""
         if candidate.held and self.spares_held:
             return Placement.KEEP
         outlook = candidate.outlook

@@ -199,7 +199,7 @@ class Profile:
     """Anything the reader should know (model, batch, versions)."""
 
     def items_of(self, lane: int) -> tuple[Item, ...]:
-        """The items of a lane."""
+        """Return the items of a lane."""
         return self.kinds[self.lanes[lane]]
 
     @property
@@ -230,7 +230,7 @@ class Profile:
         )
 
     def signature(self) -> tuple[Any, ...]:
-        """What must be equal for a plan of one profile to fit another."""
+        """Return what must be equal for a plan of one profile to fit another."""
         kinds = tuple(
             (kind, tuple((item.name, item.num_bytes) for item in items))
             for kind, items in sorted(self.kinds.items())

@@ -10,7 +10,7 @@ KEPT = "kept: "
 def why_nothing_left(
     totals: Mapping[str, Any], fallbacks: Mapping[str, int], plan: str, min_bytes: int
 ) -> str | None:
-    """The reason for `bytes_offloaded == 0`; None where something was offloaded.
+    """Return the reason for `bytes_offloaded == 0`; None where something was offloaded.
 
     Args:
         totals: `bytes_saved`, `bytes_offloaded` and `bytes_recomputed` of the same
@@ -42,7 +42,7 @@ def why_nothing_left(
 def explain_step(
     step: Mapping[str, Any] | None, plan: str, min_bytes: int, *, will_plan: bool
 ) -> str:
-    """What a fixed policy did in its last step.
+    """Return what a fixed policy did in its last step.
 
     Args:
         step: the StepReport as plain values; None while there is none.

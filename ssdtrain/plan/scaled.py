@@ -9,8 +9,8 @@ from ssdtrain.plan.timeline import Timeline
 
 
 def scaled(profile: Profile, ratio: float) -> Profile:
-    """The profile of a step whose saved tensors are larger by this ratio: so are its
-    operators' times and memory. The host's work and the weights stay."""
+    """Return the profile of a step whose saved tensors are larger by this ratio: so are
+    its operators' times and memory. The host's work and the weights stay."""
     kinds = {
         kind: tuple(
             replace(
@@ -30,7 +30,7 @@ def scaled(profile: Profile, ratio: float) -> Profile:
 
 
 def as_observed(plan: Plan, profile: Profile) -> Plan:
-    """A plan for a scaled profile, with the observed sizes and their prediction."""
+    """Give a plan for a scaled profile the observed sizes and their prediction."""
     orders = {
         kind: tuple(
             replace(order, num_bytes=item.num_bytes)

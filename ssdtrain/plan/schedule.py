@@ -63,7 +63,7 @@ class _Pass(NamedTuple):
 def schedule(
     timeline: Timeline, placements: Placements, style: Style | None = None
 ) -> dict[str, tuple[Order, ...]]:
-    """Orders for these placements; some that cannot pay become KEEP."""
+    """Make orders for these placements; some that cannot pay become KEEP."""
     style = style or Style()
     current = {kind: list(placed) for kind, placed in placements.items()}
     for _ in range(MAX_PASSES):
@@ -88,7 +88,8 @@ def _keep(
 def _orders(
     timeline: Timeline, placements: Mapping[str, Sequence[Placement]], found: _Pass
 ) -> dict[str, tuple[Order, ...]]:
-    """The orders of a kind hold for all its lanes: late releases, early loads."""
+    """Merge the orders of a kind, which hold for all its lanes: late releases, early
+    loads."""
     orders: dict[str, list[Order]] = {}
     for kind, items in timeline.profile.kinds.items():
         orders[kind] = [
@@ -142,7 +143,7 @@ class _Scheduler:
             self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
 
     def run(self) -> _Pass:
-        """Both directions."""
+        """Schedule releases and loads."""
         self._forwards()
         load = self._backwards()
         stay = set()
@@ -195,7 +196,7 @@ class _Scheduler:
             now += line.length_ms[mark] * self._slowdown
 
     def _backwards(self) -> dict[int, int]:
-        """The use of its lane at which each load starts, by item."""
+        """Return the use of its lane at which each load starts, by item."""
         line, slack = self._line, self._style.slack
         moved = [i for i in self._copied if self._first[i] != NEVER]
         moved.sort(key=lambda item: (self._first[item], -item))

@@ -83,7 +83,8 @@ class Search:
         return self._process.poll() is None
 
     def take_quick(self) -> Plan | None:
-        """The plan that was found quickly; None before, and after it was taken."""
+        """Return the plan that was found quickly; None before, and after it was
+        taken."""
         if self._quick is None or not self._quick.exists():
             return None
         found, self._quick = PLAN_FILE.read(self._quick), None
@@ -106,7 +107,7 @@ class Search:
         return plan
 
     def stop(self) -> None:
-        """Give it up. Idempotent."""
+        """End the search and its process. Idempotent."""
         if self._process.stderr is None or self._process.stderr.closed:
             return
         if os.getpid() != self._pid:  # a fork of the process that searches

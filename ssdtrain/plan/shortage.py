@@ -34,7 +34,7 @@ class Shortage(NamedTuple):
         return f"{item.name}{where}"
 
     def error(self, short_of_host: bool) -> ConfigError:
-        """The error for the user.
+        """Return the error for the user.
 
         Args:
             short_of_host: a plan would fit if there were more pinned host memory.
@@ -68,7 +68,7 @@ class Shortage(NamedTuple):
 
 
 def check_rest(profile: Profile, goal: Goal) -> None:
-    """What no plan changes must fit into the device as well.
+    """Check that what no plan changes fits into the device as well.
 
     Raises:
         ConfigError: the optimizer alone needs more.

@@ -79,14 +79,14 @@ class Queue:
         self.num_bytes = 0
 
     def beside(self, start_ms: float, length_ms: float) -> float:
-        """How much of the work that starts now runs beside transfers."""
+        """Return how much of the work that starts now runs beside transfers."""
         left_ms = self.free_ms - start_ms
         if left_ms <= 0.0:
             return 0.0
         return left_ms if left_ms < length_ms else length_ms
 
     def serve(self, ready_ms: float, time_ms: float, num_bytes: int) -> float:
-        """When a transfer that is ready at `ready_ms` has ended."""
+        """Return when a transfer that is ready at `ready_ms` has ended."""
         start = ready_ms if ready_ms > self.free_ms else self.free_ms
         self.alone_ms += time_ms
         if self._duplex and self.other is not None:
@@ -218,7 +218,7 @@ class Run:
         return outcome
 
     def _host_acts(self, item: int, mark: int) -> None:
-        """What the hooks do at this mark is work of the host."""
+        """Add what the hooks do at this mark to the host's work."""
         if not self._is_hosted:
             return
         line, placement = self._line, self.placed[item]
@@ -235,14 +235,14 @@ class Run:
         self._host_ms += self._handle_ms * line.num_handles[mark]
 
     def _rebuild_host_ms(self, item: int) -> float:
-        """By how much its first use is dearer than `HostCosts` says."""
+        """Return by how much its first use is dearer than `HostCosts` says."""
         own_ms = self._line.items[item].recipe_host_ms
         if not own_ms or self.placed[item] is not Placement.RECOMPUTE:
             return 0.0
         return own_ms - self._host_costs[Placement.RECOMPUTE].use_ms
 
     def _wait_for_host(self, item: int, host_ms: float) -> None:
-        """No operator ends before the host has launched it."""
+        """Wait until the host has launched the operator."""
         if not self._is_hosted:
             return
         self._host_ms += host_ms
@@ -284,8 +284,8 @@ class Run:
         self.outcome.step_ms = self._now + tail_ms
 
     def _by_depth(self, item: int) -> tuple[int, int]:
-        """Bytes before re-runs before rebuilds, and inputs of recipes before their
-        results."""
+        """Sort bytes before re-runs before rebuilds, and inputs of recipes before
+        their results."""
         placement = self.placed[item]
         if placement is Placement.RERUN:
             return 1, item
@@ -362,7 +362,7 @@ class Run:
             self._leaving.append((mark + after, item))
 
     def _is_staged(self, item: int) -> bool:
-        """Whether it goes to the SSD through pinned memory."""
+        """Return whether it goes to the SSD through pinned memory."""
         to_ssd = self.placed[item] is Placement.OFFLOAD_SSD
         return to_ssd and not self._links.ssd_direct
 
@@ -417,7 +417,7 @@ class Run:
         return self._read.serve(start, _ms(curve, num_bytes), num_bytes)
 
     def _run_again(self, number: int) -> None:
-        """The forward of a region, once."""
+        """Run the forward of a region, once."""
         if number in self._has_run:
             return
         self._has_run.add(number)
@@ -473,7 +473,7 @@ def _ms(curve: Curve | None, num_bytes: int) -> float:
 
 
 def keep_all(timeline: Timeline) -> dict[str, tuple[Order, ...]]:
-    """Orders under which nothing moves."""
+    """Make orders under which nothing moves."""
     return {
         kind: tuple(
             Order(
@@ -524,7 +524,7 @@ def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Predi
 def _longest(
     timeline: Timeline, waits: Mapping[tuple[Wait, int], float]
 ) -> tuple[PredictedStall, ...]:
-    """The longest waits first."""
+    """Sort waits, the longest first."""
     ranked = sorted(waits.items(), key=lambda wait: (-wait[1], wait[0][1]))
     return tuple(
         PredictedStall(

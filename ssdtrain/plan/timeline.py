@@ -97,7 +97,7 @@ class Timeline:
                     self.members[run].append(base + number)
 
     def run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
-        """The mark at which each region call runs again, of those that do."""
+        """Return the mark at which each region call runs again, of those that do."""
         found: dict[int, int] = {}
         for run, members in enumerate(self.members):
             uses = [
@@ -118,14 +118,14 @@ class Timeline:
         return [known[item.num_bytes] for item in self.items]
 
     def placements_by_id(self, placements: Placements) -> list[Placement]:
-        """The placement of every item of the step."""
+        """Return the placement of every item of the step."""
         flat: list[Placement] = []
         for kind in self.profile.lanes:
             flat.extend(placements[kind])
         return flat
 
     def residency(self, placed: Sequence[Placement]) -> Residency:
-        """When each item must be on the device in backward.
+        """Return when each item must be on the device in backward.
 
         An item goes when the operator that asked last has ended. A recipe needs its
         inputs when its own item is first asked for. An input that nobody asks for later
@@ -166,7 +166,7 @@ class Timeline:
         last: list[int],
         ended: set[int],
     ) -> None:
-        """A region call runs again at this mark: its tensors and inputs are there."""
+        """Mark a region's tensors and inputs as there when its call runs again."""
         until = at
         for item in self.members[run]:
             if placed[item] is Placement.RERUN and first[item] != NEVER:
@@ -184,8 +184,8 @@ class Timeline:
                     ended.add(item)
 
     def exists(self, item: int, placed: Sequence[Placement]) -> bool:
-        """Whether the item is saved at all: one that serves a recipe or a region may
-        not be."""
+        """Return whether the item is saved at all: one that serves a recipe or a region
+        may not be."""
         found, lane = self.items[item], self.lane_of[item]
         if found.serves >= 0:
             members = self.members[self._first_run[lane] + found.serves]
@@ -196,7 +196,7 @@ class Timeline:
 
 
 def _consumers_first(items: Sequence[Item]) -> list[int]:
-    """An order in which every recipe's item comes before the recipe's inputs."""
+    """Return an order in which every recipe's item comes before the recipe's inputs."""
 
     def rank(number: int) -> tuple[int, bool]:
         owner = items[number].owner

@@ -30,7 +30,7 @@ class ModuleRow(NamedTuple):
 
 
 def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
-    """The placements of each module, in the order of the forward."""
+    """Return the placements of each module, in the order of the forward."""
     found: dict[str, ModuleRow] = {}
     for kind, items in profile.kinds.items():
         for item, order in zip(items, plan.orders[kind], strict=True):
@@ -77,7 +77,7 @@ def explain(
     waits_ms: Mapping[str, float] | None = None,
     host_wait_module: str = "",
 ) -> str:
-    """The stall report.
+    """Write the stall report.
 
     Args:
         profile: what was observed.
@@ -129,7 +129,7 @@ def _slowdowns(profile: Profile) -> str:
 
 
 def _waits(profile: Profile, plan: Plan, prediction: Prediction) -> list[str]:
-    """What compute waits for, by cause."""
+    """Return what compute waits for, by cause."""
     if plan.keeps_all:
         return ["Everything is kept; unless memory is limited, no hooks are installed."]
     lines = []
@@ -209,7 +209,7 @@ def _advice(profile: Profile, prediction: Prediction) -> str:
 
 
 def _busiest(profile: Profile, prediction: Prediction) -> tuple[str, str]:
-    """The link that is busy for nearly all of its half of the step."""
+    """Return the link that is busy for nearly all of its half of the step."""
     forward = profile.forward_ms
     backward = max(profile.compute_ms - forward - profile.tail_ms, 1e-9)
     spans = {"d2h": forward, "h2d": backward, "ssd_write": forward + backward / 2}

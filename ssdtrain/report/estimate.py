@@ -50,16 +50,17 @@ class Rates(Protocol):
     """Prices operators."""
 
     def operator_ms(self, call: "Called") -> float:
-        """Device time of one operator."""
+        """Predict the device time of one operator."""
 
     def host_ms(self, func: Any, phase: Phase) -> float:
-        """Host time of one operator; 0 where it is not known."""
+        """Predict the host time of one operator; 0 where it is not known."""
 
     def slowdown(self, step_ms: float) -> float:
-        """Of kernels, where the power limit lowers the clock in steps that long."""
+        """Return the kernels' slowdown where the power limit lowers the clock in such
+        steps."""
 
     def describe(self) -> str:
-        """Where the times come from, for the profile's notes."""
+        """Return where the times come from, for the profile's notes."""
 
 
 class Called(NamedTuple):
@@ -83,7 +84,7 @@ class Speeds:
     """1e9 bytes a second of device memory."""
 
     def operator_ms(self, call: Called) -> float:
-        """The roofline."""
+        """Return the roofline's time."""
         formula = flop_registry.get(call.func._overloadpacket)
         flops = (
             0
@@ -96,15 +97,15 @@ class Speeds:
         return max(compute_ms, memory_ms) + LAUNCH_MS
 
     def host_ms(self, func: Any, phase: Phase) -> float:
-        """Not known."""
+        """Return 0: not known."""
         return 0.0
 
     def slowdown(self, step_ms: float) -> float:
-        """The rates are what is reached."""
+        """Return 1: the rates are what is reached."""
         return 1.0
 
     def describe(self) -> str:
-        """Both rates."""
+        """Name both rates."""
         return f"{self.tflops} TFLOP/s, {self.memory_gb_per_s} GB/s"
 
 
@@ -116,14 +117,14 @@ class Learned:
         self._meter = OperatorMeter(device)
 
     def operator_ms(self, call: Called) -> float:
-        """What the kernel models predict."""
+        """Return what the kernel models predict."""
         us = self._meter.device_us(
             call.func, (call.args, call.kwargs), call.inputs, call.results
         )
         return us / 1e3 + (GAP_MS if us else 0.0)
 
     def host_ms(self, func: Any, phase: Phase) -> float:
-        """From the device's table of host times."""
+        """Look up the device's table of host times."""
         known = HostPhase.FORWARD if phase is Phase.FORWARD else HostPhase.BACKWARD
         return self._meter.host_us(func, known) / 1e3
 
@@ -132,7 +133,7 @@ class Learned:
         return self._meter.slowdown(step_ms * 1e3)
 
     def describe(self) -> str:
-        """The device, and how many operators its models did not know."""
+        """Name the device, and how many operators its models did not know."""
         unknown = self._meter.num_generic
         return f"kernel models of {self._name}, {unknown} operators priced as copies"
 
@@ -174,7 +175,7 @@ class _Meter(TorchDispatchMode):
         self.head_ms = 0.0
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """Of the tensor's storage; None if no operator made it."""
+        """Return the number of the tensor's storage; None if no operator made it."""
         stamp = getattr(tensor.untyped_storage(), "_ssdtrain_number", None)
         return None if stamp is None else stamp.number
 
@@ -190,7 +191,7 @@ class _Meter(TorchDispatchMode):
         return stamp
 
     def open_mark(self, phase: Phase, item: int) -> None:
-        """Operators count for this mark from now on."""
+        """Count operators for this mark from now on."""
         self._phase = phase
         self.marks.append(_Draft(phase, item))
         self._measure()
@@ -220,8 +221,8 @@ class _Meter(TorchDispatchMode):
         return out
 
     def waiting(self, phase: Phase) -> float:
-        """By which factor a phase is longer than its kernels at the highest clock: the
-        host binds it, or the power limit lowers the clock."""
+        """Return by which factor a phase is longer than its kernels at the highest
+        clock: the host binds it, or the power limit lowers the clock."""
         if not self.device_ms[phase]:
             return 1.0
         longest = (max(self.host_ms[p], self.device_ms[p]) for p in Phase)
@@ -272,7 +273,7 @@ def estimate(
     *,
     min_bytes: int = 1 << 20,
 ) -> Profile:
-    """The profile of one forward and backward.
+    """Return the profile of one forward and backward.
 
     Args:
         model: its parameters are on the meta device.
@@ -359,7 +360,7 @@ class _Saved:
         return detached, self._by_storage[number]
 
     def unpack(self, packed: tuple[Tensor, int | None], meter: _Meter) -> Tensor:
-        """A use."""
+        """Count a use."""
         tensor, item = packed
         if item is not None:
             meter.open_mark(Phase.BACKWARD, item)

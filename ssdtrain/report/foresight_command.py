@@ -221,7 +221,7 @@ def _learn(args: argparse.Namespace) -> None:
 
 
 def calibrated(device: Device, seconds: float, seed: int) -> Device:
-    """The device, scaled to this machine."""
+    """Return the device, scaled to this machine."""
     with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
         path = Path(directory) / "times.jsonl"
         families = dict.fromkeys(device.forests, COUNT)

@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 def frontier(profile: Profile, prices: Sequence[float] = PRICES) -> list[Point]:
-    """Plans for each price, dearest last; none is dominated by another.
+    """Return plans for each price, dearest last; none is dominated by another.
 
     Args:
         profile: an observed step.
@@ -40,5 +40,5 @@ def frontier(profile: Profile, prices: Sequence[float] = PRICES) -> list[Point]:
 
 
 def point_of(prediction: Prediction) -> Point:
-    """Where a plan stands beside the frontier."""
+    """Return where a plan stands beside the frontier."""
     return Point(prediction.overhead, prediction.peak_bytes)

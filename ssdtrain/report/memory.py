@@ -10,7 +10,7 @@ _BYTES_PER_MB = 1e6
 
 
 def peak_bytes(course: Course) -> float:
-    """The highest point of a course; 0 for an empty one."""
+    """Return the highest point of a course; 0 for an empty one."""
     return max((num_bytes for _, num_bytes in course), default=0.0)
 
 

@@ -107,7 +107,7 @@ def _json(path: Path) -> Any:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The page of one run, or of several beside one another."""
+    """Write the page of one run, or of several beside one another."""
     title = " and ".join(run.path.name for run in runs)
     parts = [f"<h1>{escaped(title)}</h1>"]
     if len(runs) > 1:
@@ -194,7 +194,7 @@ def _plain_table(result: Mapping[str, Any]) -> str:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    """The rows of every run's `with` column side by side."""
+    """Return the rows of every run's `with` column side by side."""
     columns = [{row.name: row.with_ for row in rows(run.result)} for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escaped(run.path.name)}</th>" for run in runs)
@@ -255,7 +255,7 @@ def _steps(run: Run) -> str:
 
 
 def _waiting(run: Run) -> str:
-    """Where the device waited, and what rebuilding took."""
+    """Return where the device waited, and what rebuilding took."""
     lines = [
         Line(name, points)
         for name, key in (
@@ -269,7 +269,7 @@ def _waiting(run: Run) -> str:
 
 
 def _trace(run: Run) -> str:
-    """The last recorded step of the first rank: compute, copies and I/O in rows.
+    """Return the last recorded step of the first rank: compute, copies and I/O in rows.
 
     Under `plan="auto"` that is the observed step; `offload.trace` records all.
     """
@@ -291,7 +291,8 @@ def _trace(run: Run) -> str:
 
 
 def _frontier(profile: Profile, plan: Plan | None) -> str:
-    """What each price would buy, by the planner's own simulator; and the plan taken."""
+    """Return what each price would buy, by the planner's own simulator; and the plan
+    taken."""
     line = [(100 * p.overhead, p.peak_bytes / 1e6) for p in frontier(profile)]
     dots = []
     if plan is not None and plan.prediction is not None:
@@ -311,7 +312,8 @@ def _frontier(profile: Profile, plan: Plan | None) -> str:
 
 
 def _stalls(profile: Profile, plan: Plan | None) -> str:
-    """Where the device waits under the plan, and where each module's tensors rest."""
+    """Return where the device waits under the plan, and where each module's tensors
+    rest."""
     if plan is None or plan.prediction is None:
         return ""
     waits = []

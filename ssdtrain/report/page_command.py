@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find(name: str) -> Path:
-    """The directory of a run, links resolved: a page names the run, not the link.
+    """Return the directory of a run, links resolved: a page names the run, not the
+    link.
 
     Raises:
         ConfigError: there is none.

@@ -48,7 +48,7 @@ class Bar(NamedTuple):
 
 
 def escaped(value: object) -> str:
-    """Text for a page."""
+    """Return text for a page."""
     return html.escape(str(value))
 
 
@@ -61,7 +61,7 @@ def figure(
     from_zero: bool = True,
     dots: Sequence[Dot] = (),
 ) -> str:
-    """A line picture to scale; the vertical axis starts at 0 unless told otherwise."""
+    """Draw lines to scale; the vertical axis starts at 0 unless told otherwise."""
     points = [point for line in lines for point in line.points]
     points += [(dot.x, dot.y) for dot in dots]
     if not points:
@@ -102,7 +102,7 @@ def figure(
 
 
 def time_line(title: str, rows: Sequence[str], bars: Sequence[Bar]) -> str:
-    """Rows of intervals over one axis of time; the name stands in a bar's tooltip."""
+    """Draw rows of intervals over one axis of time; a bar's tooltip has the name."""
     if not bars:
         return ""
     end = max(bar.start + bar.duration for bar in bars)
@@ -147,7 +147,7 @@ def _drawing(title: str, height: int, drawn: Sequence[str]) -> str:
 
 
 def round_marks(values: Sequence[float]) -> list[float]:
-    """Round numbers from at most the least value to at least the largest."""
+    """Return round numbers from at most the least value to at least the largest."""
     low, high = min(values), max(values)
     if high <= low:
         low, high = low - 0.5, high + 0.5
@@ -213,7 +213,8 @@ def axes(frame: Frame, x_name: str, y_name: str) -> str:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS` points: of each stretch the highest, so no peak is lost."""
+    """Return at most `MAX_POINTS` points: of each stretch the highest, so no peak is
+    lost."""
     if len(points) <= MAX_POINTS:
         return list(points)
     stretch = -(-len(points) // MAX_POINTS)

@@ -112,7 +112,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def links_of(args: argparse.Namespace) -> Links:
-    """Curves of the link file; of a PCIe 5 link without one.
+    """Return curves of the link file; of a PCIe 5 link without one.
 
     Raises:
         ConfigError: the file cannot be used, or lacks a link.
@@ -125,7 +125,7 @@ def links_of(args: argparse.Namespace) -> Links:
 
 
 def read_link_curves(path: str) -> Links:
-    """The fastest link of each kind in a link file (docs/doctor.md).
+    """Return the fastest link of each kind in a link file (docs/doctor.md).
 
     Raises:
         ConfigError: it cannot be read, or has no link between device and host.
@@ -156,14 +156,14 @@ def read_link_curves(path: str) -> Links:
 
 
 def _duplex(alone: Curve, both: Curve | None) -> float:
-    """By which fraction copies in both directions slow one another down."""
+    """Return by which fraction copies in both directions slow one another down."""
     if both is None:
         return 0.0
     return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
 
 
 def rates_of(args: argparse.Namespace) -> Rates:
-    """Kernel models of `--device`, or the roofline of two rates.
+    """Return kernel models of `--device`, or the roofline of two rates.
 
     Raises:
         ConfigError: the device is not known.
@@ -174,7 +174,7 @@ def rates_of(args: argparse.Namespace) -> Rates:
 
 
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
-    """Estimated or observed, as asked for."""
+    """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
         links, rates = links_of(args), rates_of(args)
         profile = estimated(build, micro_batch, links, rates, args.min_bytes)
@@ -253,7 +253,8 @@ def _print(profile: Profile, plan: Plan) -> None:
 
 
 def _settled(profile: Profile, plan: Plan) -> str | None:
-    """What many such steps take at the board's power limit, where that is known."""
+    """Return what many such steps take at the board's power limit, where that is
+    known."""
     known = any(name in profile.device for name in ("H100", "H200"))
     if plan.prediction is None or not known:
         return None
@@ -317,7 +318,8 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
-    """A stage holds at most as many micro-batches as there are stages (1F1B)."""
+    """Size a stage: it holds at most as many micro-batches as there are stages
+    (1F1B)."""
     number = args.batch // size
     in_flight = min(args.stages, number)
     bubble = (args.stages - 1) / (number + args.stages - 1)

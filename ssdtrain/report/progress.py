@@ -45,7 +45,7 @@ class Progress:
         self._task = self._bar.add_task("", total=total)
 
     def part(self, text: str) -> None:
-        """The part before has ended, this one begins."""
+        """Begin this part: the one before has ended."""
         self._done += 1
         if self._console.is_terminal:
             self._bar.update(self._task, completed=self._done, description=text)
@@ -65,7 +65,7 @@ class Progress:
 
 
 def each(items: Iterable[T], text: Callable[[T], str]) -> Iterator[T]:
-    """The items, one part of a `Progress` each."""
+    """Yield the items, one part of a `Progress` each."""
     known = list(items)
     with Progress(len(known)) as progress:
         for item in known:

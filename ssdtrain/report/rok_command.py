@@ -90,7 +90,7 @@ def _points(args: argparse.Namespace) -> list[Point]:
 
 
 def read_points(path: str) -> list[Point]:
-    """The points that recipes/bench/planner/rok.py measured.
+    """Return the points that recipes/bench/planner/rok.py measured.
 
     Raises:
         ConfigError: another file.
@@ -138,7 +138,7 @@ def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point
 
 
 def _flops(build: Build, batch: int) -> float:
-    """Of a forward and backward, on the meta device."""
+    """Count the operations of a forward and backward, on the meta device."""
     with torch.device("meta"):
         subject = build(batch)
         with FlopCounterMode(display=False) as counter:
@@ -147,7 +147,7 @@ def _flops(build: Build, batch: int) -> float:
 
 
 def table(points: Sequence[Point]) -> Table:
-    """All points, by model, strategy and batch."""
+    """List all points, by model, strategy and batch."""
     result = Table(title="recompute, offload, keep")
     for head in ("model", "strategy"):
         result.add_column(head)
@@ -166,7 +166,7 @@ def table(points: Sequence[Point]) -> Table:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """One panel a model, one line a strategy.
+    """Draw one panel a model, one line a strategy.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -43,7 +43,7 @@ def spots(profile: Profile) -> list[Spot]:
 
 
 def lines(points: Sequence[Spot]) -> list[str]:
-    """One line a point, fastest marks of its kind, and the plot below."""
+    """Write one line a point, fastest marks of its kind, and the plot below."""
     if not points:
         return []
     keep_ms = min(point.step_ms for point in points)
@@ -57,12 +57,12 @@ def lines(points: Sequence[Spot]) -> list[str]:
 
 
 def mark_of(point: Spot) -> str:
-    """The letter that stands for it in the plot."""
+    """Return the letter that stands for it in the plot."""
     return OURS if point.is_ours else OTHERS
 
 
 def plot(points: Sequence[Spot]) -> list[str]:
-    """Step time upwards, peak to the right; ssdtrain's points hide the others'."""
+    """Plot step time upwards, peak to the right; ssdtrain's points hide the others'."""
     most_bytes = max(point.peak_bytes for point in points)
     times = [point.step_ms for point in points]
     low_ms, high_ms = min(times), max(times)

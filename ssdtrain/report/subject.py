@@ -76,7 +76,7 @@ class Blocks(nn.Module):
 
 
 def build_of(text: str, sequence: int) -> Build:
-    """What `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
+    """Return what `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
 
     The function takes the micro-batch size and gives (module, forward).
 
@@ -120,7 +120,7 @@ def _blocks(text: str, sequence: int) -> Build:
 
 
 def default_links() -> Links:
-    """Where nothing was measured."""
+    """Return the curves that stand in where nothing was measured."""
     curve = Curve.straight(1e-5, HOST_GB_PER_S * 1e9)
     return Links(d2h=curve, h2d=curve, copy_slowdown=COPY_SLOWDOWN)
 
@@ -128,7 +128,7 @@ def default_links() -> Links:
 def estimated(
     build: Build, micro_batch: int, links: Links, rates: Rates, min_bytes: int
 ) -> Profile:
-    """The profile of a micro-batch on the meta device."""
+    """Return the profile of a micro-batch on the meta device."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
@@ -139,7 +139,7 @@ def estimated(
 def observed(
     build: Build, micro_batch: int, min_bytes: int, **settings: Any
 ) -> Profile:
-    """The profile of real steps on this machine's GPU, or its CPU.
+    """Return the profile of real steps on this machine's GPU, or its CPU.
 
     Raises:
         ConfigError: nothing could be observed.

@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 
 def bytes_text(num_bytes: float | None) -> str:
-    """A byte count in decimal units (1 MB = 1,000,000 bytes)."""
+    """Write a byte count in decimal units (1 MB = 1,000,000 bytes)."""
     if num_bytes is None:
         return ABSENT
     for size, unit in _UNITS:
@@ -31,7 +31,7 @@ def bytes_text(num_bytes: float | None) -> str:
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
-    """The lines for one `result.json`; a leg that did not run is absent."""
+    """Return the lines for one `result.json`; a leg that did not run is absent."""
     legs = result["legs"]
     pair = (legs.get(WITHOUT), legs.get(WITH))
     lines = [
@@ -115,7 +115,8 @@ def _kept_note(totals: Mapping[str, Any], why: str | None) -> str:
 
 
 def _written_note(leg: Mapping[str, Any]) -> str:
-    """What the operating system counted; without any write, why there was none."""
+    """Return what the operating system counted; without any write, why there was
+    none."""
     totals = leg["totals"]
     if not totals["bytes_offloaded"]:
         return "nothing was offloaded"
@@ -129,7 +130,7 @@ def _written_note(leg: Mapping[str, Any]) -> str:
 
 
 def render(result: Mapping[str, Any]) -> Table:
-    """The table for a terminal."""
+    """Build the table for a terminal."""
     verdict = result.get("verdict", {})
     bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
     title = f"{result['model']} on {result['engine']}, {result['num_ranks']} rank(s)"

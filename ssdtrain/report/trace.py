@@ -15,7 +15,7 @@ _NS_PER_US = 1000
 
 
 def chrome_trace(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
-    """The Trace Event Format for the spans of every rank.
+    """Write the spans of every rank in the Trace Event Format.
 
     Times are microseconds since the earliest span. Monotonic clocks of processes of
     one node are the same clock; ranks on other nodes are shifted to start together.
@@ -70,8 +70,8 @@ def _row_events(
 
 
 def _free_lane(ends: list[int], span: Span) -> int:
-    """The first lane that is free when `span` starts; events of one thread must not
-    overlap."""
+    """Return the first lane that is free when `span` starts; events of one thread must
+    not overlap."""
     for lane, end in enumerate(ends):
         if end <= span.start_ns:
             ends[lane] = span.end_ns

@@ -36,11 +36,11 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """The model is prepared and on its device: attach."""
+        """Attach: the model is prepared and on its device."""
         self.attach(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped. Under ZeRO-3 no weight would tell."""
+        """Count the optimizer's step. Under ZeRO-3 no weight would tell."""
         if self.session is not None:
             self.session.hints.step_end()
 

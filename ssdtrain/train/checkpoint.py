@@ -33,8 +33,8 @@ UNREADABLE = (
 def read_checkpoint(
     path: Path, device: torch.device, keys: Sequence[str]
 ) -> dict[str, Any]:
-    """What `torch.save` wrote: a mapping with these keys. Nothing is unpickled but
-    tensors and plain values.
+    """Return what `torch.save` wrote: a mapping with these keys. Nothing is unpickled
+    but tensors and plain values.
 
     Raises:
         ConfigError: there is no such file.

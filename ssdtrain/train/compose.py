@@ -37,15 +37,15 @@ _UNREADABLE = (
 
 
 def packaged_directory(name: str = "configs") -> Path:
-    """The configs, launch wrappers or recipes that come with ssdtrain: in a wheel
-    inside the package, in a checkout beside it."""
+    """Return the configs, launch wrappers or recipes that come with ssdtrain: in a
+    wheel inside the package, in a checkout beside it."""
     package = Path(__file__).resolve().parents[1]
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
 
 def find_config(name: str) -> Path:
-    """The file that `--config name` means: a path, a bare name in the working
+    """Return the file that `--config name` means: a path, a bare name in the working
     directory, or a packaged config.
 
     Raises:
@@ -80,7 +80,7 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def values_of(config: DictConfig) -> dict[str, Any]:
-    """The plain values of what `compose_config` gave.
+    """Return the plain values of what `compose_config` gave.
 
     Raises:
         ConfigError: a reference leads nowhere, or round in a circle.
@@ -106,7 +106,8 @@ def _readable(source: object) -> Iterator[None]:
 
 
 def _culprit(source: object) -> str:
-    """The file that Hydra cannot read, among a root config and the groups beside it."""
+    """Return the file that Hydra cannot read, among a root config and the groups beside
+    it."""
     if not isinstance(source, Path):
         return str(source)
     for path in (source, *sorted(source.parent.glob("*/*.yaml"))):
@@ -135,7 +136,8 @@ def _expanded(override: str) -> str:
 
 
 def _is_defaults(entries: object) -> bool:
-    """Whether these are names of configs, and mappings of one group to its choices."""
+    """Return whether these are names of configs, and mappings of one group to its
+    choices."""
     if not isinstance(entries, list):
         return False
     names: list[object] = []
@@ -156,8 +158,8 @@ def _is_file_name(text: str) -> bool:
 
 
 def _root_of(path: Path) -> str:
-    """The name of the root config to compose: the file's own, or one stored here that
-    puts the file's values over the packaged root."""
+    """Return the name of the root config to compose: the file's own, or one stored here
+    that puts the file's values over the packaged root."""
     try:
         values = OmegaConf.to_container(OmegaConf.load(path))
     except (YAMLError, OmegaConfBaseException, OSError) as error:
@@ -200,12 +202,13 @@ def _refuse_unknown(
 
 
 def group_names() -> list[str]:
-    """The packaged groups."""
+    """Return the packaged groups."""
     return sorted(p.name for p in packaged_directory().iterdir() if p.is_dir())
 
 
 def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
-    """What Hydra refused, the nearest known name, and what there is to choose."""
+    """Return what Hydra refused, the nearest known name, and what there is to
+    choose."""
     message, _, options = str(error).partition("Available options in")
     lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
     told = [line for line in lines if line and not _INTERNAL.match(line)]

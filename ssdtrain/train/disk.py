@@ -17,14 +17,14 @@ class Written(NamedTuple):
     """Sectors written to the block device behind the directory, by anybody."""
 
     def since(self, earlier: "Written") -> "Written":
-        """The difference, counter by counter."""
+        """Return the difference, counter by counter."""
         return Written(
             _minus(self.process_bytes, earlier.process_bytes),
             _minus(self.device_bytes, earlier.device_bytes),
         )
 
     def confirms(self, num_bytes: int) -> bool:
-        """Whether a counter saw at least `num_bytes`."""
+        """Return whether a counter saw at least `num_bytes`."""
         seen = [count for count in self if count is not None]
         return any(count >= num_bytes for count in seen)
 

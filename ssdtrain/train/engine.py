@@ -65,7 +65,8 @@ def quiet() -> Iterator[None]:
 
 
 def engine_config(settings: RunSettings) -> dict[str, Any]:
-    """The DeepSpeed configuration that the settings imply, `engine.config` merged over.
+    """Return the DeepSpeed configuration that the settings imply, `engine.config`
+    merged over.
 
     Raises:
         ConfigError: DeepSpeed has no such precision.

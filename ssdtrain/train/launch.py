@@ -77,7 +77,7 @@ def _start(
 
 
 def _wait(children: "Sequence[subprocess.Popen[bytes]]") -> list[int]:
-    """The ranks' statuses; one that fails ends the others."""
+    """Return the ranks' statuses; one that fails ends the others."""
     left = {child.pid: child for child in children}
     killer = threading.Timer(GRACE_S, _kill, (children,))
     killer.daemon = True

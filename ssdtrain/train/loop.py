@@ -75,8 +75,8 @@ class LegResult:
 
 
 def weights_checksum(module: nn.Module) -> int:
-    """The sum of all weights read as integers: equal weights give equal sums, and one
-    flipped bit gives another. Under ZeRO-3 the rank's own shards are summed."""
+    """Return the sum of all weights read as integers: equal weights give equal sums,
+    and one flipped bit gives another. Under ZeRO-3 the rank's own shards are summed."""
     total = 0
     for parameter in module.parameters():
         own: Tensor = getattr(parameter, "ds_tensor", parameter).detach()
@@ -89,8 +89,9 @@ def weights_checksum(module: nn.Module) -> int:
 
 
 def offload_directories(workload: Workload) -> tuple[str, ...]:
-    """What `ssdtrain.offload` is told: a directory of this rank's own below each that
-    is configured; names with placeholders (`{rank}`, `{local_rank}`) as they are."""
+    """Return what `ssdtrain.offload` is told: a directory of this rank's own below
+    each that is configured; names with placeholders (`{rank}`, `{local_rank}`) as
+    they are."""
     values = workload.settings.offload
     names = OffloadConfig.from_mapping(values).directories if values else ()
     below = f"rank{workload.ranks.rank}"
@@ -100,7 +101,7 @@ def offload_directories(workload: Workload) -> tuple[str, ...]:
 
 
 def storage_directories(workload: Workload) -> tuple[str, ...]:
-    """Where this rank really writes."""
+    """Return where this rank really writes."""
     ranks = workload.ranks
     place = Rank(ranks.rank, ranks.local_rank, ranks.local_size)
     return tuple(fill(name, place) for name in offload_directories(workload))
@@ -236,7 +237,8 @@ class Loop:
         return Written(*(_plus(a, b) for a, b in zip(saved, cost, strict=True)))
 
     def _is_saved(self, leg: Leg) -> bool:
-        """Whether this run writes checkpoints; of a comparison only the second does."""
+        """Return whether this run writes checkpoints; of a comparison only the second
+        does."""
         settings = self._workload.settings
         alone = not (settings.train.compare and settings.offload)
         return settings.train.checkpoint_every > 0 and (leg is Leg.WITH or alone)
@@ -266,7 +268,7 @@ def _peak_of(report: StepReport) -> int:
 
 
 def phase_of(session: Session) -> str:
-    """What the session is doing, in a word."""
+    """Return what the session is doing, in a word."""
     if not session.is_settled:
         return "observing"
     return "following" if session.plan is not None else "fixed policy"
@@ -293,7 +295,7 @@ def _module(runner: Runner) -> nn.Module:
 
 
 def _watch(session: Session | None, least: int) -> Watch:
-    """The same bytes for both runs of a comparison."""
+    """Watch the same bytes in both runs of a comparison."""
     if torch.cuda.is_available():
         return AllocatorWatch(alone=session is None)
     if session is not None:

@@ -29,7 +29,7 @@ class Watch(Protocol):
     def __exit__(self, *failure: Any) -> None: ...
 
     def take(self) -> tuple[int, list[Sample]]:
-        """The highest number of bytes and their course since the last call."""
+        """Return the highest number of bytes and their course since the last call."""
 
 
 class _Held:
@@ -68,7 +68,7 @@ class SavedObserver:
         return self._live_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """The highest `live_bytes` and its course since the last call."""
+        """Return the highest `live_bytes` and its course since the last call."""
         with self._lock:
             peak, samples = self._peak_bytes, self._samples
             self._peak_bytes, self._samples = self._live_bytes, []
@@ -132,7 +132,7 @@ class SampledWatch:
         self._samples: list[Sample] = []
 
     def take(self) -> tuple[int, list[Sample]]:
-        """The highest sample and the course since the last call."""
+        """Return the highest sample and the course since the last call."""
         samples, self._samples = self._samples, []
         return max((sample.num_bytes for sample in samples), default=0), samples
 
@@ -175,7 +175,8 @@ class AllocatorWatch:
         return torch.cuda.memory_allocated() - self._base_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """The allocator's own maximum (the sampled one if not alone) and the course."""
+        """Return the allocator's own maximum (the sampled one if not alone) and the
+        course."""
         sampled, samples = self._sampled.take()
         return (self._peak_bytes if self._alone else sampled), samples
 

@@ -157,7 +157,7 @@ class Sinks:
 def open_sinks(
     directory: Path, steps: int, tokens_per_step: int, *, tensorboard: bool, show: bool
 ) -> Sinks:
-    """The sinks of the first rank; files go to `directory`."""
+    """Return the sinks of the first rank; files go to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
     if tensorboard:

@@ -16,7 +16,7 @@ _BALANCED = "type:.*Block"
 
 
 def choose_stages(asked: int | None, world_size: int) -> int:
-    """Pipeline stages for `world_size` ranks; 0 means no pipeline.
+    """Return the pipeline stages for `world_size` ranks; 0 means no pipeline.
 
     Raises:
         ConfigError: the stages asked for do not divide the ranks.
@@ -42,7 +42,7 @@ class PipelineRunner(EngineRunner):
         self._data_rank = int(self.attachable.grid.get_data_parallel_rank())
 
     def step(self, step: int) -> float:
-        """One `train_batch`; the loss is broadcast from the last stage."""
+        """Run one `train_batch`; the loss is broadcast from the last stage."""
         seed_step(self._workload.settings.train.seed, step, self._workload.ranks.rank)
         return float(self.attachable.train_batch(self._micro_batches(step)))
 

@@ -47,7 +47,7 @@ class PlainRunner:
         )
 
     def step(self, step: int) -> float:
-        """Forward and backward over all micro-batches, one optimizer step."""
+        """Run forward and backward over all micro-batches, and one optimizer step."""
         settings = self._workload.settings.train
         seed_step(settings.seed, step, 0)
         losses = [
@@ -79,7 +79,7 @@ class PlainRunner:
         return torch.autocast(self._device.type, dtype)
 
     def save(self, directory: str, step: int) -> None:
-        """Weights, optimizer, schedule and scaler in one file."""
+        """Write weights, optimizer, schedule and scaler to one file."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         state = {
             "step": step,
@@ -110,4 +110,4 @@ class PlainRunner:
             return int(state["step"])
 
     def close(self) -> None:
-        """Nothing outlives the runner."""
+        """Close the session and drop the model: nothing outlives the runner."""

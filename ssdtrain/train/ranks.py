@@ -28,7 +28,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> "Ranks":
-        """RANK, WORLD_SIZE, LOCAL_RANK and the number of ranks on this node."""
+        """Return RANK, WORLD_SIZE, LOCAL_RANK and the number of ranks on this node."""
         env = os.environ
         world_size = int(env.get("WORLD_SIZE", "1"))
         local_size = env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE")
@@ -55,11 +55,11 @@ class Ranks:
             distributed.init_process_group("nccl" if on_gpu else "gloo")
 
     def from_first(self, value: Any) -> Any:
-        """The first rank's `value` on every rank (any picklable)."""
+        """Return the first rank's `value` on every rank (any picklable)."""
         return self.gather(value)[0]
 
     def largest(self, value: int) -> int:
-        """The largest of all ranks' values, on every rank."""
+        """Return the largest of all ranks' values, on every rank."""
         if self.world_size == 1:
             return value
         shared = torch.tensor(value, device=self.device())
@@ -82,7 +82,7 @@ class Ranks:
             distributed.destroy_process_group()
 
     def device(self) -> torch.device:
-        """The GPU of this local rank, or the CPU."""
+        """Return the GPU of this local rank, or the CPU."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())

@@ -45,7 +45,7 @@ class Runner(Protocol):
 
 
 def build_optimizer(settings: TrainSettings, module: nn.Module) -> Optimizer:
-    """The optimizer of `settings` over the parameters of `module`."""
+    """Return the optimizer of `settings` over the parameters of `module`."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     if settings.optimizer is OptimizerKind.SGD:
         return SGD(parameters, lr=settings.learning_rate)
@@ -55,12 +55,12 @@ def build_optimizer(settings: TrainSettings, module: nn.Module) -> Optimizer:
 
 
 def build_schedule(settings: TrainSettings, optimizer: Optimizer) -> LambdaLR:
-    """Linear warm-up, then cosine decay to the last ratio."""
+    """Build linear warm-up, then cosine decay to the last ratio."""
     return LambdaLR(optimizer, partial(schedule_ratio, settings))
 
 
 def schedule_ratio(settings: TrainSettings, step: int) -> float:
-    """The learning rate of a step over the highest."""
+    """Return the learning rate of a step over the highest."""
     warmup, steps = settings.warmup_steps, settings.steps
     last = settings.min_learning_rate_ratio
     if step < warmup:

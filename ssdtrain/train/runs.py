@@ -160,7 +160,7 @@ def refuse_used(path: Path) -> None:
 
 
 def find(name: str) -> Path:
-    """The run that `resume=name` means: a path, or a name below `runs`.
+    """Return the run that `resume=name` means: a path, or a name below `runs`.
 
     Raises:
         ConfigError: there is none; the text lists the newest.
@@ -176,7 +176,7 @@ def find(name: str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """What `run.json` says; None without it.
+    """Return what `run.json` says; None without it.
 
     Raises:
         ConfigError: it is damaged.
@@ -195,7 +195,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
-    """The overrides of a run with those of its continuation over them."""
+    """Return the overrides of a run with those of its continuation over them."""
     replaced = {_key(word) for word in now}
     return [*(word for word in earlier if _key(word) not in replaced), *now]
 
@@ -236,7 +236,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Versions, git state and machine, as plain values."""
+    """Return versions, git state and machine, as plain values."""
     versions = {"ssdtrain": ssdtrain.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -252,7 +252,8 @@ def facts() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory and whether files differ; None outside git."""
+    """Return the commit of the working directory and whether files differ; None outside
+    git."""
     if shutil.which("git") is None:
         return None
     try:

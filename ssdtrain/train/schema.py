@@ -37,7 +37,8 @@ def _default(source: "Field[Any]") -> Any:
 
 
 def schema_of(cls: type) -> type:
-    """A dataclass with the fields and defaults of `cls` that OmegaConf accepts."""
+    """Return a dataclass with the fields and defaults of `cls` that OmegaConf
+    accepts."""
     made = []
     for source in fields(cls):
         parsed = PARSE in source.metadata  # "8G" is no integer for OmegaConf

@@ -75,7 +75,7 @@ class OptimizerKind(str, Enum):
 
 
 def choose(name: str, enum: type[Enum], value: Any) -> Any:
-    """The member of `enum` for `value`; ConfigError lists the choices."""
+    """Return the member of `enum` for `value`; ConfigError lists the choices."""
     try:
         return enum(value)
     except ValueError:
@@ -299,7 +299,7 @@ class RunSettings:
 
 
 def _group(kind: type[Group], name: str, values: dict[str, Any]) -> Group:
-    """A group's settings, each of its declared type.
+    """Return a group's settings, each of its declared type.
 
     Raises:
         ConfigError: the group is missing, or a value is unknown or of another type.

@@ -41,7 +41,8 @@ class Stop:
         self._before: dict[int, Any] = {}
 
     def agreed(self, ranks: Ranks) -> int:
-        """The signal that any rank got, 0 for none; every rank gets the same answer."""
+        """Return the signal that any rank got, 0 for none; every rank gets the same
+        answer."""
         return ranks.largest(self._signum)
 
     def __enter__(self) -> "Stop":

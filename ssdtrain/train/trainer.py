@@ -161,7 +161,7 @@ class Trainer:
 
 
 def tokens_per_step(settings: RunSettings, world_size: int) -> int:
-    """Tokens that all ranks together train on in one optimizer step."""
+    """Return tokens that all ranks together train on in one optimizer step."""
     engine, parallel = settings.engine, settings.parallel
     ranks_a_replica = 1
     if engine.kind is EngineKind.MEGATRON:
@@ -174,7 +174,7 @@ def tokens_per_step(settings: RunSettings, world_size: int) -> int:
 
 
 def runner_of(workload: Workload) -> Runner:
-    """The engine that the settings ask for, with a freshly built model."""
+    """Return the engine that the settings ask for, with a freshly built model."""
     if workload.settings.engine.kind is EngineKind.PLAIN:
         return PlainRunner(workload)
     if workload.settings.engine.kind is EngineKind.MEGATRON:
@@ -185,7 +185,7 @@ def runner_of(workload: Workload) -> Runner:
 
 
 def megatron_runner(workload: Workload) -> Runner:
-    """Imported where it is asked for: megatron-core is an extra.
+    """Import the runner where it is asked for: megatron-core is an extra.
 
     Raises:
         ConfigError: it is not installed.
@@ -220,7 +220,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
-    """Whether two sequences of floats are equal bit by bit (NaN included)."""
+    """Return whether two sequences of floats are equal bit by bit (NaN included)."""
     return _bits(left) == _bits(right)
 
 
@@ -229,7 +229,7 @@ def _bits(values: tuple[float, ...]) -> bytes:
 
 
 def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
-    """What happened, over all ranks, as plain values."""
+    """Return what happened, over all ranks, as plain values."""
     result: dict[str, Any] = {
         "model": settings.model.family.value,
         "engine": settings.engine.kind.value,
@@ -261,7 +261,8 @@ def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | 
 
 
 def peak_of(settings: RunSettings) -> str:
-    """What is counted: by the allocator on a GPU, on a CPU what ssdtrain looks at."""
+    """Return what is counted: by the allocator on a GPU, on a CPU what ssdtrain looks
+    at."""
     if torch.cuda.is_available():
         return "allocated"
     least = least_bytes(settings)
@@ -269,7 +270,8 @@ def peak_of(settings: RunSettings) -> str:
 
 
 def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
-    """The courses of the rank with the highest peak, and everybody's time line."""
+    """Return the courses of the rank with the highest peak, and everybody's time
+    line."""
     first = next(iter(legs.values()))
     rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
     return {
@@ -313,7 +315,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
 
 
 def _typical(step_ms: tuple[float, ...]) -> float:
-    """The median without the first step, which warms up."""
+    """Return the median without the first step, which warms up."""
     return statistics.median(step_ms[1:] or step_ms)
 
 
@@ -332,7 +334,7 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
 
 
 def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str, bool]:
-    """Whether the operating system counted what was claimed, rank by rank.
+    """Return whether the operating system counted what was claimed, rank by rank.
 
     An SSD target from which bytes were reloaded, or that was full or missing, and that
     wrote nothing, is not confirmed: a disk tier that is silently unused must not look

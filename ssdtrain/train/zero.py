@@ -20,7 +20,7 @@ class ZeroRunner(EngineRunner):
         self._workload = workload
 
     def step(self, step: int) -> float:
-        """Forward, backward and the engine's step for every micro-batch."""
+        """Run forward, backward and the engine's step for every micro-batch."""
         settings, ranks = self._workload.settings.train, self._workload.ranks
         seed_step(settings.seed, step, ranks.rank)
         losses = [

@@ -153,7 +153,7 @@ def _tensor(values: NDArray[np.generic]) -> Tensor:
 def objective_of(
     family: Family, sequence_length: int, vocabulary: Vocabulary
 ) -> Objective:
-    """The objective that a family is pre-trained with."""
+    """Return the objective that a family is pre-trained with."""
     if family is Family.BERT:
         return MaskedObjective(sequence_length, vocabulary)
     if family is Family.T5:

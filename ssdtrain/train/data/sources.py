@@ -13,8 +13,8 @@ JSON_LINES = ".jsonl"
 
 
 def source_files(settings: DataSettings) -> list[Path]:
-    """The files that `settings` name, in an order that does not depend on the file
-    system; the standard library's modules when none is named.
+    """Return the files that `settings` name, in an order that does not depend on the
+    file system; the standard library's modules when none is named.
 
     Raises:
         ConfigError: nothing matches.
@@ -45,7 +45,7 @@ def _matches(name: str) -> list[Path]:
 
 
 def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
-    """The texts in `files`, one per plain file and one per JSON line.
+    """Return the texts in `files`, one per plain file and one per JSON line.
 
     Raises:
         ConfigError: a JSON line lacks the field; file and line are named.

@@ -24,7 +24,8 @@ SCANNED_TOKENS = 1 << 24
 
 
 def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """The tokens of `settings`, uint32 [num_tokens], memory-mapped and read-only.
+    """Return the tokens of `settings`, uint32 [num_tokens], memory-mapped and
+    read-only.
 
     The file is made by whichever process comes first and found by all others; its
     name is a digest of the sources (path, size, time), the tokenizer and the limit,
@@ -72,8 +73,8 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _is_whole(path: Path, vocabulary: Vocabulary) -> bool:
-    """Whether the file is there and holds ids of the vocabulary: one that does not
-    would fail in the middle of training. A damaged one is made again."""
+    """Return whether the file is there and holds ids of the vocabulary: one that does
+    not would fail in the middle of training. A damaged one is made again."""
     num_bytes = path.stat().st_size if path.exists() else 0
     if num_bytes == 0 or num_bytes % TOKEN_DTYPE.itemsize:
         return False

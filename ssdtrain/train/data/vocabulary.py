@@ -92,7 +92,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, path: str | None) -> "Vocabulary":
-        """The vocabulary of a tokenizer file, or of bytes when `path` is None.
+        """Return the vocabulary of a tokenizer file, or of bytes when `path` is None.
 
         Raises:
             ConfigError: there is no such file, or it is damaged.

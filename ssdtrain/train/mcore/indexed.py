@@ -15,7 +15,8 @@ from ssdtrain.train.settings import DataSettings
 
 
 def prefix_of(settings: DataSettings) -> Path | None:
-    """The dataset that `data.files` names, with or without its suffix; None: text.
+    """Return the dataset that `data.files` names, with or without its suffix; None:
+    text.
 
     Raises:
         ConfigError: it is named beside other files, or half of it is missing.
@@ -41,7 +42,7 @@ def prefix_of(settings: DataSettings) -> Path | None:
 
 
 def tokens_of(prefix: Path) -> NDArray[Any]:
-    """All tokens, an integer type [num_tokens], memory-mapped and read-only."""
+    """Return all tokens, an integer type [num_tokens], memory-mapped and read-only."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     dtype = IndexedDataset(str(prefix)).index.dtype

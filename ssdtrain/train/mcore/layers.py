@@ -98,7 +98,8 @@ def _kernels(mask: Tensor | None) -> Any:
 
 
 def layer_spec(spec: Any, fused: bool) -> Any:
-    """A stock local layer spec with marked norms and, if asked, fused attention."""
+    """Return a stock local layer spec with marked norms and, if asked, fused
+    attention."""
     parts = copy(spec.submodules)
     for name in NORMS:
         if isinstance(getattr(parts, name, None), type) and not _is_identity(

@@ -114,7 +114,7 @@ class Bert(BertModel):  # type: ignore[misc]
         return "b1ss"
 
     def bert_extended_attention_mask(self, attention_mask: Tensor | None) -> Any:
-        """The stock mask; None stays None."""
+        """Return the stock mask; None stays None."""
         if attention_mask is None:
             return None
         return super().bert_extended_attention_mask(attention_mask)
@@ -136,7 +136,7 @@ class Chunks:
         self._fused = fused
 
     def build(self) -> list[nn.Module]:
-        """All chunks of this rank, in the order that the schedules expect."""
+        """Return all chunks of this rank, in the order that the schedules expect."""
         virtual = self._config.virtual_pipeline_model_parallel_size
         kinds = {Family.GPT: self._gpt, Family.BERT: self._bert, Family.T5: self._t5}
         build = kinds[self._settings.family]
@@ -152,7 +152,7 @@ class Chunks:
         return module.train()
 
     def _ends(self, stage: int | None) -> dict[str, Any]:
-        """Whether a chunk holds the embedding and the head."""
+        """Return whether a chunk holds the embedding and the head."""
         where = {"ignore_virtual": stage is None, "vp_stage": stage}
         return {
             "pre_process": parallel_state.is_pipeline_first_stage(**where),

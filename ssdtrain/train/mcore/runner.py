@@ -74,7 +74,7 @@ class MegatronRunner:
         ]
 
     def step(self, step: int) -> float:
-        """All micro-batches through the schedule, one optimizer step."""
+        """Run all micro-batches through the schedule, and one optimizer step."""
         settings = self._workload.settings.train
         # A function of the step alone: a resumed run needs no generator state.
         seed = settings.seed * 1_000_003 + step
@@ -91,7 +91,7 @@ class MegatronRunner:
         return math.fsum(found) / len(found)
 
     def _losses(self, step: int) -> float | None:
-        """The mean over micro-batches, on ranks of the last stage."""
+        """Return the mean over micro-batches, on ranks of the last stage."""
         settings = self._workload.settings
         count = settings.train.num_micro_batches
         rank = parallel.data_rank()
@@ -143,7 +143,7 @@ class MegatronRunner:
             return int(state["step"])
 
     def _shards(self) -> Any:
-        """The optimizer's state on this rank.
+        """Return the optimizer's state on this rank.
 
         Megatron's own format of a distributed optimizer knows Apex's and Transformer
         Engine's Adam alone (torch's counts steps in its state): its shards are kept as

@@ -15,7 +15,7 @@ Step = Callable[[Iterator[Batch], Any], tuple[Tensor, Callable[[Tensor], Any]]]
 
 
 def step_of(family: Family, device: torch.device) -> Step:
-    """The `forward_step_func` of a family, on this device."""
+    """Return the `forward_step_func` of a family, on this device."""
     call = {Family.GPT: _gpt, Family.BERT: _bert, Family.T5: _t5}[family]
 
     def forward_step(
@@ -37,14 +37,15 @@ def step_of(family: Family, device: torch.device) -> Step:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy for which the host does not wait: the next micro-batch is queued on."""
+    """Start a copy for which the host does not wait: the next micro-batch is queued
+    on."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def mean_loss(counted: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean over counted tokens, and the same for the caller.
+    """Return the mean over counted tokens, and the same for the caller.
 
     counted: bool (B, S); losses: float (B, S).
     """

@@ -15,6 +15,7 @@ _HOME = {
 
 
 def model_of(settings: ModelSettings, vocab_size: int) -> Model:
-    """The model that `settings` describe, for a vocabulary of `vocab_size` rows."""
+    """Return the model that `settings` describe, for a vocabulary of `vocab_size`
+    rows."""
     module, name = _HOME[settings.family]
     return cast(Model, getattr(import_module(module), name)(settings, vocab_size))

@@ -33,11 +33,11 @@ class Model(Protocol):
     """The `transformers` configuration."""
 
     def whole(self) -> "Whole":
-        """The stock `transformers` model and its loss."""
+        """Return the stock `transformers` model and its loss."""
 
     def layers(self) -> list[Layer]:
-        """The same network as a chain; float tensors that cross a stage come last,
-        masks and ids travel as integers."""
+        """Return the same network as a chain; float tensors that cross a stage come
+        last, masks and ids travel as integers."""
 
 
 class Whole(nn.Module):
@@ -56,7 +56,7 @@ class Whole(nn.Module):
         return logits
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The inputs of a batch and, last, its labels; returns the mean loss."""
+        """Run on the inputs of a batch and, last, its labels; return the mean loss."""
         *given, labels = inputs
         return token_loss(self.logits(*given), labels)
 
@@ -117,7 +117,7 @@ class Stock:
         self.config = self.configure(settings, vocab_size)
 
     def whole(self) -> Whole:
-        """The stock model with random weights."""
+        """Return the stock model with random weights."""
         model: Any = type(self).kind(self.config)
         enable_checkpointing(model, self._settings.checkpointing)
         return Whole(model, self.inputs)

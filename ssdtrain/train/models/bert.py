@@ -29,7 +29,7 @@ where there is text; hidden: float [batch, sequence, width]."""
 
 
 def bert_config(settings: ModelSettings, vocab_size: int) -> BertConfig:
-    """The `transformers` configuration for these settings."""
+    """Return the `transformers` configuration for these settings."""
     return BertConfig(
         vocab_size=vocab_size,
         hidden_size=settings.hidden_size,

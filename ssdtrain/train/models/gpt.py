@@ -20,7 +20,7 @@ TOKENS = "tokens"
 
 
 def gpt_config(settings: ModelSettings, vocab_size: int) -> GPT2Config:
-    """The `transformers` configuration for these settings."""
+    """Return the `transformers` configuration for these settings."""
     return GPT2Config(
         vocab_size=vocab_size,
         n_positions=settings.sequence_length,

@@ -40,8 +40,8 @@ encoded: float [batch, sequence, width]."""
 
 
 def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
-    """The `transformers` configuration; decoders are half the layers, rounded down
-    (chapter 5.4.1)."""
+    """Return the `transformers` configuration; decoders are half the layers, rounded
+    down (chapter 5.4.1)."""
     decoders = settings.num_layers // 2
     return T5Config(
         vocab_size=vocab_size,
@@ -58,7 +58,8 @@ def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
 
 
 def decoder_config(config: T5Config) -> T5Config:
-    """The decoder's own view of the configuration, as the stock model makes it."""
+    """Return the decoder's own view of the configuration, as the stock model makes
+    it."""
     own = copy.deepcopy(config)
     own.is_decoder = True
     own.num_layers = config.num_decoder_layers
@@ -144,7 +145,7 @@ class Norm(nn.Module):
         self._scale = scale
 
     def forward(self, state: State) -> State | Tensor:
-        """A state in the encoder, the hidden state alone in the decoder."""
+        """Return a state in the encoder, the hidden state alone in the decoder."""
         if isinstance(state, Tensor):
             return self._normed(state)
         *rest, hidden = state
