@@ -5,12 +5,14 @@ batches. This one needs nothing but PyTorch.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hector.graph import HeteroGraph, subgraph
+from hector.graph import Grouping, HeteroGraph, subgraph
+from hector.indexing import group_by, segment_ptr
 
 
 class SampledBatch(NamedTuple):
@@ -36,20 +38,40 @@ class Drawn(NamedTuple):
     """int64 [num_seeds]: the places of the seeds among `node_ids`."""
 
 
+class FanoutOf(str, Enum):
+    """What a fanout counts the in-edges of."""
+
+    NODE = "node"
+    """Of a node: relations are drawn in proportion, small ones often not at all."""
+    RELATION = "relation"
+    """Of a node in each relation, as PyG's loaders of heterogeneous graphs count. A
+    mean over a relation is then an estimate of the whole graph's."""
+
+
 class NeighborSampler:
     """Draws in-edges of the seeds, then of the nodes that these lead to, hop by hop.
 
     Of a node with more in-edges than the hop's fanout, that many are drawn without
-    replacement, one of each of as many equal stretches of its edges. They lie relation
-    by relation, so relations are drawn in proportion.
+    replacement, one of each of as many equal stretches of its edges.
     """
 
-    def __init__(self, graph: HeteroGraph, fanouts: Sequence[int]) -> None:
-        """`fanouts`: edges a node for each hop; -1 takes all."""
+    def __init__(
+        self,
+        graph: HeteroGraph,
+        fanouts: Sequence[int],
+        fanouts_of: FanoutOf | str = FanoutOf.NODE,
+    ) -> None:
+        """`fanouts`: edges for each hop; -1 takes all."""
         if not fanouts or any(f < 1 and f != -1 for f in fanouts):
             raise ValueError(f"expected fanouts of at least 1, or -1, got {fanouts}")
         self.graph, self.fanouts = graph, tuple(fanouts)
+        self.fanouts_of = FanoutOf(fanouts_of)
         self._taken = torch.zeros(graph.num_nodes, dtype=torch.bool).to(graph.device)
+        if self.fanouts_of is FanoutOf.RELATION:
+            # Stored edges lie relation by relation, and in it by destination.
+            pairs = graph.unique_dst()
+            self._pairs = group_by(pairs.unique_node, graph.num_nodes)
+            self._pair_ptr = segment_ptr(pairs.edge_to_unique, pairs.num_unique)
 
     def sample(
         self, seeds: Tensor, generator: torch.Generator | None = None
@@ -83,15 +105,15 @@ class NeighborSampler:
     ) -> Tensor:
         """Stored edges into `nodes`."""
         group = self.graph.csc()
-        first = group.ptr[nodes]
-        degree = group.ptr[nodes + 1] - first
         if fanout == -1:
-            total = int(degree.sum())
-            begin = degree.cumsum(0) - degree
-            shift = (first - begin).repeat_interleave(degree, output_size=total)
-            return group.items[shift + torch.arange(total, device=nodes.device)]
+            return _members(group, nodes)
+        if self.fanouts_of is FanoutOf.NODE:
+            ptr, chosen = group.ptr, nodes
+        else:
+            ptr, chosen = self._pair_ptr, _members(self._pairs, nodes)
+        first = ptr[chosen]
+        degree = (ptr[chosen + 1] - first)[:, None]
         draw = torch.arange(fanout, device=nodes.device)
-        degree = degree[:, None]
         # Where all are taken, stretches are single edges.
         num = degree.clamp(max=fanout)
         low = draw * degree // num.clamp(min=1)
@@ -99,4 +121,15 @@ class NeighborSampler:
         chance = torch.rand(low.shape, generator=generator, device=nodes.device)
         within = torch.minimum((chance * size).long(), size - 1)
         places = (first[:, None] + low + within)[draw < num]
-        return group.items[places]
+        # The edges of a pair are stored side by side.
+        return group.items[places] if self.fanouts_of is FanoutOf.NODE else places
+
+
+def _members(group: Grouping, chosen: Tensor) -> Tensor:
+    """The items of the chosen groups; waits for the device to count them."""
+    first = group.ptr[chosen]
+    size = group.ptr[chosen + 1] - first
+    total = int(size.sum())
+    begin = size.cumsum(0) - size
+    shift = (first - begin).repeat_interleave(size, output_size=total)
+    return group.items[shift + torch.arange(total, device=chosen.device)]

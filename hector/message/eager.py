@@ -7,7 +7,7 @@ a graph with hundreds of degrees has a dozen buckets; an LSTM reads all groups a
 packed sequence.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from hector.indexing import group_by
 from hector.message.functions import Combine, MessageFunction, ReduceFunction, Reducer
 
 
@@ -29,13 +30,13 @@ class Bucket:
 
 
 class Groups:
-    """The edges of each destination, in the order of their ids."""
+    """The edges of each destination, in the order of their ids, as buckets."""
 
     def __init__(self, dst: Tensor, num_nodes: int) -> None:
+        grouping = group_by(dst, num_nodes)
         self.device, self.num_edges = dst.device, dst.numel()
-        self.items = torch.sort(dst, stable=True).indices
-        self.degrees = torch.bincount(dst, minlength=num_nodes)
-        self.first = self.degrees.cumsum(0) - self.degrees
+        self.items, self.first = grouping.items, grouping.ptr[:-1]
+        self.degrees = grouping.ptr.diff()
         self._exact: list[Bucket] | None = None
         self._padded: list[Bucket] | None = None
         self._packing: tuple[Tensor, Tensor, Tensor] | None = None
@@ -54,12 +55,8 @@ class Groups:
     def padded(self) -> list[Bucket]:
         """Buckets of degrees up to a power of two; missing edges have id num_edges."""
         if self._padded is None:
-            found, low, largest = (
-                [],
-                0,
-                int(self.degrees.max()) if self.num_edges else 0,
-            )
-            size = 1
+            largest = int(self.degrees.max()) if self.num_edges else 0
+            found, low, size = [], 0, 1
             while low < largest:
                 inside = (self.degrees > low) & (self.degrees <= size)
                 nodes = inside.nonzero().flatten()
@@ -129,7 +126,7 @@ def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tenso
     fill = {Reducer.MUL: 1.0, Reducer.MEDIAN: float("inf")}[f.reducer]
     last = messages.new_full((1, *messages.shape[1:]), fill)
     extended = torch.cat((messages, last))
-    out = messages.new_zeros(groups.degrees.numel(), *messages.shape[1:])
+    rows: list[Tensor] = []
     for bucket in groups.padded():
         box = extended[bucket.edges]
         if f.reducer is Reducer.MUL:
@@ -140,8 +137,20 @@ def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tenso
             )
             places = middle.expand(-1, 1, *box.shape[2:])
             made = box.sort(dim=1).values.gather(1, places).squeeze(1)
-        out = out.index_copy(0, bucket.nodes, made)
-    return out
+        rows.append(made)
+    return _scattered(groups.padded(), rows, groups, messages)
+
+
+def _scattered(
+    buckets: Sequence[Bucket], rows: Sequence[Tensor], groups: Groups, like: Tensor
+) -> Tensor:
+    """[num_nodes, ...]: the rows of all buckets in their places, written once; zeros
+    for nodes without messages. Without buckets rows are as those of `like`."""
+    joined = torch.cat(tuple(rows)) if rows else like[:0]
+    empty = joined.new_zeros(groups.degrees.numel(), *joined.shape[1:])
+    if not rows:
+        return empty
+    return empty.index_copy(0, torch.cat([b.nodes for b in buckets]), joined)
 
 
 def _lstm(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tensor:
@@ -177,28 +186,22 @@ def reduce_user(
     """A user's reduce function on the buckets of every degree; nodes without messages
     get zeros."""
     parts: dict[str, list[Tensor]] = {}
-    nodes: list[Tensor] = []
-    for bucket in groups.exact():
+    buckets = groups.exact()
+    for i, bucket in enumerate(buckets):
         mailbox = {k: m[bucket.edges] for k, m in messages.items()}
-        made = call(bucket, mailbox)
-        _check_result(made, bucket.nodes.numel(), "reduce function")
-        if nodes and set(made) != set(parts):
+        made = checked(call(bucket, mailbox), bucket.nodes.numel(), "reduce function")
+        if i and set(made) != set(parts):
             raise ValueError(
                 f"expected the same results for nodes of every degree, got "
                 f"{sorted(made)} after {sorted(parts)}"
             )
         for name, value in made.items():
             parts.setdefault(name, []).append(value)
-        nodes.append(bucket.nodes)
-    found = {}
-    for name, values in parts.items():
-        joined = torch.cat(values)
-        empty = joined.new_zeros(groups.degrees.numel(), *joined.shape[1:])
-        found[name] = empty.index_copy(0, torch.cat(nodes), joined)
-    return found
+    return {k: _scattered(buckets, rows, groups, rows[0]) for k, rows in parts.items()}
 
 
-def _check_result(made: Any, rows: int, what: str) -> None:
+def checked(made: Any, rows: int, what: str) -> dict[str, Tensor]:
+    """What a user function returned; ValueError unless it is a dict of `rows` rows."""
     if not isinstance(made, Mapping):
         raise ValueError(f"expected a dict from the {what}, got {type(made).__name__}")
     for name, value in made.items():
@@ -207,11 +210,6 @@ def _check_result(made: Any, rows: int, what: str) -> None:
             raise ValueError(
                 f"expected {name!r} from the {what} with {rows} rows, got {shape}"
             )
-
-
-def checked(made: Any, rows: int, what: str) -> dict[str, Tensor]:
-    """What a user function returned; ValueError unless it is a dict of `rows` rows."""
-    _check_result(made, rows, what)
     return dict(made)
 
 

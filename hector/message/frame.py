@@ -79,10 +79,9 @@ class EdgeFrame(Frame):
         self,
         num_rows: int,
         device: torch.device,
-        rows: str = "edge",
         fill: Callable[[str], Tensor] | None = None,
     ) -> None:
-        super().__init__(num_rows, device, rows, fill)
+        super().__init__(num_rows, device, "edge", fill)
         self._sorted: dict[str, Tensor] = {}
         self.order: Tensor | None = None
         """Row i of the graph's order is the caller's row `order[i]`; None: the same."""
@@ -133,7 +132,7 @@ class EdgeFrame(Frame):
         return self[name] if known is None else known
 
     def copied(self) -> "EdgeFrame":
-        made = EdgeFrame(self.num_rows, self.device, self.rows, self.fill)
+        made = EdgeFrame(self.num_rows, self.device, self.fill)
         made._columns, made._sorted = dict(self._columns), dict(self._sorted)
         made.order, made.inverse = self.order, self.inverse
         return made

@@ -102,11 +102,6 @@ class Graph:
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
-    @classmethod
-    def from_edge_index(cls, edge_index: Tensor, num_nodes: int, **kw: Any) -> "Graph":
-        """A graph of PyG's `edge_index` [2, edges]."""
-        return cls(edge_index[0], edge_index[1], num_nodes=num_nodes, **kw)
-
     # The graph.
 
     @property
@@ -232,6 +227,8 @@ class Graph:
                 key = ("apply", func, self._builtin_shapes(func))
                 found = self._run(key, lambda t: [message_rows(t, func)])
                 return {func.out: found[0]}, {}
+            if isinstance(func, PureCall):
+                return self._pure((func,), lambda t: _call_edges(t, func)), {}
             trace, made = self._traced(lambda t: _call_edges(t, func))
         except TRACE_ERRORS as error:
             self._count(error)
@@ -326,9 +323,10 @@ class Graph:
                 _check_fields(message, reduce)
                 if reduce.reducer in FUSED and apply is None:
                     return {reduce.out: self._builtin(message, reduce)}
-            if all(map(_is_pure, (message, reduce, apply))):
-                return self._pure(message, reduce, apply)
-            trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+            parts = (message, reduce, apply)
+            if all(map(_is_pure, parts)):
+                return self._pure(parts, lambda t: self._whole(t, *parts))
+            trace, made = self._traced(lambda t: self._whole(t, *parts))
         except TRACE_ERRORS as error:
             self._count(error)
         else:
@@ -377,10 +375,12 @@ class Graph:
         return trace, made
 
     def _pure(
-        self, message: Message, reduce: Reduce, apply: Apply | None
+        self,
+        parts: tuple[Message | Reduce | Apply | None, ...],
+        call: Callable[[Trace], dict[str, Rows]],
     ) -> dict[str, Tensor]:
-        """Functions that were declared pure are traced once for features of a shape."""
-        parts = (message, reduce, apply)
+        """Results of `call`, made of `parts` that were declared pure: they are traced
+        once for features of a shape."""
         tensors = [
             v
             for p in parts
@@ -399,7 +399,7 @@ class Graph:
             if all(self._row_shape(s, n) == shape for s, n, shape in known.reads):
                 break
         else:
-            trace, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+            trace, made = self._traced(call)
             strange = [t for t, _ in trace.captured.values() if id(t) not in places]
             if strange:
                 raise ValueError(
@@ -424,7 +424,7 @@ class Graph:
             return _without(tensors[place], dropped)
 
         def build() -> tuple[Trace, list[Sym]]:
-            again, made = self._traced(lambda t: self._whole(t, message, reduce, apply))
+            again, made = self._traced(call)
             return again, [r.sym for r in made.values()]
 
         self.counts["compiled"] += 1
@@ -519,8 +519,9 @@ class Graph:
 
         def call(bucket: Bucket, mailbox: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             data = Features(lambda name: self.ndata[name][bucket.nodes])
-            ids = self._node_ids()[bucket.nodes]
-            return reduce(NodeBatch(data, mailbox, lambda: ids))
+            return reduce(
+                NodeBatch(data, mailbox, lambda: self._node_ids()[bucket.nodes])
+            )
 
         return reduce_user(call, messages, self.groups)
 
@@ -536,10 +537,8 @@ class Graph:
         def get(name: str) -> Tensor:
             return data[name] if name in data else self.ndata[name]
 
-        ids = self._node_ids
-        return checked(
-            func(NodeBatch(Features(get), {}, ids)), self._num_nodes, "function"
-        )
+        batch = NodeBatch(Features(get), {}, self._node_ids)
+        return checked(func(batch), self._num_nodes, "function")
 
     def _node_ids(self) -> Tensor:
         return torch.arange(self._num_nodes, device=self.device)
@@ -639,8 +638,17 @@ class _Part(Graph):
         self.whole, self.edge_ids = whole, ids
         self.counts = whole.counts
         nodes = self.nodes  # not of `self`, which would hold itself
-        self.ndata.fill = lambda name: whole.ndata[name].index_select(0, nodes)
-        self.edata.fill = lambda name: whole.edata[name].index_select(0, ids)
+        self.ndata = Frame(
+            nodes.numel(),
+            whole.device,
+            "node",
+            lambda name: whole.ndata[name].index_select(0, nodes),
+        )
+        self.edata = EdgeFrame(
+            ids.numel(),
+            whole.device,
+            lambda name: whole.edata[name].index_select(0, ids),
+        )
 
     def _node_ids(self) -> Tensor:
         found: Tensor = self.nodes

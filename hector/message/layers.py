@@ -139,6 +139,27 @@ class GATConv(nn.Module):
             return g.ndata["out"].flatten(1) + self.bias
 
 
+@fn.pure
+def _next_edges(e: EdgeBatch) -> dict[str, Tensor]:
+    return {"next": e.src["src"] + e.dst["dst"] + e.data["e"]}
+
+
+@fn.pure
+def _gated(e: EdgeBatch) -> dict[str, Tensor]:
+    gate = torch.sigmoid(e.data["next"])
+    return {"gate": gate, "m": gate * e.src["near"]}
+
+
+@fn.pure
+def _normalized(n: NodeBatch, eps: float) -> dict[str, Tensor]:
+    return {"near": n.mailbox["m"].sum(1) / (n.mailbox["gate"].sum(1) + eps)}
+
+
+@fn.pure
+def _added(n: NodeBatch) -> dict[str, Tensor]:
+    return {"out": n.data["own"] + n.data["near"]}
+
+
 class GatedGCNConv(nn.Module):
     """Gated graph network with edge features (arXiv 1711.07553)."""
 
@@ -161,20 +182,15 @@ class GatedGCNConv(nn.Module):
             g.ndata["own"], g.ndata["near"] = self.own(x), self.near(x)
             g.ndata["src"], g.ndata["dst"] = self.src(x), self.dst(x)
             g.edata["e"] = self.edge(e)
-            g.apply_edges(lambda e: {"next": e.src["src"] + e.dst["dst"] + e.data["e"]})
-
-            def gated(e: EdgeBatch) -> dict[str, Tensor]:
-                gate = torch.sigmoid(e.data["next"])
-                return {"gate": gate, "m": gate * e.src["near"]}
-
-            def normalized(n: NodeBatch) -> dict[str, Tensor]:
-                total = n.mailbox["gate"].sum(1) + self.eps
-                return {"near": n.mailbox["m"].sum(1) / total}
-
-            g.update_all(
-                gated, normalized, lambda n: {"out": n.data["own"] + n.data["near"]}
-            )
+            g.apply_edges(_next_edges())
+            g.update_all(_gated(), _normalized(self.eps), _added())
             return g.ndata["out"], g.edata["next"]
+
+
+@fn.pure
+def _weighted(e: EdgeBatch, mu: Tensor, inv_sigma: Tensor) -> dict[str, Tensor]:
+    off = (e.data["p"].unsqueeze(1) - mu) * inv_sigma
+    return {"m": torch.exp((off * off).sum(-1, keepdim=True) * -0.5) * e.src["h"]}
 
 
 class GMMConv(nn.Module):
@@ -196,10 +212,5 @@ class GMMConv(nn.Module):
             g.ndata["h"] = self.lin(x).view(len(x), len(self.mu), -1)
             g.edata["p"] = pseudo
 
-            def weighted(e: EdgeBatch) -> dict[str, Tensor]:
-                off = (e.data["p"].unsqueeze(1) - self.mu) * self.inv_sigma
-                weight = torch.exp((off * off).sum(-1, keepdim=True) * -0.5)
-                return {"m": weight * e.src["h"]}
-
-            g.update_all(weighted, fn.sum("m", "out"))
+            g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))
             return g.ndata["out"].sum(1) + self.bias

@@ -19,7 +19,7 @@ from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
 from hector.runtime.progress import telling
-from hector.sampling import NeighborSampler, SampledBatch
+from hector.sampling import FanoutOf, NeighborSampler, SampledBatch
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -106,6 +106,7 @@ class NodeClassificationTrainer:
         run: RunConfig,
         batch: int | None = None,
         fanouts: Sequence[int] = (16, 16),
+        fanouts_of: FanoutOf | str = FanoutOf.NODE,
         capture: bool = False,
         features: Features | None = None,
         make_layer: LayerFactory = compiled_layer,
@@ -115,6 +116,7 @@ class NodeClassificationTrainer:
             data: which data set to read or generate, or a graph with labels.
             batch: labelled nodes of a step; None takes all, on the whole graph.
             fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
+            fanouts_of: whether they are a node's, or a node's in each relation.
             capture: run steps as CUDA graphs, mini-batches one for each of a few sizes.
             features: rows of nodes in place of learned embeddings, gathered in each
                 step for the nodes that it needs.
@@ -126,6 +128,7 @@ class NodeClassificationTrainer:
                 f"expected fanouts for {model.num_layers} layers, got {list(fanouts)}"
             )
         self.batch, self.fanouts = batch, tuple(fanouts)
+        self.fanouts_of = FanoutOf(fanouts_of)
         self.capture, self.features = capture, features
         if run.dtype not in _DTYPES:
             raise ValueError(f"expected dtype in {sorted(_DTYPES)}, got {run.dtype!r}")
@@ -202,7 +205,11 @@ class NodeClassificationTrainer:
             "run": {k: run[k] for k in ("seed", "num_seeds", "dtype")},
         }
         if self.batch is not None:
-            steps = {"batch": self.batch, "fanouts": list(self.fanouts)}
+            steps = {
+                "batch": self.batch,
+                "fanouts": list(self.fanouts),
+                "fanouts_of": self.fanouts_of,
+            }
             parts["trainer"] = steps
         # JSON turns enums into their values and tuples into lists.
         flat = {f"{p}.{k}": v for p, values in parts.items() for k, v in values.items()}
@@ -312,7 +319,9 @@ class _Repetition:
         self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
         if trainer.batch is not None:
-            self._sampler = NeighborSampler(task.graph, trainer.fanouts)
+            self._sampler = NeighborSampler(
+                task.graph, trainer.fanouts, trainer.fanouts_of
+            )
             if trainer.capture:
                 self._batches = CapturedBatches(self._steps.mini_batch, task.graph)
         elif trainer.capture:

@@ -33,7 +33,6 @@ Refs = list["weakref.ref[Any]"]
 def no_collector() -> Iterator[None]:
     # What an optimizer's first use imports keeps the frames that it was used in.
     torch.optim.Adam([nn.Parameter(torch.zeros(1))]).step()
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

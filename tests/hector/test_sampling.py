@@ -10,7 +10,7 @@ from hector.capture import CapturedBatches, padded_size
 from hector.graph import HeteroGraph
 from hector.nn import RGCNConv
 from hector.runtime.watch import RangeWatch
-from hector.sampling import NeighborSampler, SampledBatch
+from hector.sampling import FanoutOf, NeighborSampler, SampledBatch
 
 SIZES, RELATIONS, EDGES = (20, 30, 10), 5, 400
 
@@ -64,13 +64,40 @@ def test_what_is_drawn(fanouts: tuple[int, ...]) -> None:
         assert bool((drawn <= most).all())
 
 
-def test_every_edge_is_drawn_about_as_often() -> None:
-    sampler, node = NeighborSampler(G, (10,)), torch.tensor([7])
+@pytest.mark.parametrize("fanouts", [(1,), (4,), (3, 3), (-1, 2), (100, 100)])
+def test_fanouts_of_relations(fanouts: tuple[int, ...]) -> None:
+    sampler = NeighborSampler(G, fanouts, "relation")
+    degree = torch.zeros(G.num_nodes, RELATIONS, dtype=torch.int64)
+    degree.index_put_((G.dst, G.edge_type), torch.tensor(1), accumulate=True)
+    for seed in range(3):
+        gen = torch.Generator().manual_seed(seed)
+        # The node of many edges, and others.
+        seeds = torch.randperm(G.num_nodes, generator=gen)[:6]
+        seeds = torch.cat((torch.tensor([7]), seeds[seeds != 7]))
+        found = sampler.sample(seeds, gen)
+        check(found)
+        drawn = torch.zeros(found.graph.num_nodes, RELATIONS, dtype=torch.int64)
+        at = (found.graph.dst, found.graph.edge_type)
+        drawn.index_put_(at, torch.tensor(1), accumulate=True)
+        most = degree[found.node_ids]
+        first = most[found.seeds]
+        if fanouts[0] != -1:
+            first = first.clamp(max=fanouts[0])
+        assert torch.equal(drawn[found.seeds], first)
+        assert bool((drawn <= most).all())
+    # No seeds, no edges.
+    assert sampler.draw(seeds[:0]).edge_ids.numel() == 0
+
+
+@pytest.mark.parametrize("of", FanoutOf)
+def test_every_edge_is_drawn_about_as_often(of: FanoutOf) -> None:
+    fanout = 10 if of is FanoutOf.NODE else 10 // RELATIONS
+    sampler, node = NeighborSampler(G, (fanout,), of), torch.tensor([7])
     gen = torch.Generator().manual_seed(0)
     counts = torch.zeros(G.num_edges)
-    rounds = 2000
+    rounds = 1000
     for _ in range(rounds):
-        counts[sampler.sample(node, gen).edge_ids] += 1
+        counts[sampler.draw(node, gen).edge_ids] += 1
     mine = counts[G.dst == 7]
     assert int(mine.sum()) == 10 * rounds
     expected = 10 * rounds / mine.numel()

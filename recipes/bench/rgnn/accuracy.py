@@ -48,6 +48,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": {"rgcn": 0.02, "rgat": 0.02, "hgt": 0.03},
     "weight_decay": 5e-4,
     "fanouts": [16, 16],
+    "fanouts_of": "relation",
     "steps": {"aifb": 60, "mutag": 40, "mag": 80},
     "batches_an_epoch": {"aifb": 4, "mutag": 4, "mag": 4},
 }
@@ -148,6 +149,7 @@ def train(
         run=RunConfig(seed=seed, device="cpu", progress=False),
         batch=batch,
         fanouts=settings["fanouts"],
+        fanouts_of=settings["fanouts_of"],
         features=work.features,
     ).train()
     return {
@@ -249,10 +251,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     cells = Cells(args.out, args.budget_s, SETTINGS)
     works = {name: load(name, args.data) for name in args.sets}
-    # Seed by seed: a cut run has whole pairs.
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    for seed, (name, work) in itertools.product(seeds, works.items()):
-        for kind, way in itertools.product(map(LayerKind, args.models), WAYS):
+    # Seed by seed, both ways: a cut run has pairs.
+    for kind, seed in itertools.product(map(LayerKind, args.models), seeds):
+        for (name, work), way in itertools.product(works.items(), WAYS):
             cells.run(
                 f"{name}/{kind.value}/{way}/{seed}",
                 partial(train, work, kind, way, seed),

@@ -22,6 +22,7 @@ from hector.message import (
     unbatch,
 )
 from hector.message import functions as fn
+from hector.message.traced import Trace
 
 N, E = 30, 120
 
@@ -160,6 +161,28 @@ def test_gated_gcn(graph: Graph) -> None:
     ]
     for mine, other in zip(*grads, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("make", [GatedGCNConv, GMMConv, GATConv])
+def test_layers_are_traced_once(graph: Graph, make: Any) -> None:
+    """Functions that are pure: later calls, also of other layers, trace nothing."""
+    from hector.message.programs import Programs
+
+    graph.programs = Programs()
+    edges = {GatedGCNConv: (torch.randn(E, 6),), GMMConv: (torch.rand(E, 2),)}
+    sizes = {GatedGCNConv: (6,), GMMConv: (6, 5, 2, 3), GATConv: (6, 5, 2)}
+    traced: list[Any] = []
+
+    def trace(shapes: Any) -> Trace:
+        traced.append(shapes)
+        return Trace(shapes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hector.message.graph.Trace", trace)
+        for _ in range(2):
+            before = len(traced)
+            make(*sizes[make])(graph, torch.randn(N, 6), *edges.get(make, ()))
+    assert before == len(traced) > 0 and set(graph.counts) == {"compiled"}
 
 
 def small_graphs() -> list[Graph]:
