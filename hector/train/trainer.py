@@ -13,6 +13,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from hector.capture import CapturedBatches, CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
@@ -37,6 +38,7 @@ from hector.train.config import (
 )
 from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
 from hector.train.progress import Progress
+from hector.train.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +112,10 @@ class NodeClassificationTrainer:
         capture: bool = False,
         features: Features | None = None,
         make_layer: LayerFactory = compiled_layer,
+        ranks: int = 1,
     ) -> None:
-        """
+        """Under a launcher such as torchrun all ranks build the same trainer.
+
         Args:
             data: which data set to read or generate, or a graph with labels.
             batch: labelled nodes of a step; None takes all, on the whole graph.
@@ -120,6 +124,8 @@ class NodeClassificationTrainer:
             capture: run steps as CUDA graphs, mini-batches one for each of a few sizes.
             features: rows of nodes in place of learned embeddings, gathered in each
                 step for the nodes that it needs.
+            ranks: processes for `ssdtrain train` to start; each takes a share of every
+                batch's labelled nodes, and gradients are averaged.
         """
         if batch is not None and batch < 1:
             raise ValueError(f"expected batch of at least 1 or none, got {batch}")
@@ -137,8 +143,19 @@ class NodeClassificationTrainer:
         self.optimizer_config = optimizer
         self.run_config = run
         self.make_layer = make_layer
+        self.ranks = Ranks.from_environment()
+        self._to_start = 0 if self.ranks.world_size > 1 or ranks == 1 else ranks
+        if ranks < 1:
+            raise ValueError(f"expected ranks of at least 1, got {ranks}")
+        if capture and max(ranks, self.ranks.world_size) > 1:
+            raise ValueError(
+                "expected one rank with capture, got several: a captured step waits "
+                "for no other process; set capture=false"
+            )
         cuda = run.device == "auto" and torch.cuda.is_available()
         name = "cuda" if cuda else "cpu" if run.device == "auto" else run.device
+        if name == "cuda" and self.ranks.world_size > 1:
+            name = f"cuda:{self.ranks.local_rank % torch.cuda.device_count()}"
         self.device = torch.device(name)
         self.losses: list[float] = []
         self.epoch_ms: list[float] = []
@@ -146,7 +163,8 @@ class NodeClassificationTrainer:
     def run(self) -> dict[str, Any]:
         """Train, print the result in a line and return it as plain JSON values."""
         result = self.train()
-        print(result)
+        if self.ranks.is_first:
+            print(result)
         return {
             **self.settings(),
             "accuracies": list(result.accuracies),
@@ -157,6 +175,7 @@ class NodeClassificationTrainer:
 
     def train(self) -> TrainingResult:
         """Train every repetition; resumes as `run.resume` says."""
+        self.ranks.join(self.device)
         with ExitStack() as stack:
             progress = self._open_progress(stack)
             progress.stage("reading the graph")
@@ -179,6 +198,11 @@ class NodeClassificationTrainer:
             losses=tuple(self.losses),
             epoch_ms=median(self.epoch_ms) if self.epoch_ms else None,
         )
+
+    def ranks_to_start(self) -> int:
+        """Processes for `ssdtrain train` to start; 0: this one is enough, or one of
+        them."""
+        return self._to_start
 
     def task(self) -> NodeClassification:
         """The graph with labels that is trained on."""
@@ -204,6 +228,8 @@ class NodeClassificationTrainer:
             "optimizer": asdict(self.optimizer_config),
             "run": {k: run[k] for k in ("seed", "num_seeds", "dtype")},
         }
+        if self.ranks.world_size > 1:
+            parts["run"]["ranks"] = self.ranks.world_size
         if self.batch is not None:
             steps = {
                 "batch": self.batch,
@@ -240,7 +266,7 @@ class NodeClassificationTrainer:
         self, stack: ExitStack, found: Checkpoint | None
     ) -> IO[str] | None:
         """The metrics file, cut back to the checkpoint that the run goes on from."""
-        if self.run_config.output_directory is None:
+        if self.run_config.output_directory is None or not self.ranks.is_first:
             return None
         path = Path(self.run_config.output_directory) / "metrics.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,42 +280,60 @@ class NodeClassificationTrainer:
 
     def _open_progress(self, stack: ExitStack) -> Progress:
         epochs = self.run_config.num_seeds * self.optimizer_config.num_epochs
-        progress = Progress(epochs, shown=self.run_config.progress)
+        shown = self.run_config.progress and self.ranks.is_first
+        progress = Progress(epochs, shown=shown)
         stack.enter_context(telling(progress.tell))
         return stack.enter_context(progress)
 
 
 class _Steps:
-    """Training steps of one model: what captures refer to, and what refers to none."""
+    """Training steps of one model: what captures refer to, and what refers to none.
+
+    `weight` makes a rank's mean over its own labels one of the whole batch's when ranks
+    are averaged.
+    """
 
     def __init__(
         self,
-        model: NodeClassifier,
+        model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         task: NodeClassification,
     ) -> None:
         self.model, self.optimizer, self.task = model, optimizer, task
 
     def full_batch(self) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of all labelled nodes on the whole graph."""
+        """Weighted loss and accuracy of all labelled nodes on the whole graph."""
+        return self.some(self.task.train_nodes, self.task.train_labels)
+
+    def some(
+        self, nodes: Tensor, goal: Tensor, weight: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of some nodes on the whole graph."""
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(self.task.graph)[self.task.train_nodes]
-        return self._ended(logits, self.task.train_labels)
+        return self._ended(self.model(self.task.graph)[nodes], goal, weight)
 
     def mini_batch(
-        self, found: SampledBatch, goal: Tensor, *rows: Tensor
+        self, found: SampledBatch, goal: Tensor, *rows: Tensor, weight: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of a batch's seeds; `rows`: features of its nodes that were
         gathered before the step."""
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.model(found.graph, found.node_ids, *rows)[found.seeds]
-        return self._ended(logits, goal)
+        return self._ended(logits, goal, weight)
 
-    def _ended(self, logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-        loss = functional.cross_entropy(logits, goal)
+    def _ended(
+        self, logits: Tensor, goal: Tensor, weight: float
+    ) -> tuple[Tensor, Tensor]:
+        if goal.numel():
+            loss = functional.cross_entropy(logits, goal)
+            correct = _accuracy(logits.detach(), goal)
+        else:  # other ranks wait for this one's gradients
+            loss, correct = logits.sum(), torch.zeros((), dtype=torch.float64)
+        if weight != 1.0:
+            loss, correct = loss * weight, correct * weight
         loss.backward()
         self.optimizer.step()
-        return loss.detach(), _accuracy(logits.detach(), goal)
+        return loss.detach(), correct.to(loss.device)
 
 
 class _Repetition:
@@ -314,7 +358,12 @@ class _Repetition:
             weight_decay=config.weight_decay,
             capturable=trainer.capture and trainer.device.type == "cuda",
         )
-        self._steps = _Steps(self.model, self.optimizer, task)
+        self.ranks = trainer.ranks
+        parallel: torch.nn.Module = self.model
+        if self.ranks.world_size > 1:
+            # RGAT has parameters that its default attention does not use.
+            parallel = DistributedDataParallel(self.model, find_unused_parameters=True)
+        self._steps = _Steps(parallel, self.optimizer, task)
         self._captured: CapturedStep | None = None
         self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
@@ -340,13 +389,14 @@ class _Repetition:
         every = trainer.run_config.checkpoint_epochs
         for epoch in range(first, trainer.optimizer_config.num_epochs):
             began = time.perf_counter()
-            loss, correct = self._step()
+            self.ranks.seed(self.seed, epoch, own=False)
+            loss, correct = self._step(epoch)
             # Reading the loss waits for the device: the time is the epoch's.
             value = float(loss)
             elapsed_ms = 1e3 * (time.perf_counter() - began)
             trainer.losses.append(value)
             trainer.epoch_ms.append(elapsed_ms)
-            if every and (epoch + 1) % every == 0:
+            if every and (epoch + 1) % every == 0 and self.ranks.is_first:
                 self._save(epoch + 1)
             yield {
                 "seed": self.seed,
@@ -362,35 +412,47 @@ class _Repetition:
             logits = self.model(self.task.graph)[self.task.test_nodes]
         return float(_accuracy(logits, self.task.test_labels))
 
-    def _step(self) -> tuple[Tensor, Tensor]:
+    def _step(self, epoch: int) -> tuple[Tensor, Tensor]:
         """One epoch: its mean loss and accuracy."""
         self.model.train()
         if self._sampler is not None:
-            return self._mini_batches(self._sampler)
+            return self._mini_batches(self._sampler, epoch)
         if self._captured is not None:
             loss, correct = self._captured()
             return loss.clone(), correct.clone()
-        return self._steps.full_batch()
+        if self.ranks.world_size == 1:
+            return self._steps.full_batch()
+        self.ranks.seed(self.seed, epoch, own=True)
+        nodes, labels = self.task.train_nodes, self.task.train_labels
+        mine = self.ranks.share(nodes)
+        weight = self.ranks.world_size * mine.numel() / nodes.numel()
+        loss, correct = self._steps.some(mine, self.ranks.share(labels), weight)
+        return self.ranks.mean(loss), self.ranks.mean(correct)
 
-    def _mini_batches(self, sampler: NeighborSampler) -> tuple[Tensor, Tensor]:
+    def _mini_batches(
+        self, sampler: NeighborSampler, epoch: int
+    ) -> tuple[Tensor, Tensor]:
         """All labelled nodes in random order, `batch` a step."""
         nodes, labels = self.task.train_nodes, self.task.train_labels
         order = torch.randperm(nodes.numel(), device=nodes.device)
         loss = torch.zeros((), dtype=torch.float64, device=nodes.device)
         correct = torch.zeros_like(loss)
-        for chosen in order.split(self.trainer.batch or nodes.numel()):
+        self.ranks.seed(self.seed, epoch, own=True)
+        for part in order.split(self.trainer.batch or nodes.numel()):
+            chosen = self.ranks.share(part)
             if self._batches is not None:
                 drawn = sampler.draw(nodes[chosen])
                 rows = self.model.gathered(drawn.node_ids)
                 mean, right = self._batches(drawn, labels[chosen], rows=rows)
             else:
+                weight = self.ranks.world_size * chosen.numel() / part.numel()
                 mean, right = self._steps.mini_batch(
-                    sampler.sample(nodes[chosen]), labels[chosen]
+                    sampler.sample(nodes[chosen]), labels[chosen], weight=weight
                 )
-            share = chosen.numel() / nodes.numel()
+            share = part.numel() / nodes.numel()
             loss += share * mean
             correct += share * right
-        return loss, correct
+        return self.ranks.mean(loss), self.ranks.mean(correct)
 
     def _save(self, epoch: int) -> None:
         path = self.trainer.checkpoint_path

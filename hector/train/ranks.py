@@ -1,0 +1,61 @@
+"""Data-parallel training: which process this is, and what it draws."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes of a run, each with a share of every batch's labelled nodes."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """From RANK, WORLD_SIZE and LOCAL_RANK of a launcher such as torchrun."""
+        env = os.environ
+        return cls(
+            rank=int(env.get("RANK", "0")),
+            world_size=int(env.get("WORLD_SIZE", "1")),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes files."""
+        return self.rank == 0
+
+    def join(self, device: torch.device) -> None:
+        """Join the process group of the launcher's environment, once."""
+        if self.world_size > 1 and not distributed.is_initialized():
+            on_gpu = device.type == "cuda"
+            if on_gpu:
+                torch.cuda.set_device(device)
+            distributed.init_process_group("nccl" if on_gpu else "gloo")
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Every `world_size`-th row, from the rank's on: of fewer rows than ranks some
+        ranks have none."""
+        return rows if self.world_size == 1 else rows[self.rank :: self.world_size]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of all ranks' values, on every rank."""
+        if self.world_size > 1:
+            distributed.all_reduce(values)
+            values /= self.world_size
+        return values
+
+    def seed(self, *facts: int, own: bool) -> None:
+        """Seed all random numbers by `facts`, and with `own` by the rank as well: what
+        ranks draw alike, and what each draws for itself, go on after a resume as they
+        would have. One process goes on with the numbers that it has."""
+        if self.world_size > 1:
+            text = repr((*facts, self.rank if own else None)).encode()
+            digest = hashlib.blake2b(text, digest_size=7).digest()
+            torch.manual_seed(int.from_bytes(digest, "little"))
