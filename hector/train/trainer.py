@@ -12,7 +12,6 @@ from typing import IO, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hector.capture import CapturedBatches, CapturedStep
@@ -20,7 +19,7 @@ from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
 from hector.runtime.progress import telling
-from hector.sampling import FanoutOf, NeighborSampler, SampledBatch
+from hector.sampling import FanoutOf, NeighborSampler
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -39,6 +38,7 @@ from hector.train.config import (
 from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
 from hector.train.progress import Progress
 from hector.train.ranks import Ranks
+from hector.train.steps import Steps, accuracy
 
 logger = logging.getLogger(__name__)
 
@@ -286,56 +286,6 @@ class NodeClassificationTrainer:
         return stack.enter_context(progress)
 
 
-class _Steps:
-    """Training steps of one model: what captures refer to, and what refers to none.
-
-    `weight` makes a rank's mean over its own labels one of the whole batch's when ranks
-    are averaged.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        task: NodeClassification,
-    ) -> None:
-        self.model, self.optimizer, self.task = model, optimizer, task
-
-    def full_batch(self) -> tuple[Tensor, Tensor]:
-        """Weighted loss and accuracy of all labelled nodes on the whole graph."""
-        return self.some(self.task.train_nodes, self.task.train_labels)
-
-    def some(
-        self, nodes: Tensor, goal: Tensor, weight: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of some nodes on the whole graph."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return self._ended(self.model(self.task.graph)[nodes], goal, weight)
-
-    def mini_batch(
-        self, found: SampledBatch, goal: Tensor, *rows: Tensor, weight: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of a batch's seeds; `rows`: features of its nodes that were
-        gathered before the step."""
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(found.graph, found.node_ids, *rows)[found.seeds]
-        return self._ended(logits, goal, weight)
-
-    def _ended(
-        self, logits: Tensor, goal: Tensor, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        if goal.numel():
-            loss = functional.cross_entropy(logits, goal)
-            correct = _accuracy(logits.detach(), goal)
-        else:  # other ranks wait for this one's gradients
-            loss, correct = logits.sum(), torch.zeros((), dtype=torch.float64)
-        if weight != 1.0:
-            loss, correct = loss * weight, correct * weight
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach(), correct.to(loss.device)
-
-
 class _Repetition:
     """One seed's training loop."""
 
@@ -363,7 +313,7 @@ class _Repetition:
         if self.ranks.world_size > 1:
             # RGAT has parameters that its default attention does not use.
             parallel = DistributedDataParallel(self.model, find_unused_parameters=True)
-        self._steps = _Steps(parallel, self.optimizer, task)
+        self._steps = Steps(parallel, self.optimizer, task)
         self._captured: CapturedStep | None = None
         self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
@@ -410,7 +360,7 @@ class _Repetition:
         self.model.eval()
         with torch.no_grad():
             logits = self.model(self.task.graph)[self.task.test_nodes]
-        return float(_accuracy(logits, self.task.test_labels))
+        return float(accuracy(logits, self.task.test_labels))
 
     def _step(self, epoch: int) -> tuple[Tensor, Tensor]:
         """One epoch: its mean loss and accuracy."""
@@ -472,10 +422,6 @@ class _Repetition:
             ),
             path,
         )
-
-
-def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(1) == labels).double().mean()
 
 
 def kept_rows(path: Path, end: tuple[int, int]) -> list[str]:
