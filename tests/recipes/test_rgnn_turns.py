@@ -19,7 +19,6 @@ from recipes.bench.rgnn.contenders import build
 from recipes.bench.rgnn.turns import Turns, times_in_turns
 
 CPU = torch.device("cpu")
-TURNS = rgnn_turns.NUM_ROUNDS * rgnn_turns.STEPS_A_ROUND
 ARGS = (
     "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases ablation "
     "--budget-s 600 --limit-s 300"
@@ -46,6 +45,8 @@ def test_fast_settings_are_timed_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rgnn_turns, "FAST_MS", 1e9)
+    monkeypatch.setattr(rgnn_turns, "NUM_ROUNDS", 2)
+    monkeypatch.setattr(rgnn_turns, "STEPS_A_ROUND", 2)
     together: list[int] = []
 
     def times(steps: Any, device: torch.device) -> list[list[float]]:
@@ -56,7 +57,7 @@ def test_fast_settings_are_timed_in_turns(
     records = run(tmp_path / "r.json")
     assert together == [4, 4] and len(records) == 8
     for r in records:
-        assert r["status"] == "ok" and r["num_timed"] == TURNS
+        assert r["status"] == "ok" and r["num_timed"] == 2 * 2
         assert r["ms_least"] <= r["ms"] <= r["ms_most"]
         assert {"setting", "mapping", "first_ms", "took_s", "peak_bytes"} <= set(r)
     # Taken again, they are again taken together; what is there stays.
