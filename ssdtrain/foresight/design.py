@@ -41,7 +41,7 @@ class Limits:
 
 LIMITS: dict[Kind, Limits] = {
     Kind.CUDA: Limits(num_bytes=1.5e9, flops=3e12, fp32_flops=3e11),
-    Kind.CPU: Limits(num_bytes=3e7, flops=5e8, fp32_flops=5e8, has_half=False),
+    Kind.CPU: Limits(num_bytes=1e8, flops=1e9, fp32_flops=1e9, has_half=False),
 }
 """A call takes some milliseconds at most; CPUs train in fp32."""
 

@@ -80,7 +80,9 @@ def own_spec(kind: Kind, times: Times) -> Spec:
             rate = call.flops / us / 1e6
             tflops[call.dtype] = max(tflops.get(call.dtype, 0.0), rate)
     moved = [(c, us) for c, us in times if c.family is Family.MEMORY]
-    cold = [(c, us) for c, us in moved if c.num_bytes >= CACHES * l2_bytes] or moved
+    moved.sort(key=lambda pair: pair[0].num_bytes)
+    cold = [(c, us) for c, us in moved if c.num_bytes >= CACHES * l2_bytes]
+    cold = cold or moved[-1 - len(moved) // 10 :]
     if "fp32" not in tflops or not cold:
         raise ConfigError(
             "a machine's ceilings need times of fp32 products and of element-wise "

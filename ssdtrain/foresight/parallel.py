@@ -142,6 +142,16 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
     return draft.graph()
 
 
+def unit_of(path: str) -> str:
+    """The repeated module (a layer of a list) that a module belongs to; everything
+    else is the root."""
+    words = path.split(".")
+    for at, word in enumerate(words):
+        if word.isdigit():
+            return ".".join(words[: at + 1])
+    return ""
+
+
 def _backward_start(graph: Graph) -> int:
     """Behind the gradient of the loss itself."""
     return 1 + next(

@@ -18,16 +18,19 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import STATES, capture
-from ssdtrain.foresight.collectives import Collective, straight_fabric
+from ssdtrain.foresight.collectives import Fabric, load_fabric, straight_fabric
 from ssdtrain.foresight.device import Device, load_device, shipped, write_device
 from ssdtrain.foresight.fit import fit_forest, score
 from ssdtrain.foresight.gather import gather, read_times
-from ssdtrain.foresight.graph import Graph, Node, write_graph
+from ssdtrain.foresight.graph import Graph, write_graph
 from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
-from ssdtrain.foresight.parallel import data_parallel
 from ssdtrain.foresight.price import StepEstimate, estimate_step
+from ssdtrain.foresight.ranks import Layout, Spread, estimate_ranks
+from ssdtrain.foresight.sharding import Lookups, candidates
+from ssdtrain.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.foresight.spec import Kind
+from ssdtrain.jsonfile import load_as, write_json
 from ssdtrain.report.subject import build_of
 from ssdtrain.report.table import bytes_text
 
@@ -35,8 +38,8 @@ HELP = "predict a training step from its operators, without running it"
 EXAMPLES = """actions and examples:
   predict    ssdtrain foresight predict --model my.py:build --device h100 \\
                                  --micro-batch 8 --optimizer adamw
-             time, peak and where the time goes; --ranks N adds the all-reduces of
-             data parallelism
+             time, peak and where the time goes; --ranks N spreads it over N GPUs as
+             --spread says; --slower 1.2: one of them is slower
   capture    ssdtrain foresight capture --model my.py:build --save graph.json
              the execution graph (JSON, Chakra's names)
   gather     ssdtrain foresight gather --times times.jsonl --seconds 60
@@ -47,6 +50,9 @@ EXAMPLES = """actions and examples:
              nothing (needs scikit-learn); then --device own.json
   calibrate  ssdtrain foresight calibrate --device h100 --save mine.json
              scale a shipped device to this machine in a minute; then --device mine.json
+  shard      ssdtrain foresight shard --tables tables.json --ranks 4 --micro-batch 4096
+             which rank holds which embedding table (JSON list of rows, width, lookups
+             a sample and distinct_share); --save writes the ranks
   fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
              train kernel models on gathered times (needs scikit-learn)
 
@@ -70,7 +76,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequence", type=int, default=1024, help="of blocks: (default 1024)"
     )
     parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
-    parser.add_argument("--ranks", type=int, default=1, help="data-parallel GPUs")
+    parser.add_argument("--ranks", type=int, default=1, help="number of GPUs")
+    parser.add_argument(
+        "--spread", type=Spread, choices=list(Spread), default=Spread.DDP
+    )
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="factor by which one rank is slower"
+    )
+    parser.add_argument(
+        "--micro-batches", type=int, default=1, help="of a pipeline's step"
+    )
+    parser.add_argument("--chunks", type=int, default=1, help="of a pipeline's rank")
+    parser.add_argument(
+        "--fabric", metavar="NAME", help="links between GPUs: a file, or nvlink"
+    )
+    parser.add_argument("--tables", metavar="FILE", help="embedding tables (JSON)")
     names = ", ".join(shipped()) or "none"
     parser.add_argument(
         "--device", default="h100", metavar="NAME", help=f"a file, or one of {names}"
@@ -142,27 +162,58 @@ def _predict(args: argparse.Namespace) -> None:
     graph = _graph(args, device.spec.kind)
     if args.calibrated:
         device = calibrated(device, args.seconds, args.seed)
-    wire = None
-    if args.ranks > 1:
-        graph, wire = data_parallel(graph), _wire(args.ranks)
-    step = estimate_step(graph, device, wire)
+    step = estimate_step(graph, device)
     peak = estimate_peak(graph, device.context_bytes)
+    ranks = None
+    if args.ranks > 1:
+        layout = Layout(
+            spread=args.spread,
+            num_ranks=args.ranks,
+            slower=args.slower,
+            num_micro_batches=args.micro_batches,
+            num_chunks=args.chunks,
+        )
+        ranks = estimate_ranks(graph, device, _fabric(args), layout)
     if args.json:
         values = asdict(step)
         values["by_family_us"] = {k.value: v for k, v in step.by_family_us.items()}
-        print(json.dumps({**values, "peak_bytes": peak.peak_bytes}, indent=1))
+        values["peak_bytes"] = peak.peak_bytes
+        values["ranks"] = None if ranks is None else asdict(ranks)
+        print(json.dumps(values, indent=1))
         return
     _print(device, step, peak.peak_bytes)
+    if ranks is not None:
+        print(
+            f"{args.ranks} ranks ({args.spread.value}): step "
+            f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
+            f"{ranks.alone_us / 1e3:.2f} ms, communication "
+            f"{ranks.communication_us / 1e3:.2f} ms, at the highest clock."
+        )
 
 
-def _wire(num_ranks: int) -> Callable[[Node], float]:
-    fabric = straight_fabric(STARTUP_US, GB_PER_S)
+def _fabric(args: argparse.Namespace) -> Fabric:
+    if args.fabric is None:
+        return straight_fabric(STARTUP_US, GB_PER_S)
+    return load_fabric(args.fabric)
 
-    def microseconds(node: Node) -> float:
-        kind = Collective(node.attr["collective"])
-        return fabric.microseconds(kind, float(node.attr["num_bytes"]), num_ranks)
 
-    return microseconds
+def _shard(args: argparse.Namespace) -> None:
+    _needed(args, "tables")
+    tables = load_as(
+        tuple[EmbeddingTable, ...], args.tables, "a list of embedding tables"
+    )
+    lookups = Lookups(
+        device=load_device(args.device), fabric=_fabric(args), batch=args.micro_batch
+    )
+    found = {
+        name: (lookups.step_us(tables, ranks, args.ranks), ranks)
+        for name, ranks in candidates(tables, args.ranks, args.seed).items()
+    }
+    best = min(found, key=lambda name: found[name][0])
+    for name, (us, _) in sorted(found.items(), key=lambda pair: pair[1][0]):
+        print(f"{name}: {us / 1e3:.3f} ms{' <- chosen' if name == best else ''}")
+    if args.save:
+        write_json(args.save, {"rule": best, "ranks": list(found[best][1])})
 
 
 def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
@@ -268,6 +319,7 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "capture": _capture,
     "gather": _gather,
     "learn": _learn,
+    "shard": _shard,
     "calibrate": _calibrate,
     "fit": _fit,
 }

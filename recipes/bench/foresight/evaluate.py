@@ -21,15 +21,14 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
 from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.collectives import FABRIC_FORMAT, Collective, Fabric
+from ssdtrain.foresight.collectives import FABRIC_FORMAT, Fabric
 from ssdtrain.foresight.device import Device, load_device
 from ssdtrain.foresight.fit import geometric_mean_error
-from ssdtrain.foresight.graph import Graph, Node
+from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.memory import estimate_peak
-from ssdtrain.foresight.parallel import data_parallel, fully_sharded
-from ssdtrain.foresight.price import Wire, estimate_step, price
-
-PLACES = ("h", "layers", "layer")
+from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
+from ssdtrain.foresight.price import estimate_step, price
+from ssdtrain.foresight.ranks import wire_of
 
 
 def graph_of(cell: dict[str, Any]) -> Graph:
@@ -63,25 +62,6 @@ def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
         row["peak_bytes"] = cell["peak_bytes"]
         row["predicted_peak_bytes"] = peak.peak_bytes
     return row
-
-
-def wire_of(fabric: Fabric, num_ranks: int) -> Wire:
-    """Prices the collectives of a graph."""
-
-    def microseconds(node: Node) -> float:
-        kind = Collective(node.attr["collective"])
-        return fabric.microseconds(kind, float(node.attr["num_bytes"]), num_ranks)
-
-    return microseconds
-
-
-def unit_of(path: str) -> str:
-    """The layer that a module belongs to; everything else is one unit."""
-    words = path.split(".")
-    for at, word in enumerate(words[:-1]):
-        if word in PLACES and words[at + 1].isdigit():
-            return ".".join(words[: at + 2])
-    return ""
 
 
 def over_ranks(

@@ -50,10 +50,13 @@ OPTIONS = {
     "foresight": {
         "action",
         "--calibrated",
+        "--chunks",
         "--device",
+        "--fabric",
         "--family",
         "--json",
         "--micro-batch",
+        "--micro-batches",
         "--model",
         "--on",
         "--optimizer",
@@ -62,6 +65,9 @@ OPTIONS = {
         "--seconds",
         "--seed",
         "--sequence",
+        "--slower",
+        "--spread",
+        "--tables",
         "--times",
     },
     "plan": SUBJECT

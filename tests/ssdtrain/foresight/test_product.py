@@ -90,10 +90,22 @@ def test_the_command_predicts_captures_and_plans(
     assert main(["foresight", "predict", *model, "--optimizer", "adamw", "--json"]) == 0
     alone: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert alone["peak_bytes"] > 0 and alone["step_us"] >= alone["host_us"] * 0.99
-    wide = ["--optimizer", "adamw", "--ranks", "4", "--json"]
-    assert main(["foresight", "predict", *model, *wide]) == 0
-    together = json.loads(capsys.readouterr().out)
-    assert together["step_us"] >= alone["step_us"]
+    assert alone["ranks"] is None
+    wide = ["foresight", "predict", *model, "--optimizer", "adamw", "--ranks", "4"]
+    wide += ["--json"]
+    found: dict[str, dict[str, float]] = {}
+    cases = ("ddp", "ddp --slower 100", "fsdp --fabric nvlink", "pipeline")
+    for case in (*cases, "pipeline --micro-batches 16"):
+        assert main([*wide, "--spread", *case.split()]) == 0
+        found[case] = json.loads(capsys.readouterr().out)["ranks"]
+        assert found[case]["communication_us"] > 0
+    assert found["ddp"]["step_us"] >= found["ddp"]["alone_us"]
+    assert found["ddp --slower 100"]["step_us"] > found["ddp"]["step_us"]
+    # One micro-batch uses one rank at a time; many of them, all but the bubble.
+    one, many = found["pipeline"], found["pipeline --micro-batches 16"]
+    assert many["step_us"] / many["alone_us"] < 0.5 * one["step_us"] / one["alone_us"]
+    assert main([*wide, "--slower", "0.5"]) == 2
+    assert "1 or more" in capsys.readouterr().err
     path = tmp_path / "graph.json"
     assert main(["foresight", "capture", *model, "--save", str(path)]) == 0
     assert json.loads(path.read_text())["schema"] == "ssdtrain-execution-graph"
@@ -101,6 +113,23 @@ def test_the_command_predicts_captures_and_plans(
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prediction"]["step_ms"] > 0
+
+
+def test_the_command_shards_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "tables.json", tmp_path / "ranks.json"
+    tables = [{"rows": 100_000, "width": 64, "lookups": n} for n in (40, 2, 30, 2)]
+    path.write_text(json.dumps(tables))
+    words = ["foresight", "shard", "--tables", str(path), "--ranks", "2"]
+    words += ["--micro-batch", "4096", "--save", str(out)]
+    assert main(words) == 0
+    assert "<- chosen" in capsys.readouterr().out.splitlines()[0]
+    ranks = json.loads(out.read_text())["ranks"]
+    assert ranks[0] != ranks[2]  # the heavy ones are apart
+    path.write_text('[{"rows": "many", "width": 64, "lookups": 1}]')
+    assert main(words) == 2
+    assert "rows" in capsys.readouterr().err
 
 
 def test_words_that_cannot_work_are_status_2(
