@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.errors import SessionClosedError
+from ssdtrain.hosts import hints
+from ssdtrain.plan.plan import PLAN_FILE
 from tests.ssdtrain.bits import same_bits
 
 
@@ -183,6 +185,37 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         assert threading.active_count() == num_threads
     assert not list(tmp_path.iterdir())
     assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all", "saved"])
+def test_steps_leave_no_objects(
+    plan: str, everything: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Python's, whatever the allocator makes of them; reports go one for one."""
+    monkeypatch.setattr(hints, "MAX_REPORTS", 4)
+    model, x = mlp(), batch()
+    settings = {**everything, "plan": plan, "recompute": "auto"}
+    if plan == "saved":  # served by a table
+        settings["plan"] = str(tmp_path / "plan.json")
+        searched = {**settings, "plan": "auto", "max_overhead": 1.0}
+        with ssdtrain.offload(model, **searched) as session:
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+            while session.plan is None:
+                model(x).sum().backward()
+                optimizer.step()
+            PLAN_FILE.write(tmp_path / "plan.json", session.plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    num_steps = 30
+    with ssdtrain.offload(model, **settings) as session:
+        counts = []
+        for _ in range(3):
+            for _ in range(num_steps):
+                model(x).sum().backward()
+                optimizer.step()
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+        assert len(session.steps) == 4
+    assert counts[2] - counts[1] < num_steps // 2, counts
 
 
 def test_two_sessions_live_side_by_side(everything: Any) -> None:
