@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache import verify
@@ -135,6 +136,100 @@ def test_rows_serve_what_planned_regions_save(inputs: Placement, share: float) -
     assert bool(rows[HostRow]) == (inputs is Placement.OFFLOAD)
     # Its input is stored as one, and saved in the region again.
     assert rows[PlacedRow] >= 4 * share
+
+
+class Twice(Net):
+    """Every block is called twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        table = torch.sigmoid(x[:1])
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x, table)
+        return x
+
+
+class Pair(Block):
+    """Two results, one of the other."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Any:
+        y = super().forward(x, table)
+        return y, y.sin()
+
+
+class Pairs(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        table = torch.sigmoid(x[:1])
+        for block in self.blocks:
+            x, y = block(x, table)
+            x = x + y
+        return x
+
+
+class Inner(nn.Module):
+    """Blocks inside a region, which may be the user's checkpoints."""
+
+    def __init__(self, is_checkpointed: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Block() for _ in range(2))
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        for part in self.parts:
+            if self.is_checkpointed:
+                x = checkpoint(part, x, table, use_reentrant=False)
+            else:
+                x = part(x, table)
+        return x
+
+
+class Nested(Net):
+    is_checkpointed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Inner(self.is_checkpointed) for _ in range(3))
+
+
+class CheckpointedInside(Nested):
+    is_checkpointed = True
+
+
+class CheckpointedOutside(Net):
+    """Every other block is in a checkpoint of the user's, and is no region."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        table = torch.sigmoid(x[:1])
+        for number, block in enumerate(self.blocks):
+            if number % 2:
+                x = checkpoint(block, x, table, use_reentrant=False)
+            else:
+                x = block(x, table)
+        return x
+
+
+class Compiled(Net):
+    def __init__(self) -> None:
+        super().__init__(2)
+        for block in self.blocks:
+            block.compile(backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    "kind", [Twice, Pairs, Nested, CheckpointedInside, CheckpointedOutside, Compiled]
+)
+def test_programs_that_use_their_blocks_otherwise(kind: type[Net]) -> None:
+    rows: Counter[type] = Counter()
+    session = run_both(kind(), mean, 10, inputs=Placement.OFFLOAD, rows=rows)
+    last = session.last_step
+    assert last is not None and not last.fallbacks and last.recipes["region"] > 0
+    assert not rows[GeneralRow] and rows[HostRow], rows
 
 
 def num_calls(step: Callable[[], Any]) -> int:
