@@ -241,6 +241,8 @@ class RegionCall:
         """Whether the forward has ended, and what it saved can be made again."""
         self.is_pinned = False
         """Whether what was made again stays: its weights are about to change."""
+        self.lost_weights = False
+        """Whether an optimizer has written to the shards of its weights since."""
         self._regions = regions
         self._cache = regions.cache
         self._forward = forward
@@ -460,7 +462,7 @@ class RegionCall:
         return True
 
     def _check(self) -> None:
-        if not self._weights_stand():
+        if self.lost_weights or not self._weights_stand():
             raise InPlaceError(
                 f"a parameter or buffer of {self.region.path} was changed between "
                 "its forward and its backward, and its forward would run again "
@@ -585,6 +587,12 @@ class RegionCall:
     def reads(self, written: set[int]) -> bool:
         """Whether its re-run reads one of these tensors, by `id`."""
         return any(id(tensor) in written for tensor, _ in self._versions)
+
+    def reads_shards(self, written: set[int]) -> bool:
+        """Whether these are what its weights are gathered from, by `id`: outside of its
+        forward FSDP2's modules have their shards as parameters."""
+        own = self.region.module.parameters()
+        return any(id(parameter) in written for parameter in own)
 
     def pin(self) -> None:
         """Make everything again and keep it: the weights are about to change.
@@ -769,6 +777,8 @@ class Regions:
         for call in calls:
             if call.reads(written):
                 call.pin()
+            elif call.reads_shards(written):
+                call.lost_weights = True  # no forward can gather the old ones again
             else:
                 others.append(weakref.ref(call))
         self._alive = others

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
 
 WIDTH = 16
@@ -72,6 +73,26 @@ def test_fully_sharded(dtype: torch.dtype | None) -> None:
         for recipe in ("GeluBackward0", "NativeLayerNormBackward0", "dropout mask"):
             assert report.recipes[recipe] > 0
         assert not report.fallbacks
+
+
+def test_no_region_runs_again_with_shards_that_an_optimizer_has_written() -> None:
+    """Its weights would be gathered from the new ones, and nothing counts that. FSDP2
+    itself goes on with the old activations and the new weights."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(Block(), Block()))
+    for block in model[1]:
+        fully_shard(block)
+    fully_shard(model)
+    settings = {"target": "host", "min_bytes": 0, "plan": "keep-all"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, WIDTH)
+    with ssdtrain.offload(model, **settings, recompute="regions"):
+        model(x).square().mean().backward()
+        loss = model(x).square().mean()
+        optimizer.step()
+        with pytest.raises(InPlaceError, match="changed between its forward and its"):
+            loss.backward()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
 
 
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
