@@ -221,6 +221,8 @@ class Compiled(Net):
             block.compile(backend="aot_eager")
 
 
+# Dynamo looks at `.grad` of a tensor that is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize(
     "kind", [Twice, Pairs, Nested, CheckpointedInside, CheckpointedOutside, Compiled]
 )
