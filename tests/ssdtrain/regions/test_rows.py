@@ -222,7 +222,7 @@ class Compiled(Net):
 
 
 # Dynamo looks at `.grad` of a tensor that is no leaf.
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
     "kind", [Twice, Pairs, Nested, CheckpointedInside, CheckpointedOutside, Compiled]
 )
