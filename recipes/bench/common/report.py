@@ -22,7 +22,7 @@ from recipes.bench.megatron.tables import megatron
 from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
-from recipes.bench.rgnn.tables import batches, rgnn
+from recipes.bench.rgnn.tables import accuracy, batches, rgnn
 from recipes.bench.safety.tables import sanitize, searches, stale, survival, verify
 from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
@@ -174,7 +174,11 @@ PAGES = {
     "relational": Page(
         "Relational layers",
         "How fast are compiled layers, and do they train alike?",
-        (("rgnn", rgnn), ("rgnn", of_file("batches", batches))),
+        (
+            ("rgnn", rgnn),
+            ("rgnn", of_file("accuracy", accuracy)),
+            ("rgnn", of_file("batches", batches)),
+        ),
         "The layers' own times beside their ablation are older than their last "
         "changes. Relational attention in bfloat16, trained on small graphs, is bound "
         "by the host.",

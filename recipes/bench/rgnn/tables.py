@@ -12,6 +12,7 @@ from typing import Any
 
 from recipes.bench.common import results as files
 from recipes.bench.common.text import markdown, where
+from recipes.bench.rgnn.accuracy import LEVEL, SEEDS, compared, spread
 from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
 from recipes.bench.rgnn.records import (
     TASKS,
@@ -323,3 +324,37 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def accuracy(data: dict[str, Any]) -> str:
+    """Mini-batch training beside full-batch training, of seeds that ran both ways."""
+    found = compared(data["cells"])
+    rows = [
+        [
+            f"{c.data} {c.model}",
+            str(len(c.differences)),
+            number(100 * c.full, 1),
+            number(100 * c.batches, 1),
+            f"{100 * (c.batches - c.full):+.1f}"
+            + (f" ± {100 * spread(c.differences):.1f}" if c.differences[1:] else ""),
+            number(c.p, 3),
+            number(c.corrected, 3),
+        ]
+        for c in found
+    ]
+    text = (
+        "**Mini-batches train as full batches do.** Test accuracy in percent from the "
+        "same initial weights, equally many steps; fanouts "
+        f"{' and '.join(map(str, data['settings']['fanouts']))} in each relation. "
+        "`mag` is a part of ogbn-mag's graph with made features and labels. p of an "
+        "exact sign-flip test of the seeds' differences, and with Holm's correction "
+        f"over the {len(found)} cells; "
+        f"{sum(c.differs for c in found)} differences are below {LEVEL}."
+    )
+    if any(len(c.differences) < SEEDS for c in found):
+        text += (
+            f" The run was cut before its {SEEDS} seeds: cells of fewer than 9 cannot "
+            "come below that level, whatever they hold."
+        )
+    head = ["", "seeds", "full batch", "mini-batches", "difference", "p", "corrected"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
