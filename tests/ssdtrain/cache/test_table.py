@@ -209,9 +209,9 @@ class Bias(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.number += 1
-        for _ in range(4):  # the first and the last use have something to do
-            factor = self.weight if self.number > 6 else self.weight * 1.0
-            x = x * factor
+        for turn in range(4):  # the first and the last use have something to do
+            is_weight = self.number > 6 and turn in (1, 2)
+            x = x * (self.weight if is_weight else self.weight * 1.0)
         return x
 
 
