@@ -62,14 +62,14 @@ class SmBudget:
         return len(self.gather_ns) < len(_TRIED)
 
     def gathering(self) -> int:
-        """The budget of the next gather."""
+        """Return the budget of the next gather."""
         if not self.tries or self._num_gathers < _SKIPPED:
             return self.sms
         return _TRIED[(self._num_gathers - _SKIPPED) % len(_TRIED)]
 
     def gathered(self, before: Timer, sms: int, num_rows: int) -> None:
-        """A gather that began at ``before`` has been enqueued; look at those that are
-        over."""
+        """Note that a gather which began at ``before`` is enqueued; look at those that
+        are over."""
         if not self.tries:
             return
         self._num_gathers += 1
@@ -109,7 +109,7 @@ class SmBudget:
         return timer
 
     def waited(self, before: Timer) -> None:
-        """The wait has been enqueued; look at those that are over."""
+        """Note that the wait is enqueued; look at those that are over."""
         after = self._new_timer()
         after.record()
         self._pending.append((before, after))

@@ -282,8 +282,8 @@ class MiniBatchLoader:
         self._epoch = value
 
     def sampled(self) -> Generator[SampledBatch, None, None]:
-        """The sampled batches of one epoch, in order, on the CPU; on the device where
-        that draws."""
+        """Yield the sampled batches of one epoch, in order, on the CPU; on the device
+        where that draws."""
         plan = self._plan()
         if self._drawer is not None:
             yield from self._drawn(self._drawer, plan)
@@ -328,7 +328,7 @@ class MiniBatchLoader:
         budget.waited(before)
 
     def explain(self) -> str:
-        """How many multiprocessors gathering takes, and what was measured to decide."""
+        """Tell how many multiprocessors gathering takes, and what was measured."""
         if self._budget is not None:
             return str(self._budget)
         return f"max_sms {self._config.max_sms} (set)"
@@ -342,7 +342,7 @@ class MiniBatchLoader:
         torch.set_num_threads(self._num_threads if self._fetch.uses_cpu else 1)
 
     def fetch(self, sampled: SampledBatch, slot: int = 0) -> MiniBatch:
-        """One batch on the device, on the current stream."""
+        """Fetch one batch to the device, on the current stream."""
         seeds = sampled.node_ids[: sampled.num_seeds]
         return MiniBatch(
             x=self._fetch.rows(sampled.node_ids, slot),
@@ -599,7 +599,7 @@ def _new_timer() -> Any:
 
 
 def _new_stream(device: torch.device) -> Any:
-    """A stream whose kernels go before those of training."""
+    """Make a stream whose kernels go before those of training."""
     return torch.cuda.Stream(device, priority=-1)
 
 

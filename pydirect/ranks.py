@@ -77,8 +77,8 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str = "auto") -> "Ranks":
-        """The ranks that torchrun (or its environment) has started; this process alone
-        where it has not. Call it again for the same process group.
+        """Join the ranks that torchrun (or its environment) has started; be alone where
+        it has not. Call it again for the same process group.
 
         Args:
             device: "auto" takes the GPU of the local rank if there is one, "cpu" none.
@@ -122,7 +122,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, tensor: torch.Tensor | None) -> torch.Tensor:
-        """The first rank's CPU tensor in every process, as the same memory.
+        """Give the first rank's CPU tensor to every process, as the same memory.
 
         Args:
             tensor: of the first rank, which copies it once; what others give is not
@@ -169,7 +169,7 @@ class Ranks:
         return shared.view(kind).view(shape)
 
     def share_numbers(self, *numbers: int) -> tuple[int, ...]:
-        """The first rank's integers in every process, which give as many."""
+        """Return the first rank's integers in every process, which give as many."""
         values = torch.tensor(numbers, dtype=torch.int64)
         if self.size > 1:
             self._from_first(values)
@@ -195,8 +195,8 @@ class Ranks:
         return Block(tensor=tensor, handle=handle)
 
     def open_all(self, block: Block) -> tuple[torch.Tensor, ...]:
-        """Every rank's block, rank by rank, as this rank's device reads it. All ranks
-        call it, when their blocks are filled; sizes of the first dimension may differ.
+        """Open every rank's block, rank by rank, for this rank's device. All ranks call
+        it, when their blocks are filled; sizes of the first dimension may differ.
 
         Raises:
             CudaDriverError: the GPUs do not reach each other.
@@ -225,7 +225,7 @@ class Ranks:
         return tuple(opened)
 
     def reach_all(self) -> bool:
-        """Whether every rank's GPU reads every other's memory; False alone."""
+        """Tell whether every rank's GPU reads every other's memory; False alone."""
         if self.size == 1:
             return False
         reaches = True
@@ -237,14 +237,14 @@ class Ranks:
         return bool(self.least(int(reaches)))
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, on the CPU."""
+        """Add up over all ranks, on the CPU."""
         summed = value.detach().cpu().clone()
         if self.size > 1:
             distributed.all_reduce(summed, group=self._group)
         return summed
 
     def least(self, value: int) -> int:
-        """The smallest over all ranks."""
+        """Return the smallest over all ranks."""
         found = torch.tensor(value)
         if self.size > 1:
             distributed.all_reduce(
@@ -253,7 +253,7 @@ class Ranks:
         return int(found)
 
     def replicate(self, network: torch.nn.Module) -> torch.nn.Module:
-        """The network with averaged gradients; itself alone."""
+        """Wrap the network to average gradients; alone, return it as it is."""
         if self.size == 1:
             return network
         gpu = self.device.type == "cuda"
@@ -262,7 +262,7 @@ class Ranks:
         )
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         if self.size > 1:
             distributed.barrier(group=self._group)
 

@@ -171,7 +171,7 @@ class NodeClassificationTrainer:
         )
 
     def train_epoch(self, epoch: int) -> float:
-        """One pass over the training nodes; returns the mean loss a node."""
+        """Pass over the training nodes once; return the mean loss a node."""
         self.network.train()
         self.batches.epoch = epoch
         # Dropout repeats after a resume: the epoch decides, not what ran before.
@@ -201,7 +201,7 @@ class NodeClassificationTrainer:
     def scores(
         self, batch: MiniBatch, network: torch.nn.Module | None = None
     ) -> torch.Tensor:
-        """Class scores of the seeds, shape (num_seeds, num_classes).
+        """Compute class scores of the seeds, shape (num_seeds, num_classes).
 
         Each layer computes only what later layers read (PyG's trimming by hops).
         """
@@ -215,7 +215,7 @@ class NodeClassificationTrainer:
 
     @torch.no_grad()
     def accuracy(self, nodes: torch.Tensor) -> float:
-        """Share of ``nodes`` classified rightly, on sampled neighbourhoods."""
+        """Measure the share of ``nodes`` classified rightly, on samples."""
         self.network.eval()
         right = torch.zeros((), dtype=torch.int64, device=self.target)
         for batch in self._loader(nodes, shuffle=False):
@@ -240,7 +240,7 @@ class NodeClassificationTrainer:
         return settle(self.dataset.graph, self.target, where.value)
 
     def new_fetch(self) -> Fetch:
-        """The features' way to the device, with buffers of its own."""
+        """Make the features' way to the device, with buffers of its own."""
         if self.fetch is FetchMode.STAGED:
             return StagedFetch(self.dataset.features, self.target)
         if self.fetch is FetchMode.TIERED:

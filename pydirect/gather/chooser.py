@@ -71,7 +71,7 @@ class Survey:
         self._pending: dict[_Key, _Pending] = {}
 
     def look(self, request: Request) -> Look:
-        """The last survey of the request's table that has arrived."""
+        """Return the last survey of the request's table that has arrived."""
         key = _key_of(request)
         pending = self._pending.get(key)
         if pending is not None and pending.arrived.query():
@@ -149,7 +149,7 @@ class Chooser:
     def choose(
         self, request: Request, look: Look, found: Reach, max_sms: int | None
     ) -> Path | Trial:
-        """The path to take, or the trial that this gather is.
+        """Choose the path to take, or make this gather a trial.
 
         CPU for memory that is not pinned, DIRECT for gathers of little.
         """
@@ -167,8 +167,8 @@ class Chooser:
     def settled(
         self, request: Request, look: Look, found: Reach, max_sms: int | None
     ) -> Path | None:
-        """The path that `choose` has come to for such gathers; None while trials of
-        them go on."""
+        """Return the path that `choose` has come to for such gathers; None while
+        trials of them go on."""
         if found is Reach.NONE:
             return Path.CPU
         if is_little(request):
@@ -178,7 +178,7 @@ class Chooser:
     def cell(
         self, request: Request, look: Look, found: Reach, max_sms: int | None
     ) -> Cell:
-        """The cell that a gather belongs to."""
+        """Return the cell that a gather belongs to."""
         threads = torch.get_num_threads()
         shape = request.num_rows, request.row_bytes, request.num_indices
         memory = _memory_of(request, found)
@@ -211,7 +211,7 @@ class Chooser:
 
 
 def _memory_of(request: Request, found: Reach) -> str:
-    """How the rows are reached; tiered tables by tenths of their rows that are near."""
+    """Name how rows are reached; tiered tables by tenths of rows that are near."""
     if request.tiers is None:
         return found.value
     share = request.tiers.num_near / max(1, request.num_rows)
@@ -219,12 +219,12 @@ def _memory_of(request: Request, found: Reach) -> str:
 
 
 def is_little(request: Request) -> bool:
-    """Whether a gather is over in the time of a launch or two."""
+    """Tell whether a gather is over in the time of a launch or two."""
     return request.num_indices * request.row_bytes < _WORTH_BYTES
 
 
 def chooser_on(engine: Engine, new_timer: Callable[[], Timer]) -> Chooser:
-    """The chooser of a GPU, with what was learnt there before."""
+    """Make the chooser of a GPU, with what was learnt there before."""
     return Chooser(engine, Trials(_times_file(engine.device), new_timer))
 
 
@@ -240,7 +240,7 @@ def _times_file(device: torch.device) -> FilePath:
 
 
 def workload(request: Request, look: Look, dedup_below: float) -> Workload:
-    """What the model needs to know of a request; the engine reads repeats once where
+    """Describe a request to the model; the engine reads repeats once where
     fewer than ``dedup_below`` are distinct, and only there."""
     reads_once = look.distinct_share < dedup_below
     return Workload(

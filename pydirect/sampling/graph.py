@@ -98,7 +98,7 @@ class Graph:
         return len(self.neighbors)
 
     def degrees(self) -> torch.Tensor:
-        """Number of neighbours a node, int64, shape (num_nodes,)."""
+        """Count the neighbours of each node: int64, shape (num_nodes,)."""
         return self.offsets.diff()
 
     @classmethod
@@ -184,7 +184,7 @@ class Graph:
         return torch.stack([self.neighbors.long(), targets])
 
     def reverse(self) -> "Graph":
-        """The same edges, listed at their other end; weights go along."""
+        """List the same edges at their other end; weights go along."""
         if self.symmetric:
             return self
         if self.num_sources is not None:

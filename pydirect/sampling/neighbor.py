@@ -71,7 +71,7 @@ class NeighborSampler:
         self._local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
 
     def sample(self, seeds: torch.Tensor, seed: int) -> SampledBatch:
-        """The neighbourhood of ``seeds``.
+        """Sample the neighbourhood of ``seeds``.
 
         Args:
             seeds: int64, shape (num_seeds,), CPU, distinct nodes.

@@ -32,7 +32,7 @@ def score_nodes(
     num_hops: int,
     device: torch.device = _CPU,
 ) -> torch.Tensor:
-    """The score of every node: float64, shape (num_nodes,).
+    """Score every node: float64, shape (num_nodes,).
 
     Args:
         kind: which score.
@@ -51,7 +51,7 @@ def score_nodes(
 
 
 def degree_score(graph: Graph) -> torch.Tensor:
-    """How many nodes aggregate from each node: float64, shape (num_nodes,)."""
+    """Count the nodes that aggregate from each: float64, shape (num_nodes,)."""
     counts = torch.bincount(graph.neighbors, minlength=graph.num_nodes)
     return counts.double()
 
@@ -102,8 +102,8 @@ def weighted_reverse_pagerank(
 
 
 def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> float:
-    """Share of accesses that fall on the ``share`` of nodes with the highest score; 0
-    without accesses.
+    """Return the share of accesses that fall on the ``share`` of nodes with the
+    highest score; 0 without accesses.
 
     Args:
         accesses: how often each node was read, shape (num_nodes,).
@@ -145,7 +145,7 @@ def _iterate(
 
 
 def _pieces(offsets: torch.Tensor) -> list[tuple[int, int]]:
-    """Ranges of nodes with about `_PIECE_EDGES` edges each."""
+    """Cut ranges of nodes with about `_PIECE_EDGES` edges each."""
     num_edges, num_nodes = int(offsets[-1]), len(offsets) - 1
     bounds = torch.tensor(list(range(_PIECE_EDGES, num_edges, _PIECE_EDGES))).long()
     cuts = torch.searchsorted(offsets, bounds).tolist()

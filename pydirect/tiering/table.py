@@ -16,7 +16,7 @@ _SAMPLED = 16
 
 
 def free_budget_bytes(device: torch.device, reserve_bytes: int | None = None) -> int:
-    """GPU memory that hot rows may take now, in bytes; 0 for a CPU.
+    """Return the bytes of GPU memory that hot rows may take now; 0 for a CPU.
 
     Args:
         device: where the rows are to lie.
@@ -132,8 +132,8 @@ class TieredTable:
         return found
 
     def hit_ratio(self) -> float:
-        """Share of rows that GPU memory gave, of one call in sixteen; waits for the
-        device. 0 before the first call."""
+        """Return the share of rows that GPU memory gave, of one call in sixteen; waits
+        for the device. 0 before the first call."""
         near, every = (int(n) for n in self._counted)
         return near / max(1, every)
 
@@ -170,7 +170,7 @@ class TieredTable:
             self._counted[1] += index.numel()
 
     def _overlay(self, found: torch.Tensor, index: torch.Tensor) -> None:
-        """What the kernel does, in whole-tensor operations: rows from nearer tiers."""
+        """Overlay rows of nearer tiers, as kernels do, in whole-tensor operations."""
         rank = self._rank(index)
         for places, copies in self._copies():
             slot = torch.full((self.num_near + 1,), -1)
@@ -203,7 +203,7 @@ def check_score(score: torch.Tensor | None, num_rows: int) -> None:
 
 
 def hottest_rows(score: torch.Tensor | None, num_near: int) -> torch.Tensor:
-    """The rows with the highest scores, highest first: int64, shape (num_near,)."""
+    """Find the rows with the highest scores, in order: int64, shape (num_near,)."""
     if score is None:
         return torch.arange(num_near)
     found: torch.Tensor = score.argsort(descending=True, stable=True)[:num_near]
@@ -218,7 +218,7 @@ def share_of(
     device: torch.device,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rows that GPU ``gpu`` holds of the spread tier, on ``device``; in ``out``."""
+    """Gather what GPU ``gpu`` holds of the spread tier to ``device``, in ``out``."""
     near = plan.replicated_rows + plan.spread_rows
     rows = hottest_rows(score, near)[plan.rows_on(gpu)]
     return index_select(table, rows.to(device), out=out)

@@ -18,7 +18,7 @@ def bfs(
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """How many edges each node is away from ``source``.
+    """Count the edges from ``source`` to each node.
 
     Args:
         graph: lists of targets; `place` it once for several searches.
@@ -80,7 +80,7 @@ class _Ahead:
         self._num_edges = back.num_edges
 
     def leave(self, active: torch.Tensor) -> None:
-        """The active nodes are reached by now; bool, shape (num_nodes,)."""
+        """Leave out active nodes, which are reached now: bool, shape (num_nodes,)."""
         nodes = (active & self._back.has_edges).nonzero().squeeze(1)
         offsets = self._back.offsets
         self._num_nodes -= len(nodes)

@@ -35,7 +35,7 @@ def connected_components(
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """The weakly connected component of each node.
+    """Find the weakly connected component of each node.
 
     Args:
         graph: of a directed one every list is read, once; of one with
@@ -73,7 +73,7 @@ def connected_components(
 
 
 def _large(parent: torch.Tensor) -> torch.Tensor | None:
-    """A node of the largest component, shape (); None while that is small."""
+    """Find a node of the largest component, shape (); None while that is small."""
     sizes = torch.bincount(parent, minlength=len(parent))
     most = sizes.argmax()
     return most if int(sizes[most]) >= _ANCHOR_SHARE * len(parent) else None

@@ -99,7 +99,7 @@ class CompressedGraph:
         return self.plain_bytes / self.num_bytes if self.num_bytes else 1.0
 
     def decompress(self) -> Graph:
-        """The graph with sorted lists and ids of 4 bytes where they suffice."""
+        """Make the graph with sorted lists and ids of 4 bytes where they suffice."""
         neighbors = torch.empty(self.num_edges, dtype=_dtype_of(self.num_nodes))
         for nodes, edges in _chunks(self.offsets):
             index = torch.arange(nodes.start, nodes.stop)
@@ -228,7 +228,7 @@ class _Lists:
 
 
 def _chunks(offsets: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Nodes and edges of whole lists, up to `_CHUNK_EDGES` of each, or of one list."""
+    """Cut nodes and edges at whole lists, up to `_CHUNK_EDGES` of each, or one list."""
     first, num_nodes = 0, len(offsets) - 1
     while first < num_nodes:
         bound = offsets[first] + _CHUNK_EDGES
@@ -251,7 +251,7 @@ def _sorted(
 
 
 def encode(ids: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of the blocks of sorted lists, and how many each block has.
+    """Encode the blocks of sorted lists; return the bytes, and how many each block has.
 
     Args:
         ids: int64, shape (num_edges,), 0 to 2**32 - 1.
@@ -281,12 +281,12 @@ def encode(ids: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _at_block_start(values: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    """For each edge the value at the first edge of its block."""
+    """Return for each edge the value at the first edge of its block."""
     return values[torch.arange(len(rank), device=rank.device) - rank]
 
 
 def _lowest_bit(rank: torch.Tensor) -> torch.Tensor:
-    """Number of the lowest bit that is set; `_LEVELS` for 0."""
+    """Find the number of the lowest bit that is set; `_LEVELS` for 0."""
     found = torch.full_like(rank, _LEVELS)
     for level in reversed(range(_LEVELS)):
         found[(rank >> level & 1).bool()] = level

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def from_networkx(
     graph: "networkx.Graph[Any]", *, weight: str | None = None
 ) -> tuple[Graph, list[Any]]:
-    """Lists of targets from a networkx graph, directed or not, multi-edges kept.
+    """List targets of a networkx graph, directed or not, multi-edges kept.
 
     Args:
         graph: any networkx graph.
@@ -50,7 +50,7 @@ def from_networkx(
 
 
 def from_pyg(data: "Data", *, weight: str | None = None) -> Graph:
-    """Lists of targets from a PyG ``Data``.
+    """List targets of a PyG ``Data``.
 
     Args:
         data: with ``edge_index``; its edges are taken as they are stored.
@@ -82,7 +82,7 @@ def from_pyg(data: "Data", *, weight: str | None = None) -> Graph:
 
 
 def from_scipy(matrix: "scipy.sparse.sparray", *, weighted: bool = False) -> Graph:
-    """Lists of targets from a square sparse matrix: entry (i, j) is an edge i to j.
+    """List targets of a square sparse matrix: entry (i, j) is an edge i to j.
 
     Args:
         matrix: any scipy sparse format; explicit zeros are edges.
@@ -102,7 +102,7 @@ def from_scipy(matrix: "scipy.sparse.sparray", *, weighted: bool = False) -> Gra
 def to_networkx(
     graph: Graph, **values: torch.Tensor
 ) -> "networkx.DiGraph[int] | networkx.MultiDiGraph[int]":
-    """A networkx graph with results of traversals as node attributes.
+    """Make a networkx graph with results of traversals as node attributes.
 
     Args:
         graph: lists of targets; weights become the edge attribute ``weight``.
@@ -130,7 +130,7 @@ def to_networkx(
 
 
 def to_pyg(graph: Graph, **values: torch.Tensor) -> "Data":
-    """A PyG ``Data`` with results of traversals as node attributes.
+    """Make a PyG ``Data`` with results of traversals as node attributes.
 
     Args:
         graph: lists of targets; weights become ``edge_weight``.

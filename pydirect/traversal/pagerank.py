@@ -28,7 +28,7 @@ def pagerank(
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """The rank of each node; nodes without edges give theirs to all (as networkx).
+    """Rank each node; nodes without edges give their rank to all (as networkx).
 
     Args:
         graph: lists of targets.

@@ -22,7 +22,7 @@ from pydirect.traversal.walk import Walk
 def count_requests(
     graph: Graph, walk: Walk | str, nodes: torch.Tensor | None = None
 ) -> Requests:
-    """The requests of visiting lists once, of an edge list that starts on a line.
+    """Count the requests of visiting lists once, where the edge list starts on a line.
 
     Args:
         graph: lists of ids of 4 or 8 bytes; weights are not counted.
@@ -61,7 +61,7 @@ def count_requests(
 def _instructions(
     walk: Walk, begin: Integers, item: Integers, edge: Integers, unit: int
 ) -> Integers:
-    """Which load instruction of a warp reads each edge; any numbers that differ."""
+    """Number the load instruction of a warp that reads each edge; any that differ."""
     if walk is Walk.LINES:
         lines: Integers = edge // unit
         return lines

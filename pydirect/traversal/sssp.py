@@ -24,7 +24,7 @@ def sssp(
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """The lengths of the shortest paths from ``source``.
+    """Measure the shortest paths from ``source``.
 
     Nodes nearer than a moving bound go first, so that few lists are read twice (the
     near and far piles of Davidson et al., IPDPS 2014).
@@ -79,7 +79,7 @@ class _Weights:
 
 
 def check_weights(graph: Graph | CompressedGraph) -> _Weights:
-    """What `sssp` asks of weights.
+    """Check what `sssp` asks of weights.
 
     Raises:
         ValueError: see `sssp`.
@@ -126,13 +126,13 @@ class _Distances:
         self.bits = self._values.view(torch.int64)
 
     def below(self, bound: float) -> torch.Tensor:
-        """Which nodes are nearer than ``bound``."""
+        """Mark the nodes that are nearer than ``bound``."""
         if self._integer:
             bound = min(math.ceil(bound), _LARGEST)
         return self._values < bound
 
     def least(self, pending: torch.Tensor) -> float | None:
-        """The smallest distance of the pending nodes, None if there are none."""
+        """Return the smallest distance of the pending nodes, None without any."""
         left = self._values[pending]
         return left.min().item() if len(left) else None
 

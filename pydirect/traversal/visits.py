@@ -65,7 +65,7 @@ Operation = Mark | Relax | Link | Push | Pull
 
 
 def seen_bits(level: torch.Tensor) -> torch.Tensor:
-    """A bit for each node that has a level: int32, 32 nodes a word, lowest first."""
+    """Set a bit for each node with a level: int32, 32 nodes a word, lowest first."""
     words = -(-len(level) // 32)
     reached = torch.zeros(32 * words, dtype=torch.bool, device=level.device)
     reached[: len(level)] = level >= 0
