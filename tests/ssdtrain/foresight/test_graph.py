@@ -12,7 +12,13 @@ from ssdtrain.foresight import edits
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import bare_device
-from ssdtrain.foresight.graph import Graph, Stream, from_json, to_json
+from ssdtrain.foresight.graph import (
+    Graph,
+    Stream,
+    data_dependencies,
+    from_json,
+    to_json,
+)
 from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.overheads import Phase
@@ -203,6 +209,16 @@ def test_data_parallel_reduces_every_gradient_once() -> None:
     assert sum(n.attr["num_bytes"] for n in reduces) == graph.parameter_bytes
     with pytest.raises(ConfigError, match="with an optimizer"):
         data_parallel(graph_of(optimizer=None))
+
+
+def test_who_reads_a_view_waits_for_the_kernel_behind_it() -> None:
+    """A weight's gradient is a transposed product: the view is written by nobody."""
+    graph = graph_of()
+    deps = data_dependencies(graph)
+    assert not any(graph.nodes[d].is_view for own in deps for d in own)
+    update = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE)
+    makers = {graph.nodes[d].name for d in deps[update]}
+    assert makers == {"aten::mm", "aten::sum", "aten::native_layer_norm_backward"}
 
 
 def test_fully_sharded_gathers_each_unit_twice() -> None:
