@@ -83,6 +83,7 @@ NORMS: Mapping[str, str] = {
     "_fused_rms_norm": "rms_norm",
     "_fused_rms_norm_backward": "rms_norm_backward",
     "_softmax": "softmax",
+    "_safe_softmax": "softmax",
     "_softmax_backward_data": "softmax_backward",
     "_log_softmax": "log_softmax",
     "_log_softmax_backward_data": "log_softmax_backward",
