@@ -77,7 +77,7 @@ def test_batches_one_after_another(which: int, settings: Optimizations) -> None:
     layer = layers()[which].set_options(optimizations=settings, backend=Backend.TRITON)
     oracle = copy.deepcopy(layers()[which]).double()
     programs = set()
-    for seed in (0, 1, 2, 5):
+    for seed in (0, 2, 5):
         graph = batch(seed, sampled=True)
         got = gradients(layer, graph, torch.float32)
         want = gradients(oracle, batch(seed, sampled=False), torch.float64)
