@@ -343,7 +343,7 @@ def accuracy(data: dict[str, Any]) -> str:
         for c in found
     ]
     text = (
-        "**Mini-batches train as full batches do.** Test accuracy in percent from the "
+        "**Accuracy of mini-batch training.** Test accuracy in percent from the "
         "same initial weights, equally many steps; fanouts "
         f"{' and '.join(map(str, data['settings']['fanouts']))} in each relation. "
         "`mag` is a part of ogbn-mag's graph with made features and labels. p of an "
