@@ -48,6 +48,19 @@ def test_law(cells: Cells, family: str, host: str, target: str) -> None:
     assert sum(rank["bytes_written"] for rank in cells[f"{family} {host} {target}"])
 
 
+@pytest.mark.parametrize("target", ["host", "ssd full"])
+def test_zero_3_with_everything_offloaded(cells: Cells, target: str) -> None:
+    """Every saved tensor leaves, with every recipe and without any."""
+    for without, with_ in zip(
+        cells["gpt zero3 none"], cells[f"gpt zero3 {target}"], strict=True
+    ):
+        assert with_["losses"] == without["losses"]
+        assert with_["weights"] == without["weights"]
+        assert with_["bytes_offloaded"] > 0
+        assert with_["peak_bytes"] < without["peak_bytes"]
+        assert with_["gathered_bytes"] == without["gathered_bytes"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_zero_3_moves_what_zero_0_moves(cells: Cells, family: str) -> None:
     for zero0, zero3 in zip(
