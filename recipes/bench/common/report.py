@@ -23,7 +23,14 @@ from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
 from recipes.bench.rgnn.tables import accuracy, batches, rgnn
-from recipes.bench.safety.tables import sanitize, searches, stale, survival, verify
+from recipes.bench.safety.tables import (
+    mutants,
+    sanitize,
+    searches,
+    stale,
+    survival,
+    verify,
+)
 from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
 from recipes.bench.traversal.tables import compressed, traversal
@@ -142,6 +149,7 @@ PAGES = {
             ("safety", of_file("verify", verify)),
             ("safety", of_file("sanitize", sanitize)),
             ("safety", of_file("stale_graphs", stale)),
+            ("safety", of_file("mutants", mutants)),
         ),
     ),
     "gather": Page(

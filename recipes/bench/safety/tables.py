@@ -73,6 +73,18 @@ def _found(cell: Data) -> str:
     return f"{verdict}: {said[-1]}" if said else verdict
 
 
+def mutants(data: Data) -> str:
+    """Random breaks of a package, and how many its tests notice."""
+    cells, package = data["cells"].values(), data["settings"]["package"]
+    noticed = Counter(cell.get("noticed_by", "error") for cell in cells)
+    dead = noticed.total() - noticed["nothing"] - noticed["error"]
+    text = (
+        f"**Random breaks of {package}**: {dead} of {noticed.total()} noticed by its "
+        f"tests on a CPU ({noticed['hung']} by hanging); files drawn with equal weight."
+    )
+    return f"{text}\n\n{where(data)}"
+
+
 def searches(results: Path) -> str:
     """Random searches for what is wrong, one line each."""
     rows = []

@@ -1,7 +1,10 @@
 """The pool: sizes, reuse, merging, placement, limits."""
 
+import ctypes
 import gc
 import itertools
+import mmap
+import os
 import threading
 
 import pytest
@@ -146,3 +149,30 @@ def test_pinning_failure_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     with pytest.raises(memory.HostMemoryError, match=r"error 2 .*RLIMIT_MEMLOCK"):
         runtime.register(4096, 4096, read_only=False)
+
+
+@pytest.mark.parametrize(("nodes", "mode"), [((0,), 1), ((0, 1), 3)])
+def test_one_node_is_preferred_and_several_take_turns(
+    monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], mode: int
+) -> None:
+    """As the kernel tells: MPOL_PREFERRED is 1, MPOL_INTERLEAVE is 3."""
+    number = {"x86_64": 239, "aarch64": 236}.get(os.uname().machine)
+    monkeypatch.setattr(runtime, "numa_nodes", lambda: (0, 1))
+    pages = mmap.mmap(-1, 1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    found = ctypes.c_int(-1)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if number is None:
+        pytest.skip("no number of the system call")
+    try:
+        runtime.bind_memory(address, len(pages), nodes)
+    except memory.HostMemoryError as error:
+        pytest.skip(f"the kernel forbids it here: {error}")
+    mask, room = (ctypes.c_ulong * 16)(), ctypes.c_ulong(1024)
+    where, flags = ctypes.c_void_p(address), ctypes.c_ulong(2)
+    failed = libc.syscall(
+        ctypes.c_long(number), ctypes.byref(found), mask, room, where, flags
+    )
+    if failed:
+        pytest.skip("the kernel does not tell")
+    assert found.value == mode
