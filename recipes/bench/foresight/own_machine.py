@@ -109,8 +109,10 @@ def main() -> None:
         )
     with_constant(rows)
     spec = device.spec
+    ran = environment()
+    ran["command"] = ran["command"].replace(str(args.times), args.times.name)
     found: dict[str, Any] = {
-        "environment": environment(),
+        "environment": ran,
         "load": [load_before, os.getloadavg()[0]],
         "ceilings": {"tflops": spec.tflops, "memory_gb_per_s": spec.memory_gb_per_s},
         "kernel_errors": {k.value: round(v, 4) for k, v in device.errors.items()},
