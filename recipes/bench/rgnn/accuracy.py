@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "steps": {"aifb": 60, "mutag": 40, "mag": 80},
     "batches_an_epoch": {"aifb": 4, "mutag": 4, "mag": 4},
 }
-"""Fixed before the seeds that are reported were run."""
+"""Chosen with seeds 0, 1, 100 and 101: a test of the choice takes others."""
 SETS = ("aifb", "mutag", "mag")
 WAYS = ("full", "batches")
 LEVEL, SEEDS = 0.05, 10
