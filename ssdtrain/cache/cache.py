@@ -31,6 +31,7 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
+from ssdtrain.cache.living import Living
 from ssdtrain.cache.moved import Moved
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.recipes import NoRecipes, Recipes
@@ -107,7 +108,7 @@ class TensorCache:
         self.retired = Retired()
         self._window = self.window = ReleaseWindow(offloader)
         self.moves = PlannedMoves(offloader, self._window, self.course)
-        self._resident: weakref.WeakSet[Stamp] = weakref.WeakSet()
+        self._resident = Living[Stamp]()
         self._unplanned = UnplannedMoves(offloader, self._window)
         self.nothing = torch.empty(0, device=self.device.torch_device)
         """For probes of versions."""

@@ -35,6 +35,7 @@ from ssdtrain.cache.identity import (
     raw_bytes,
     stamp_of,
 )
+from ssdtrain.cache.living import Living
 from ssdtrain.cache.record import (
     Handle,
     Holding,
@@ -625,8 +626,7 @@ class Regions:
         self.unpack: Any = None
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
-        self._alive: list[weakref.ref[RegionCall]] = []
-        self._most_alive = 64
+        self._alive = Living[RegionCall]()
         self._looked_at: set[Region] = set()
 
     def hooks_are(self, pack: Any, unpack: Any) -> None:
@@ -670,7 +670,7 @@ class Regions:
                 call.store(leaves, spec, self.pack)
             finally:
                 course.storing = OUTSIDE_PLAN
-            self._remember(call)
+            self._alive.add(call)
             self.cache.retired.watch(call, call.holding)
             lane.num_live += 1
             self.current = call
@@ -760,28 +760,20 @@ class Regions:
         self.reasons[region.path] = reason
         self.cache.offloader.fall_back(Fallback.NO_REGION)
 
-    def _remember(self, call: RegionCall) -> None:
-        if len(self._alive) >= self._most_alive:
-            self._alive = [each for each in self._alive if each() is not None]
-            self._most_alive = 2 * len(self._alive) + 64
-        self._alive.append(weakref.ref(call))
-
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to write to weights that a re-run would read."""
         if self.cache.owner.is_elsewhere:
             return
-        calls = [call for each in self._alive if (call := each()) is not None]
         groups = (group["params"] for group in optimizer.param_groups)
         written = {id(parameter) for group in groups for parameter in group}
-        others = []
-        for call in calls:
+        for call in self._alive:
             if call.reads(written):
                 call.pin()
             elif call.reads_shards(written):
                 call.lost_weights = True  # no forward can gather the old ones again
             else:
-                others.append(weakref.ref(call))
-        self._alive = others
+                continue
+            self._alive.discard(call)
 
 
 def item_of(handle: Any) -> int:

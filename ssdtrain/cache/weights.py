@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ssdtrain.cache.identity import extent_bytes
+from ssdtrain.cache.living import Living
 from ssdtrain.cache.record import Handle, Kept, ParameterView
 from ssdtrain.transfer.workers import ForkedLock
 
@@ -43,7 +44,7 @@ class Weights:
         self._first_node = 0
         self._num_steps = 0
         self._steps_at_start = 0
-        self._read: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._read = Living[Handle]()
         self._lock = ForkedLock()
 
     def trust(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -124,7 +125,7 @@ class Weights:
             return
         with self._lock.here():
             copies: dict[int, Tensor] = {}
-            for handle in list(self._read):
+            for handle in self._read:
                 source = handle.source
                 if not isinstance(source, ParameterView):
                     continue

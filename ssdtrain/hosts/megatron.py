@@ -13,7 +13,6 @@ same schedule's last run, whose order repeats.
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
+from ssdtrain.cache.living import Living
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import plain
 from ssdtrain.hosts.hints import Hints, Stage
@@ -232,8 +232,8 @@ class Router:
             if hasattr(module, cls):
                 owner = getattr(module, cls)
                 self._patched.append((owner, name, getattr(owner, name), wrap))
-        self._sessions: weakref.WeakSet[Schedule] = weakref.WeakSet()
-        """Weakly: a session that nobody closed goes with its model."""
+        self._sessions = Living[Schedule]()
+        """A session that nobody closed goes with its model."""
 
     def add(self, schedule: Schedule) -> None:
         """Serve one more session; the first replaces the functions."""
