@@ -361,6 +361,9 @@ class Planner:
             profile = calibrated(profile, self._plain, note=note)
             profile = with_reruns(profile, self._rerun_ms)
         profile = with_host_in_step(profile)
+        # What is there now: others may have come or gone.
+        capacity_bytes = self._cache.device.capacity_bytes()
+        self._goal = replace(self._goal, capacity_bytes=capacity_bytes)
         self._stop_search()
         beside = self._cache.device.runs_beside
         if beside and isinstance(self.peers, Alone):
@@ -564,6 +567,9 @@ class Planner:
         budget = self._goal.most_bytes(profile)
         limit = (1 + self._goal.max_overhead) * priced.keep_ms
         if not self._goal.allows(priced.links["ssd_write"].num_bytes, priced.step_ms):
+            return False
+        fitting = self._goal.fitting_bytes(profile)
+        if fitting is not None and priced.peak_bytes > fitting:
             return False
         if new.prediction is None or is_better(
             new.prediction,

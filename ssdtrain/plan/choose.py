@@ -91,6 +91,7 @@ class Judge:
         self.short_of_host = False
         """Whether a candidate would fit if there were more host memory."""
         self._most_bytes = goal.most_bytes(timeline.profile)
+        self._fitting_bytes = goal.fitting_bytes(timeline.profile)
         allowed = goal.max_overhead
         if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
             allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
@@ -136,6 +137,9 @@ class Judge:
             if over:
                 return (1.0, float(outcome.peak_bytes), outcome.step_ms)
             return (0.0, outcome.step_ms, float(outcome.peak_bytes))
+        fitting = self._fitting_bytes
+        if fitting is not None and outcome.peak_bytes > fitting:
+            return (1.5, float(outcome.peak_bytes), outcome.step_ms)
         if outcome.step_ms > self._most_ms:
             return (1.0, outcome.step_ms, float(outcome.peak_bytes))
         return (0.0, float(outcome.peak_bytes), outcome.step_ms)

@@ -22,6 +22,9 @@ class Goal:
     device_bytes: int | None = None
     """Least time within this much device memory for everything: weights, gradients,
     optimizer and all else included."""
+    capacity_bytes: int | None = None
+    """What the device holds. Where no limit is set, a plan that needs more is the last
+    choice: a longer step is better than none."""
     ssd_bytes_per_s: float | None = None
     """What this rank may write to its SSDs on average; None: no limit. A plan that
     writes more is never chosen: keeping everything writes nothing."""
@@ -44,6 +47,13 @@ class Goal:
         if self.device_bytes is not None:
             found.append(self.device_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes)
         return min(found, default=None)
+
+    def fitting_bytes(self, profile: Profile) -> float | None:
+        """Return the peak above the step's start that fits into the device; None: it
+        is not asked, or not known."""
+        if self.is_by_memory or self.capacity_bytes is None:
+            return None
+        return self.capacity_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes
 
     @property
     def memory_limit(self) -> str:

@@ -11,7 +11,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan import choose as module
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import Judge, assignments, choose, styles
-from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
@@ -27,6 +27,7 @@ GOALS = (
     Goal(max_overhead=0.05),
     Goal(max_overhead=0.5),
     Goal(memory_budget_bytes=14 * MB),
+    Goal(max_overhead=0.05, capacity_bytes=16 * MB),
 )
 
 
@@ -122,6 +123,27 @@ def test_an_unreachable_budget_names_the_least_peak() -> None:
     assert plan.prediction is not None and plan.prediction.peak_bytes <= least
     with pytest.raises(ConfigError):
         choose(profile, Goal(memory_budget_bytes=int(0.9 * least)))
+
+
+def test_what_fits_goes_before_what_is_fast() -> None:
+    """A plan above the device is the last choice, and no error."""
+    profile = made.drawn(5, 14)
+    cheap = choose(profile, Goal(max_overhead=0.0)).prediction
+    dear = choose(profile, Goal(max_overhead=9.0)).prediction
+    assert cheap is not None and dear is not None
+    assert dear.peak_bytes < cheap.peak_bytes
+    for base_bytes in (0, 5 * MB):
+        own = replace(profile, base_bytes=base_bytes)
+        between = (dear.peak_bytes + cheap.peak_bytes) // 2
+        capacity = int((between + base_bytes) / (1 - DEVICE_RESERVE)) + 1
+        found = choose(own, Goal(max_overhead=0.0, capacity_bytes=capacity)).prediction
+        assert found is not None
+        assert found.peak_bytes <= between < cheap.peak_bytes
+        assert found.step_ms <= dear.step_ms
+    nothing = choose(profile, Goal(max_overhead=0.0, capacity_bytes=1)).prediction
+    assert nothing is not None and nothing.peak_bytes <= dear.peak_bytes
+    roomy = choose(profile, Goal(max_overhead=0.0, capacity_bytes=1 << 40)).prediction
+    assert roomy == cheap
 
 
 def test_host_memory_is_a_limit() -> None:

@@ -13,6 +13,7 @@ import ssdtrain
 from ssdtrain.cache import regions as in_cache
 from ssdtrain.observe import links
 from ssdtrain.transfer.device import CpuDevice
+from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
 
 WIDTH, HEADS, NUM_LAYERS, NUM_STEPS = 64, 2, 4, 4
@@ -165,19 +166,21 @@ def train(
 
 # The others were run as well; each takes a second.
 @pytest.mark.parametrize("length", LENGTHS[1:2])
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_first_steps_fit_wherever_checkpointing_does(
-    kind: type[Gpt], length: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "num_steps"), [*((kind, NUM_STEPS) for kind in MODELS[:3]), (Lora, 8)]
+)
+def test_it_fits_wherever_checkpointing_does(
+    kind: type[Gpt], num_steps: int, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the first plan: the warm-up, the observed step, and two that are timed, at
-    checkpointing's own peak and 3 %."""
+    """The warm-up, the observed step, two that are timed and, for one, steps under the
+    plan: at checkpointing's own peak and 3 %."""
     monkeypatch.setattr(in_cache, "modes_stand", lambda: False)
-    peak_bytes, theirs = train(Limited(), kind, length, NUM_STEPS, ours=False)
+    peak_bytes, theirs = train(Limited(), kind, length, num_steps, ours=False)
     meter = Limited()
     meter.limit_bytes = limit = int(RESERVE * peak_bytes) + SELF_CHECK_BYTES
     meter.install(monkeypatch)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
     # Between two steps; on a device these 16 MB are small beside all else.
     monkeypatch.setattr(links.probe, "__defaults__", (4096,))
-    _, ours = train(meter, kind, length, NUM_STEPS, ours=True)
-    assert all(map(torch.equal, theirs, ours))
+    _, ours = train(meter, kind, length, num_steps, ours=True)
+    assert same_bits(ours, theirs)
