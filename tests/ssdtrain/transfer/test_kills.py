@@ -14,7 +14,8 @@ SETTINGS = (
     "recompute='off', window_bytes=1, host_bytes=64 << 20)"
 )
 STEP = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 import torch
 import ssdtrain
 from torch import nn
