@@ -2,9 +2,17 @@
 tests start say where they crash."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Take interrupts: a shell starts what runs in the background without them, and
+    tests interrupt processes, this one too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
