@@ -65,10 +65,11 @@ REGION = "region"
 MAX_DRAWS = 3
 """Re-runs of a forward that draws, while others draw from the same generator."""
 VALUES = (
-    *(int, float, bool, str, bytes, complex, type(None), Enum, slice, range),
+    *(Tensor, int, float, bool, str, bytes, complex, type(None), Enum, slice, range),
     *(torch.dtype, torch.device, torch.Size, torch.layout),
 )
-"""Types of arguments that cannot change between forward and backward."""
+"""Types of arguments that cannot change between forward and backward, or are stored
+with their version."""
 
 
 class Choice(Enum):
@@ -785,6 +786,6 @@ def item_of(handle: Any) -> int:
 
 
 def _is_value(leaf: Any) -> bool:
-    if isinstance(leaf, (Tensor, *VALUES)):
+    if isinstance(leaf, VALUES):
         return True
     return callable(leaf) and getattr(leaf, "__closure__", 0) is None

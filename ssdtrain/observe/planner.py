@@ -361,9 +361,7 @@ class Planner:
             profile = calibrated(profile, self._plain, note=note)
             profile = with_reruns(profile, self._rerun_ms)
         profile = with_host_in_step(profile)
-        # What is there now: others may have come or gone.
-        capacity_bytes = self._cache.device.capacity_bytes()
-        self._goal = replace(self._goal, capacity_bytes=capacity_bytes)
+        self._goal = replace(self._goal, capacity_bytes=self._capacity_bytes())
         self._stop_search()
         beside = self._cache.device.runs_beside
         if beside and isinstance(self.peers, Alone):
@@ -376,6 +374,15 @@ class Planner:
         if beside and self.peers.leads:
             self._search = Search(profile, self._goal)
         self._follow_from_now(profile)
+
+    def _capacity_bytes(self) -> int | None:
+        """What the device holds now, as others come and go; of all ranks the least:
+        with a limit of its own each would make a plan of its own."""
+        own = self._cache.device.capacity_bytes()
+        if own is None:
+            return None
+        (most,) = self.peers.longest((-float(own),), "capacity", self._step)
+        return -int(most)
 
     def _search_beside(self, profile: Profile) -> None:
         """The step of before goes on until there is a plan."""

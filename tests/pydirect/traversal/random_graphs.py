@@ -44,3 +44,17 @@ def misaligned(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     room = torch.empty(len(tensor) + elements + 64, dtype=tensor.dtype)
     start = -room.data_ptr() % 128 // tensor.element_size() + elements
     return room[start : start + len(tensor)].copy_(tensor)
+
+
+class Far(torch.Tensor):
+    """A tensor whose data seem to start ``first`` elements earlier."""
+
+    first = 0
+
+    def __new__(cls, tensor: torch.Tensor, first: int) -> "Far":
+        made = tensor.as_subclass(cls)
+        made.first = first
+        return made
+
+    def data_ptr(self) -> int:
+        return super().data_ptr() - self.first * self.element_size()

@@ -25,7 +25,7 @@ from pydirect.traversal import compressed as home
 from pydirect.traversal.on_cpu import CpuVisitor
 from pydirect.traversal.on_gpu import GpuVisitor
 from pydirect.traversal.visits import Mark, Pull, Push, seen_bits
-from tests.pydirect.traversal.random_graphs import random_graph
+from tests.pydirect.traversal.random_graphs import Far, random_graph
 
 
 def lists(graph: Graph) -> list[list[tuple[int, float]]]:
@@ -222,20 +222,6 @@ def test_beyond_32_bits(kernels: GpuVisitor, first: int) -> None:
     assert (frontier.num_edges, frontier.num_units) == (70, 2)
     kernels.visit(placed, frontier, Mark(level=level, seen=seen_bits(level), now=0))
     assert level.tolist() == [1, 0, 1]
-
-
-class Far(torch.Tensor):
-    """A tensor whose data seem to start ``first`` elements earlier."""
-
-    first = 0
-
-    def __new__(cls, tensor: torch.Tensor, first: int) -> "Far":
-        made = tensor.as_subclass(cls)
-        made.first = first
-        return made
-
-    def data_ptr(self) -> int:
-        return super().data_ptr() - self.first * self.element_size()
 
 
 def test_parts_of_lists(kernels: GpuVisitor) -> None:

@@ -22,7 +22,7 @@ from pydirect.traversal import (
 )
 from pydirect.traversal.on_gpu import GpuVisitor
 from pydirect.traversal.visits import Mark, Relax, seen_bits
-from tests.pydirect.traversal.random_graphs import misaligned, random_graph
+from tests.pydirect.traversal.random_graphs import Far, misaligned, random_graph
 
 WIDE = (torch.int32, torch.int64)
 
@@ -140,20 +140,6 @@ def test_edges_beyond_32_bits(
         Mark(level=level, seen=seen_bits(level), now=0),
     )
     assert level.tolist() == [1, 0, 1]
-
-
-class Far(torch.Tensor):
-    """A tensor whose data seem to start ``first`` elements earlier."""
-
-    first = 0
-
-    def __new__(cls, tensor: torch.Tensor, first: int) -> "Far":
-        made = tensor.as_subclass(cls)
-        made.first = first
-        return made
-
-    def data_ptr(self) -> int:
-        return super().data_ptr() - self.first * self.element_size()
 
 
 class Sized:

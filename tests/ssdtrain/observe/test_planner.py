@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
+from ssdtrain.hosts import meshes
 from ssdtrain.observe import planner
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
+from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.search import Search
 from ssdtrain.plan.simulate import simulate
@@ -144,6 +147,29 @@ def test_predicted_memory_is_the_measured_one(num_micro_batches: int) -> None:
     assert last.plan_error is not None
     modules = {item.module for items in profile.kinds.values() for item in items}
     assert "blocks.1.dropout" in modules
+
+
+def test_ranks_plan_for_the_least_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for its own, they would follow plans of their own."""
+
+    class Smaller(Alone):
+        def longest(
+            self, own: Sequence[float], topic: str, step: int
+        ) -> tuple[float, ...]:
+            smaller = topic == "capacity"
+            return tuple(max(each, -(1 << 20)) if smaller else each for each in own)
+
+    seen: list[int | None] = []
+
+    def chosen(profile: Profile, goal: Goal, *more: Any) -> Plan:
+        seen.append(goal.capacity_bytes)
+        return choose(profile, goal, *more)
+
+    monkeypatch.setattr(planner, "choose", chosen)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 21)
+    monkeypatch.setattr(meshes, "peers", lambda modules, alone: Smaller())
+    train(SETTINGS)
+    assert set(seen) == {1 << 20}
 
 
 def test_the_first_steps_need_no_more_than_full_offloading() -> None:
