@@ -1,15 +1,14 @@
 """Runs the tasks of one or several ranks on their queues and gives the step's time.
 
-[Note: queues]
-Each rank has a host that runs its tasks in order and several streams that serve theirs
-in order. A task starts on its stream when the host has launched it, the stream is free
-and what it depends on has ended (Lin 2023, Algorithms 3 and 4: `max(stream + gap, cpu +
-T4 / 2)`). A task of a group (a collective, or a send with its receive) starts on all
-ranks of the group when the last of them is ready. A task that waits for a signal starts
-some time after the task of another rank that gives it has ended (a send that nobody
-waits for). The host goes on at once, except behind a task that it waits for. Copies
-and the SSD are streams like the others; where ranks share a wire, whoever prices their
-copies divides its bandwidth.
+[Note: tasks on queues]
+Every rank has the queues of `queues.py`. A task starts on its stream when the host has
+launched it, the stream is free and what it depends on has ended (Lin 2023, Algorithms
+3 and 4: `max(stream + gap, cpu + T4 / 2)`). A task of a group (a collective, or a send
+with its receive) starts on all ranks of the group when the last of them is ready. A
+task that waits for a signal starts some time after the task of another rank that gives
+it has ended (a send that nobody waits for). The host goes on at once, except behind a
+task that it waits for. Where ranks share a wire, whoever prices their copies divides
+its bandwidth.
 (tests/ssdtrain/foresight/test_simulate.py)
 """
 
@@ -17,8 +16,10 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.graph import Stream
+from ssdtrain.queues import Queue, Rank
 
 # Between two kernels of one stream that wait for nothing.
 KERNEL_GAP_US = 1.0
@@ -77,16 +78,28 @@ class StepTimes:
         return max((rank.step_us for rank in self.ranks), default=0.0)
 
 
-class _Rank:
-    """One rank's host and streams."""
+class _Runner:
+    """Runs one rank's tasks, in order."""
 
-    def __init__(self, tasks: Sequence[Task], signals: dict[Hashable, float]) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        signals: dict[Hashable, float],
+        links: Links | None,
+    ) -> None:
         self.tasks = tasks
         self._signals = signals
         self.at = 0
-        self.times = RankTimes(busy_us=dict.fromkeys(Stream, 0.0))
-        self._host = 0.0
-        self._free: dict[Stream, float] = {}
+        self.times = RankTimes()
+        self._rank = rank = Rank(links, KERNEL_GAP_US)
+        self._queues: dict[Stream, Queue] = {
+            Stream.COMPUTE: rank.compute,
+            Stream.COMMUNICATION: rank.communication,
+            Stream.COPY_OUT: rank.d2h,
+            Stream.COPY_IN: rank.h2d,
+            Stream.SSD_WRITE: rank.ssd_write,
+            Stream.SSD_READ: rank.ssd_read,
+        }
 
     @property
     def done(self) -> bool:
@@ -102,7 +115,7 @@ class _Rank:
 
     def ready_us(self) -> float:
         """When the present task could start, were its group there."""
-        return self._ready_us(self._host + self.task.host_us)
+        return self._ready_us(self._rank.host + self.task.host_us)
 
     @property
     def last_signal(self) -> Hashable:
@@ -111,24 +124,29 @@ class _Rank:
 
     def run(self, start: float, length: float) -> None:
         """The present task, from `start` on its stream and for `length`."""
-        task = self.task
-        launched = self._host + task.host_us
-        self._host = launched + task.host_after_us
+        task, rank = self.task, self._rank
+        launched = rank.host + task.host_us
+        rank.host = launched + task.host_after_us
+        end = launched
         if length > 0.0 or task.group is not None or task.waits_for:
             self.times.waited_us += start - self._ready_us(launched)
-            end = start + length
-            self._free[task.stream] = end + KERNEL_GAP_US
-            self.times.busy_us[task.stream] += length
-        else:
-            end = launched
+            if task.stream is Stream.COMPUTE:
+                end = rank.run(start, length)
+            else:
+                end = self._queues[task.stream].serve(start, length)
         if task.signal is not None:
             self._signals[task.signal] = end + task.signal_us
         if task.host_waits:
-            self._host = max(self._host, end)
+            rank.host = max(rank.host, end)
         self.times.ends_us.append(end)
-        self.times.step_us = max(self.times.step_us, end, self._host)
-        self.times.host_us = self._host
+        self.times.step_us = max(self.times.step_us, end, rank.host)
+        self.times.host_us = rank.host
         self.at += 1
+
+    def close(self) -> RankTimes:
+        """What the rank did."""
+        self.times.busy_us = {s: queue.busy for s, queue in self._queues.items()}
+        return self.times
 
     def _ready_us(self, launched: float) -> float:
         task, start = self.task, launched
@@ -136,23 +154,28 @@ class _Rank:
             start = max(start, self.times.ends_us[earlier])
         for signal in task.waits_for:
             start = max(start, self._signals[signal])
-        return max(start, self._free.get(task.stream, 0.0))
+        return max(start, self._queues[task.stream].free)
 
 
-def simulate(ranks: Sequence[Sequence[Task]]) -> StepTimes:
-    """Run every rank's tasks. See [Note: queues].
+def simulate(ranks: Sequence[Sequence[Task]], links: Links | None = None) -> StepTimes:
+    """Run every rank's tasks. See [Note: tasks on queues].
+
+    Args:
+        ranks: the tasks of each.
+        links: how every rank's transfers hinder one another and its kernels; None: not
+            at all.
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or for a task that a rank
             of the group does not have.
     """
     signals: dict[Hashable, float] = {}
-    states = [_Rank(tasks, signals) for tasks in ranks]
+    states = [_Runner(tasks, signals, links) for tasks in ranks]
     members = Counter(
         task.group for tasks in ranks for task in tasks if task.group is not None
     )
-    arrived: dict[Hashable, list[_Rank]] = {}
-    listening: dict[Hashable, list[_Rank]] = {}
+    arrived: dict[Hashable, list[_Runner]] = {}
+    listening: dict[Hashable, list[_Runner]] = {}
     moving = list(states)
     while moving:
         rank = moving.pop()
@@ -175,10 +198,10 @@ def simulate(ranks: Sequence[Sequence[Task]]) -> StepTimes:
             moving += listening.pop(other.last_signal, ())
         moving += together
     _check_done(states)
-    return StepTimes(ranks=tuple(state.times for state in states))
+    return StepTimes(ranks=tuple(state.close() for state in states))
 
 
-def _check_done(states: Sequence[_Rank]) -> None:
+def _check_done(states: Sequence[_Runner]) -> None:
     stuck = [state for state in states if not state.done]
     if stuck:
         raise ConfigError(
@@ -188,7 +211,7 @@ def _check_done(states: Sequence[_Rank]) -> None:
         )
 
 
-def _run_together(ranks: Sequence[_Rank]) -> None:
+def _run_together(ranks: Sequence[_Runner]) -> None:
     """Run the present tasks of a group: from the last rank's start, for the longest."""
     start = max(rank.ready_us() for rank in ranks)
     length = max(rank.task.device_us for rank in ranks)

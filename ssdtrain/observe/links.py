@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ssdtrain.counters import Span
-from ssdtrain.curves import Curve
+from ssdtrain.curves import Curve, Links
 from ssdtrain.observe.contention import Contention
-from ssdtrain.plan.profile import Links
 from ssdtrain.rates import busy_rate, middle_rate, straight
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.measure import Drive, probe_drive

@@ -32,9 +32,10 @@ from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.cache.sizes import is_same_item
+from ssdtrain.curves import Links
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
 

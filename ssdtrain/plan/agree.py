@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ssdtrain.curves import Curve
+from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import HostCosts, Item, Links, Mark, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Mark, Profile
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""

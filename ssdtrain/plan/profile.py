@@ -14,14 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ssdtrain.curves import Curve
-from ssdtrain.jsonfile import Duration, Format, Fraction, Index, Natural, Unfit
-
-COPY_SLOWDOWN = 0.004
-"""What copies in one direction cost compute meanwhile, as far as is known without a
-measurement (H200, recipes/bench/offload/placement.py: 0 to 0.5 % of a step)."""
-COPY_SLOWDOWN_ERROR = 0.002
-"""How far from `COPY_SLOWDOWN` a device may well be: a standard deviation."""
+from ssdtrain.curves import Links
+from ssdtrain.jsonfile import Duration, Format, Index, Natural, Unfit
 
 
 class Phase(str, Enum):
@@ -131,35 +125,6 @@ class HostCosts:
     """A move to the SSD."""
     rebuild: HostCost = HostCost()
     """A rebuild; its kernels' launches as well."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Links:
-    """Fitted size-to-time curves; None where the way was not measured."""
-
-    d2h: Curve
-    h2d: Curve
-    ssd_write: Curve | None = None
-    ssd_read: Curve | None = None
-    copy_slowdown: Fraction = 0.0
-    """Fraction by which a copy in one direction slows compute down meanwhile."""
-    copy_slowdown_error: Fraction = COPY_SLOWDOWN_ERROR
-    """Standard error of `copy_slowdown`."""
-    duplex_slowdown: Fraction = 0.0
-    """Fraction by which copies in both directions slow one another down."""
-    ssd_duplex_slowdown: Fraction = 0.0
-    """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
-    where mixing them costs."""
-    ssd_direct: bool = False
-    """The SSD moves device memory itself: nothing is staged in pinned memory."""
-
-    @property
-    def ways(self) -> tuple[Curve, Curve]:
-        """How bytes leave the device, and how they come back."""
-        write, read = self.ssd_write, self.ssd_read
-        if self.ssd_direct and write is not None and read is not None:
-            return write, read
-        return self.d2h, self.h2d
 
 
 @dataclass(frozen=True, kw_only=True)

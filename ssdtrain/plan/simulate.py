@@ -1,10 +1,10 @@
 """From a plan to a step time, a memory curve and the load of each link.
 
-The compute stream, the copies out and in, the SSD's writes and its reads are each a
-queue that serves in order. Compute waits where the cache would make it wait: at a
-release for the copy out, at a first use for the copy in, and at a pack for room in
-pinned memory. The host is a queue, too: an operator ends no sooner than the host has
-launched it, and what ssdtrain does for each tensor is work of the host (`HostCosts`).
+Does what the executor does, tensor by tensor, on the queues of one rank (`queues.py`).
+Compute waits where the cache would make it wait: at a release for the copy out, at a
+first use for the copy in, and at a pack for room in pinned memory. An operator ends no
+sooner than the host has launched it, and what ssdtrain does for each tensor is work of
+the host (`HostCosts`).
 Memory at a mark is what the operators up to the next mark need beside
 the saved tensors (measured) plus the saved tensors alive (by the plan).
 
@@ -32,6 +32,7 @@ from ssdtrain.plan.placement import AGAIN_PLACEMENTS, AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction, Wait
 from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.plan.timeline import NEVER, Timeline
+from ssdtrain.queues import Rank
 
 MAX_STALLS = 10
 # Share of the pinned memory that reads of the SSD may fill ahead of the copies in.
@@ -62,42 +63,6 @@ class Outcome:
     """Saved tensors on the device at the peak."""
 
 
-class Queue:
-    """A link: serves in order, one transfer at a time.
-
-    The direction that comes second pays for the time that both share.
-    """
-
-    def __init__(self, duplex_slowdown: float = 0.0) -> None:
-        self.other: Queue | None = None
-        """The opposite direction of the same wire."""
-        self._duplex = duplex_slowdown
-        self.free_ms = 0.0
-        self.busy_ms = 0.0
-        self.alone_ms = 0.0
-        """What the transfers would take without the opposite direction."""
-        self.num_bytes = 0
-
-    def beside(self, start_ms: float, length_ms: float) -> float:
-        """Return how much of the work that starts now runs beside transfers."""
-        left_ms = self.free_ms - start_ms
-        if left_ms <= 0.0:
-            return 0.0
-        return left_ms if left_ms < length_ms else length_ms
-
-    def serve(self, ready_ms: float, time_ms: float, num_bytes: int) -> float:
-        """Return when a transfer that is ready at `ready_ms` has ended."""
-        start = ready_ms if ready_ms > self.free_ms else self.free_ms
-        self.alone_ms += time_ms
-        if self._duplex and self.other is not None:
-            shared_ms = min(self.other.free_ms - start, time_ms)
-            time_ms += self._duplex * max(0.0, shared_ms)
-        self.free_ms = start + time_ms
-        self.busy_ms += time_ms
-        self.num_bytes += num_bytes
-        return self.free_ms
-
-
 class Run:
     """One simulation. `orders` holds every item of every lane kind."""
 
@@ -117,11 +82,12 @@ class Run:
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
         self._index()
         profile = timeline.profile
-        self._now = profile.head_ms
+        self._rank = rank = Rank(links)
+        self._compute = rank.compute
+        self._compute.hold(profile.head_ms)
         self._lead_ms = profile.host_lead_ms
         self._is_hosted = profile.host_ms > 0.0
-        self._host_ms = profile.head_host_ms - self._lead_ms
-        """When the host has come to the running mark."""
+        rank.host = profile.head_host_ms - self._lead_ms
         hooked = any(placement is not Placement.KEEP for placement in self.placed)
         costs = profile.host_costs if hooked else HostCosts()
         self._host_costs = _costs_by_placement(costs)
@@ -146,16 +112,6 @@ class Run:
         self._copied: dict[int, float] = {}
         self._written: dict[int, float] = {}
         self._arrival: dict[int, float] = {}
-        duplex = links.duplex_slowdown
-        self._out, self._in = Queue(duplex), Queue(duplex)
-        self._out.other, self._in.other = self._in, self._out
-        shared = links.ssd_duplex_slowdown
-        self._write, self._read = Queue(shared), Queue(shared)
-        self._write.other, self._read.other = self._read, self._write
-        self._wires = {"d2h": self._out, "h2d": self._in}
-        if links.ssd_direct:
-            # No copy to the host, and none back: the drive's queues are the way.
-            self._out, self._in = self._write, self._read
         self._draining: list[tuple[float, int]] = []
         self._host_bytes = 0
         self._backward_ms: dict[int, float] = {}
@@ -187,8 +143,7 @@ class Run:
 
     def run(self, detailed: bool = False) -> Outcome:
         """Simulate the step."""
-        line, outcome = self._line, self.outcome
-        slowdown = self._links.copy_slowdown
+        line, outcome, rank = self._line, self.outcome, self._rank
         last_mark = line.num_marks - 1
         for mark in range(line.num_marks):
             self._mark = mark
@@ -202,17 +157,14 @@ class Run:
             if line.is_pack[mark]:
                 self._pack(item, mark)
             else:
-                self._backward_ms.setdefault(line.lane_of[item], self._now)
+                self._backward_ms.setdefault(line.lane_of[item], self._compute.free)
             for used in sorted(self._used_at[mark], key=self._by_depth):
                 self._use(used)
             self._load_due(mark)
             memory = self._live_bytes + line.other_bytes[mark]
             if mark < last_mark or last_mark == 0:
                 self._measure(mark, memory, detailed)
-            length_ms = line.length_ms[mark]
-            beside_ms = self._out.beside(self._now, length_ms)
-            beside_ms += self._in.beside(self._now, length_ms)
-            self._now += length_ms + slowdown * beside_ms
+            rank.run(0.0, line.length_ms[mark])
             self._wait_for_host(item, line.host_ms[mark])
         self._finish()
         return outcome
@@ -225,14 +177,14 @@ class Run:
         cost = self._host_costs[placement]
         if line.is_pack[mark]:
             if line.exists(item, self.placed):
-                self._host_ms += cost.pack_ms
+                self._rank.host += cost.pack_ms
         else:
-            self._host_ms += cost.use_ms
+            self._rank.host += cost.use_ms
         for used in self._used_at[mark]:
             if self.placed[used] is Placement.RECOMPUTE and used != item:
-                self._host_ms += cost.use_ms  # for the sake of another
-            self._host_ms += self._rebuild_host_ms(used)
-        self._host_ms += self._handle_ms * line.num_handles[mark]
+                self._rank.host += cost.use_ms  # for the sake of another
+            self._rank.host += self._rebuild_host_ms(used)
+        self._rank.host += self._handle_ms * line.num_handles[mark]
 
     def _rebuild_host_ms(self, item: int) -> float:
         """Return by how much its first use is dearer than `HostCosts` says."""
@@ -245,10 +197,9 @@ class Run:
         """Wait until the host has launched the operator."""
         if not self._is_hosted:
             return
-        self._host_ms += host_ms
-        wait_ms = self._host_ms - self._now
+        self._rank.host += host_ms
+        wait_ms = self._rank.wait_for_host()
         if wait_ms > 0.0:
-            self._now = self._host_ms
             self.outcome.host_wait_ms += wait_ms
             self._blame(Wait.HOST, item, wait_ms)
 
@@ -263,25 +214,27 @@ class Run:
             if detailed:
                 outcome.live_at_peak = frozenset(self._live)
         if detailed:
-            outcome.curve.append((self._now, memory))
+            outcome.curve.append((self._compute.free, memory))
 
     def _finish(self) -> None:
-        queues = {**self._wires, "ssd_write": self._write, "ssd_read": self._read}
+        rank = self._rank
+        queues = {"d2h": rank.d2h, "h2d": rank.h2d}
+        queues |= {"ssd_write": rank.ssd_write, "ssd_read": rank.ssd_read}
         for name, queue in queues.items():
-            self.outcome.busy_ms[name] = queue.busy_ms
+            self.outcome.busy_ms[name] = queue.busy
             self.outcome.moved_bytes[name] = queue.num_bytes
         tail_ms = self._line.profile.tail_ms
         if self._written:
             # See [Note: steady state].
             last = max(self._written, key=self._written.__getitem__)
-            reading_ms = self._links.ssd_duplex_slowdown * self._read.alone_ms
-            busy_ms = self._write.alone_ms + reading_ms - tail_ms
+            reading_ms = self._links.ssd_duplex_slowdown * rank.ssd_read.alone
+            busy_ms = rank.ssd_write.alone + reading_ms - tail_ms
             self._wait(busy_ms, last, Wait.SSD)
         if self._line.num_marks:
-            self._host_ms += self._lead_ms - tail_ms
+            rank.host += self._lead_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
             self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
-        self.outcome.step_ms = self._now + tail_ms
+        self.outcome.step_ms = self._compute.free + tail_ms
 
     def _by_depth(self, item: int) -> tuple[int, int]:
         """Sort bytes before re-runs before rebuilds, and inputs of recipes before
@@ -292,9 +245,8 @@ class Run:
         return 2 * (placement is Placement.RECOMPUTE), item
 
     def _wait(self, until_ms: float, item: int, cause: Wait) -> None:
-        stall = until_ms - self._now
-        if stall > 0:
-            self._now = until_ms
+        stall = self._compute.hold(until_ms)
+        if stall > 0.0:
             self.outcome.stall_ms += stall
             self._blame(cause, item, stall)
             self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
@@ -343,12 +295,14 @@ class Run:
         staged = self._is_staged(item)
         if staged:
             self._take_staging(item, num_bytes)
-        copied = self._out.serve(self._now, line.copy_out_ms[item], num_bytes)
+        copied = self._rank.out.serve(
+            self._compute.free, line.copy_out_ms[item], num_bytes
+        )
         self._copied[item] = copied
         if self._links.ssd_direct:
             self._written[item] = copied
         elif staged:
-            written = self._write.serve(
+            written = self._rank.ssd_write.serve(
                 copied, _ms(self._links.ssd_write, num_bytes), num_bytes
             )
             self._written[item] = written
@@ -369,13 +323,14 @@ class Run:
     def _take_staging(self, item: int, num_bytes: int) -> None:
         """Wait until writes have freed enough pinned memory."""
         cap = self._line.profile.host_bytes
-        while self._draining and self._draining[0][0] <= self._now:
+        while self._draining and self._draining[0][0] <= self._compute.free:
             heappop(self._draining)
         while cap is not None and self._draining:
             if self._host_bytes + sum(b for _, b in self._draining) + num_bytes <= cap:
                 return
             self._wait(heappop(self._draining)[0], item, Wait.STAGING)
-            self._host_ms = max(self._host_ms, self._now)  # it is the host that waits
+            rank = self._rank
+            rank.host = max(rank.host, self._compute.free)  # it is the host that waits
 
     def _release_due(self, mark: int) -> None:
         while self._leaving and self._leaving[0][0] <= mark:
@@ -397,24 +352,26 @@ class Run:
 
     def _load(self, item: int) -> None:
         num_bytes = self._line.items[item].num_bytes
-        self._host_ms += self._host_costs[self.placed[item]].load_ms
+        self._rank.host += self._host_costs[self.placed[item]].load_ms
         self._away.discard(item)
         self._alive(item)
-        ready = max(self._now, self._copied[item])
-        if self._is_staged(item) and self._written[item] <= self._now:
+        ready = max(self._compute.free, self._copied[item])
+        if self._is_staged(item) and self._written[item] <= self._compute.free:
             ready = max(ready, self._read_back(item, num_bytes))
         time_ms = self._line.copy_in_ms[item]
-        self._arrival[item] = self._in.serve(ready, time_ms, num_bytes)
+        self._arrival[item] = self._rank.into.serve(ready, time_ms, num_bytes)
 
     def _read_back(self, item: int, num_bytes: int) -> float:
         curve = self._links.ssd_read
         cap = self._line.profile.host_bytes
         lane = self._line.lane_of[item]
-        start = max(self._written[item], self._backward_ms.get(lane, self._now))
+        start = max(
+            self._written[item], self._backward_ms.get(lane, self._compute.free)
+        )
         if cap is not None and curve is not None:
             ahead = READ_AHEAD * cap / curve.bytes_per_second * 1e3
-            start = max(start, self._now - ahead)
-        return self._read.serve(start, _ms(curve, num_bytes), num_bytes)
+            start = max(start, self._compute.free - ahead)
+        return self._rank.ssd_read.serve(start, _ms(curve, num_bytes), num_bytes)
 
     def _run_again(self, number: int) -> None:
         """Run the forward of a region, once."""
@@ -426,10 +383,10 @@ class Run:
         if memory > outcome.peak_bytes:
             outcome.peak_bytes, outcome.peak_mark = memory, self._mark
             outcome.live_at_peak = frozenset([*self._live, *self._line.members[number]])
-        self._now += run.ms
+        self._compute.serve(0.0, run.ms)
         outcome.recompute_ms += run.ms
         if self._is_hosted:
-            self._host_ms += run.host_ms
+            self._rank.host += run.host_ms
 
     def _use(self, item: int) -> None:
         placement = self.placed[item]
@@ -443,9 +400,8 @@ class Run:
                 self.outcome.peak_bytes, self.outcome.peak_mark = memory, self._mark
                 self.outcome.live_at_peak = frozenset([*self._live, item])
             self._alive(item)
-            time_ms = what.recipe_ms
-            self._now += time_ms
-            self.outcome.recompute_ms += time_ms
+            self._compute.serve(0.0, what.recipe_ms)
+            self.outcome.recompute_ms += what.recipe_ms
         elif placement in AWAY_PLACEMENTS:
             if item in self._away:
                 self._load(item)

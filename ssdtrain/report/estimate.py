@@ -20,12 +20,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ssdtrain.cache.identity import is_held
+from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.capture import AsOn, loss_of
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.meter import OperatorMeter
 from ssdtrain.foresight.overheads import Phase as HostPhase
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ssdtrain.arguments import fraction_argument, show, size_argument
-from ssdtrain.curves import Curve
+from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
 from ssdtrain.foresight.power import Settled
@@ -19,7 +19,7 @@ from ssdtrain.machine.links import LINK_FILE, LinkKind
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
-from ssdtrain.plan.profile import COPY_SLOWDOWN, PROFILE_FILE, Links, Profile
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import explain, rows
 from ssdtrain.report.estimate import Learned, Rates, Speeds
 from ssdtrain.report.progress import Progress, each

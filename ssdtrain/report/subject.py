@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain.api
-from ssdtrain.curves import Curve
+from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.profile import COPY_SLOWDOWN, Links, Profile
+from ssdtrain.plan.profile import Profile
 from ssdtrain.report.estimate import Rates, estimate
 
 HEAD_SIZE = 128

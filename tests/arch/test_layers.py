@@ -23,6 +23,7 @@ FLOORS = {
     "curves": 0,
     "jsonfile": 0,
     "rates": 0,
+    "queues": 0,
     "storage": 1,
     "transfer": 2,
     "plan": 3,
@@ -52,6 +53,7 @@ GROUND = {
     "arguments",
     "jsonfile",
     "rates",
+    "queues",
 }
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 

@@ -39,12 +39,13 @@ from recipes.bench.planner.lab import (
     predicted,
     random_orders,
 )
+from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import fixed_policies, references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import COPY_SLOWDOWN, Profile
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline

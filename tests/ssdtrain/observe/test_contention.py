@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.observe import contention as module
 from ssdtrain.observe.contention import (
     ASSUMED,
@@ -19,7 +20,6 @@ from ssdtrain.observe.contention import (
     measured,
 )
 from ssdtrain.observe.links import fitted_links
-from ssdtrain.plan.profile import COPY_SLOWDOWN
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Copy, CpuDevice, MemoryLevel
 from ssdtrain.transfer.pinned import PinnedPool

@@ -3,8 +3,8 @@
 import random
 from dataclasses import replace
 
-from ssdtrain.curves import Curve
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile
+from ssdtrain.curves import Curve, Links
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 
 MB = 1_000_000
 RECIPE_MS = 0.5

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ssdtrain.curves import Curve
+from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes, calibrated, with_reruns
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.profile import Item, Links, Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 

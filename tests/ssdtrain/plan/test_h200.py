@@ -12,17 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ssdtrain.curves import COPY_SLOWDOWN, Links
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import (
-    COPY_SLOWDOWN,
-    PROFILE_FILE,
-    Item,
-    Links,
-    Phase,
-    Profile,
-)
+from ssdtrain.plan.profile import PROFILE_FILE, Item, Phase, Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.report.estimate import Speeds
 from ssdtrain.report.plan_command import read_link_curves

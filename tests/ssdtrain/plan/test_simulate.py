@@ -10,7 +10,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Queue, Run, keep_all, simulate
+from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
 
@@ -159,15 +159,6 @@ def test_copies_slow_compute_by_the_measured_fraction() -> None:
     slowed = Run(Timeline(slow), orders).run().step_ms
     # The link is busy from the first pack until 32 ms, longer than the 24 ms of work.
     assert slowed == pytest.approx(plain + 0.1 * 24.0)
-
-
-def test_the_direction_that_comes_second_pays_for_sharing_the_wire() -> None:
-    out, back = Queue(0.1), Queue(0.1)
-    out.other, back.other = back, out
-    assert out.serve(0.0, 10.0, 1) == 10.0
-    assert back.serve(4.0, 20.0, 1) == pytest.approx(24.0 + 0.1 * 6.0)
-    assert back.busy_ms == pytest.approx(20.6)
-    assert out.serve(30.0, 5.0, 1) == 35.0  # alone again
 
 
 def test_ssd_waits_for_staging_and_reads_back() -> None:
