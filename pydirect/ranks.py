@@ -8,6 +8,7 @@ its GPU. Rows in GPU memory are read by the other processes' GPUs in place
 
 import atexit
 import contextlib
+import gc
 import math
 import os
 from collections.abc import Iterator
@@ -298,6 +299,7 @@ class Ranks:
 
 def _leave() -> None:
     if distributed.is_initialized():
+        gc.collect()  # what holds the group: its threads must end with it
         distributed.destroy_process_group()
 
 

@@ -1,5 +1,7 @@
 """Data-parallel training: which process this is, and what it draws."""
 
+import atexit
+import gc
 import hashlib
 import os
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ class Ranks:
             if on_gpu:
                 torch.cuda.set_device(device)
             distributed.init_process_group("nccl" if on_gpu else "gloo")
+            atexit.register(_leave)
 
     def share(self, rows: Tensor) -> Tensor:
         """Every `world_size`-th row, from the rank's on: of fewer rows than ranks some
@@ -59,3 +62,9 @@ class Ranks:
             text = repr((*facts, self.rank if own else None)).encode()
             digest = hashlib.blake2b(text, digest_size=7).digest()
             torch.manual_seed(int.from_bytes(digest, "little"))
+
+
+def _leave() -> None:
+    if distributed.is_initialized():
+        gc.collect()  # what holds the group: its threads must end with it
+        distributed.destroy_process_group()

@@ -1,5 +1,6 @@
 """Which process of the run this is, and how results come together."""
 
+import gc
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +77,14 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave the process group, if one was joined, once all ranks are about to: a
-        rank that is still sending would find its peer gone."""
+        rank that is still sending would find its peer gone.
+
+        Models that nothing but their own cycles hold go first. They hold the group, and
+        a group's threads that outlive it abort a process that is ending.
+        """
         if self.world_size > 1 and distributed.is_initialized():
             self.gather(None)
+            gc.collect()
             distributed.destroy_process_group()
 
     def device(self) -> torch.device:

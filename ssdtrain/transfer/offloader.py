@@ -363,8 +363,8 @@ class Offloader:
         return buffer
 
     def _recall(self, parcel: Parcel, buffer: Buffer) -> None:
-        parcel.state = ParcelState.RECALLING
         try:
+            parcel.state = ParcelState.RECALLING
             self._readers.submit(self._read, parcel, buffer)
         except BaseException:
             parcel.state = ParcelState.STORED  # nobody else would discard it

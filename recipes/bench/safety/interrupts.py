@@ -99,6 +99,8 @@ class Signals:
                 self.num_sent += 1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code is interrupted.__code__:
+            return  # between two of its steps: nothing to interrupt
         self.num_raised += 1
         inside = "elsewhere"
         while frame is not None:

@@ -21,6 +21,7 @@ from hector.train import (
     OptimizerConfig,
     RunConfig,
 )
+from tests.ranks import leave
 
 SIZES, RELATIONS = (20, 30, 10), 6
 NODES = sum(SIZES)
@@ -165,8 +166,7 @@ def main(directory: Path) -> None:
         found[name] = make(out, **options).train().losses
     found["resumed"] = stopped(directory / "resumed").train().losses
     (directory / f"{rank}.json").write_text(json.dumps(found))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.ranks import leave
+
 WIDTH, BATCH, LAYERS, NUM_RANKS, NUM_STEPS = 256, 8, 3, 2, 3
 BUCKET_MB = 1
 HOST_US, GAP_US, BYTE_US, ELEMENT_US = 2.0, 1.0, 3e-4, 1e-3
@@ -219,7 +221,7 @@ def main() -> None:
             optimizer.step()
     found = {"step_us": clock.step, "collectives": clock.collectives}
     out.with_suffix(f".{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """Simulated ranks against real ones: the same collectives, the same virtual time."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +13,14 @@ from ssdtrain.foresight.lowering import NOTHING
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task, simulate
 from ssdtrain.foresight.spec import Kind
+from tests.ranks import run_ranks
 from tests.ssdtrain.foresight import real_ranks as real
 
 
 def ran(how: str, directory: Path) -> list[dict[str, Any]]:
     """What every real rank saw."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    root = Path(__file__).resolve().parents[3]
-    known = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    known |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     out = directory / "rank"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, real.__file__, how, str(out)],
-            env={**known, "RANK": str(rank), "WORLD_SIZE": str(real.NUM_RANKS)},
-        )
-        for rank in range(real.NUM_RANKS)
-    ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0] * real.NUM_RANKS
+    run_ranks([real.__file__, how, out], directory, real.NUM_RANKS)
     return [
         json.loads(out.with_suffix(f".{rank}.json").read_text())
         for rank in range(real.NUM_RANKS)

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import ssdtrain
 from ssdtrain.hosts.hints import Hints, Stage
+from tests.ranks import leave
 
 NUM_MICRO_BATCHES, WIDTH = 4, 32
 
@@ -103,8 +104,7 @@ def main() -> None:
         **{name: ours[name] for name in ("lanes", "offloaded", "prefetched")},
     }
     (out / f"rank{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import ssdtrain
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.run import Run
 from ssdtrain.plan.plan import Plan
+from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved, every_other_moved
 
@@ -371,8 +372,7 @@ def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
                 settings = columns(directory)[column]
                 found[f"{name}/{column}"] = compared(name, case, mesh, settings, place)
     (out / f"rank{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

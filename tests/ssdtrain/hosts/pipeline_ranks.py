@@ -17,9 +17,10 @@ import deepspeed
 import torch
 from deepspeed.ops import __compatible_ops__
 from deepspeed.pipe import LayerSpec, PipelineModule
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 import ssdtrain
+from tests.ranks import leave
 
 # The shared-memory op is compiled at start; without a compiler that fails.
 __compatible_ops__["deepspeed_shm_comm"] = False
@@ -100,8 +101,7 @@ def main() -> None:
         settings["directory"] = str(directory)
     results = {"without": run(None), "with": run(settings)}
     (out / f"rank{rank}.json").write_text(json.dumps(results))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

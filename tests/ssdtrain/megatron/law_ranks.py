@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
+from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, LENGTH, ROWS, NUM_LAYERS, VOCABULARY = 32, 16, 2, 4, 64
@@ -329,8 +330,7 @@ def main() -> None:
     with cpu_for_cuda():
         results = run([c for c in cells() if not only or c.name in only], out)
     (out / f"rank{rank}.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache.weights import COPIED_BYTES
+from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 
 NARROW, WIDE = 16, 272
@@ -76,7 +77,7 @@ def on_rank(rank: int, place: str) -> None:
         assert same_bits(ours, theirs)
         told.append(report.recipes)
     torch.save(told, f"{place}/told{rank}")
-    dist.destroy_process_group()
+    leave()
 
 
 def test_no_recipe_reads_a_large_weight_that_is_gathered(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed
 import torch
-from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import ssdtrain
+from tests.ranks import leave
 
 # Compiled at start; without a compiler that fails.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -71,8 +71,7 @@ def main(out: Path) -> None:
     result["reports"] = [report.as_dict() for report in callback.reports]
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps(result))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
