@@ -78,17 +78,8 @@ def capture(
         raise ConfigError(
             f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
         )
-    recorder = _Recorder(model)
-    try:
-        with recorder.modules(), AsOn(on), recorder:
-            _run(recorder, forward)
-    except (NotImplementedError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"the step cannot be captured on the meta device: {error}. Values that "
-            "the host looks into (Tensor.item(), boolean masks) have to be constants."
-        ) from error
+    recorder = Recorder(model)
+    record(recorder, forward, on)
     if optimizer is not None:
         recorder.update(optimizer)
     return recorder.graph(dict(notes or {}))
@@ -110,10 +101,24 @@ def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
     return loss
 
 
-def _run(recorder: "_Recorder", forward: Callable[[], Any]) -> None:
-    loss = loss_of(forward)
-    recorder.phase = Phase.BACKWARD
-    torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
+def record(recorder: "Recorder", forward: Callable[[], Any], on: Kind) -> None:
+    """Run forward and backward under a `Recorder`.
+
+    Raises:
+        ConfigError: nothing needs a gradient, or an operator needs data.
+    """
+    try:
+        with recorder.modules(), AsOn(on), recorder:
+            loss = loss_of(forward)
+            recorder.phase = Phase.BACKWARD
+            torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"the step cannot be captured on the meta device: {error}. Values that "
+            "the host looks into (Tensor.item(), boolean masks) have to be constants."
+        ) from error
 
 
 class _Stamp:
@@ -123,11 +128,21 @@ class _Stamp:
         self.number = number
 
 
-class _Recorder(TorchDispatchMode):
-    """Notes every operator, its tensors and what it holds."""
+class Recorder(TorchDispatchMode):
+    """Notes every operator, its tensors and what it holds.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: whose parameters and modules are named.
+        after_node: called behind every operator.
+    """
+
+    def __init__(
+        self, model: nn.Module, after_node: Callable[["Recorder"], None] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._after_node = after_node
+        self._is_quiet = False
+        self._ignores_detach = False
         self.phase = Phase.FORWARD
         self.num_assumed = 0
         """Answers that the host asked a tensor for, taken as yes."""
@@ -139,7 +154,8 @@ class _Recorder(TorchDispatchMode):
         self._born: dict[int, int] = {}
         self._dies: dict[int, int] = {}
         self._parameters: set[int] = set()
-        self._inputs: set[int] = set()
+        self.alive: dict[int, int] = {}
+        """Bytes of every storage alive that an operator made."""
         self._path: list[str] = []
         self._states: list[Tensor] = []
         """Keeps the optimizer's state alive until the graph is made."""
@@ -167,6 +183,19 @@ class _Recorder(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Run operators that are none of the step's."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
+
+    def ignore_detach(self) -> None:
+        """Leave out the view that autograd makes next of what an unpack hook gives."""
+        self._ignores_detach = True
+
     def _leave(self) -> None:
         if self._path:
             self._path.pop()
@@ -175,6 +204,10 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        ignored = self._ignores_detach and func._schema.name == "aten::detach"
+        self._ignores_detach = False
+        if self._is_quiet or ignored:
+            return func(*args, **kwargs)
         out = self._result(func, args, kwargs)
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
@@ -188,14 +221,17 @@ class _Recorder(TorchDispatchMode):
             phase=self.phase,
             inputs=read,
             outputs=made,
-            module=self._path[-1] if self._path else "",
+            module=self.module,
             attr=attributes(func, args, kwargs),
             is_view=is_view,
             waits_for_device=func._schema.name in SYNCHRONOUS,
         )
         for storage in new:
             self._born.setdefault(storage, len(self._nodes))
+            self.alive[storage] = self._sizes[storage]
         self._nodes.append(node)
+        if self._after_node is not None:
+            self._after_node(self)
         return out
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,7 +251,35 @@ class _Recorder(TorchDispatchMode):
             weakref.finalize(stamp, self._gone, stamp.number)
         return int(stamp.number)
 
+    @property
+    def num_nodes(self) -> int:
+        """Operators so far."""
+        return len(self._nodes)
+
+    @property
+    def module(self) -> str:
+        """Path of the module in whose forward the next operator runs."""
+        return self._path[-1] if self._path else ""
+
+    def storage_of(self, tensor: Tensor) -> int:
+        """The number of a tensor's storage."""
+        return self._storage(tensor)
+
+    def maker_of(self, storage: int) -> int | None:
+        """Index of the operator that made a storage; None: it was there before."""
+        return self._born.get(storage)
+
+    def read_by(self, node: int) -> tuple[int, ...]:
+        """Storages that an operator read, parameters excluded."""
+        read = {self._tensors[number].storage for number in self._nodes[node].inputs}
+        return tuple(sorted(read - self._parameters))
+
+    def name_of(self, node: int) -> str:
+        """An operator's name, such as `aten::mm`."""
+        return self._nodes[node].name
+
     def _gone(self, number: int) -> None:
+        self.alive.pop(number, None)
         self._dies[number] = max(0, len(self._nodes) - 1)
 
     def _tensor(self, tensor: Tensor) -> int:

@@ -16,7 +16,7 @@ from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.features import names_of, row_of
 from ssdtrain.foresight.host import HostTable
 from ssdtrain.foresight.power import Power
-from ssdtrain.foresight.spec import SPECS, Spec
+from ssdtrain.foresight.spec import SPECS, Spec, rated
 from ssdtrain.foresight.trees import Forest
 from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
 
@@ -28,6 +28,8 @@ TRANSFER_ERROR = 0.06
 # Where a family has no model: the share of the roofline that kernels reach.
 UNLEARNED_SHARE = 0.7
 UNLEARNED_ERROR = 0.3
+DEFAULT_DEVICE = "h100"
+"""Whose models price steps where no other device is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Device:
     power: Power | None = None
     context_bytes: int = 0
     """Device memory that libraries take for good (workspaces), beside tensors."""
+    reached: float = UNLEARNED_SHARE
+    """Share of the roofline that kernels without a model reach."""
     _memo: dict[Any, float] = field(default_factory=dict, repr=False, compare=False)
 
     def kernel_us(self, call: Call) -> float:
@@ -63,7 +67,7 @@ class Device:
         bound = self.spec.roofline_us(call)
         forest = self.forests.get(call.family)
         if forest is None:
-            return bound / UNLEARNED_SHARE
+            return bound / self.reached
         ratio = math.exp(forest.predict(row_of(call, self.spec)))
         return bound * ratio * self.scales.get(call.family, 1.0)
 
@@ -205,6 +209,24 @@ def transferred(device: Device, spec: Spec) -> Device:
     """
     errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
     return replace(device, spec=spec, errors=errors, _memo={})
+
+
+def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
+    """A device of which two rates are known, and no host time.
+
+    Args:
+        tflops: 1e12 FLOPs a second that products reach.
+        memory_gb_per_s: 1e9 bytes a second of device memory.
+
+    Raises:
+        ConfigError: a rate is not above 0.
+    """
+    if tflops <= 0.0 or memory_gb_per_s <= 0.0:
+        raise ConfigError(
+            f"rates expect more than 0, got {tflops} TFLOP/s and {memory_gb_per_s} GB/s"
+        )
+    spec = rated(tflops, memory_gb_per_s)
+    return Device(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
 
 
 def bare_device(name: str) -> Device:

@@ -6,9 +6,10 @@ touches so many bytes of other traffic pass; where they and the tensor itself ar
 than half of the cache, the tensor's reads do not count as memory traffic.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ssdtrain.curves import Links
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
@@ -16,13 +17,13 @@ from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.power import bound_us
 from ssdtrain.foresight.simulate import Task, simulate
 from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.wires import Wires
 
 L2_SHARE = 0.5
 # Steps that are run one behind the other; the last one's length is the step's.
 NUM_STEPS = 3
 
-Wire = Callable[[Node], float]
-"""Microseconds of a node that moves bytes (copies, SSD, collectives)."""
+NO_WIRES = Wires()
 
 
 @dataclass
@@ -65,15 +66,19 @@ class _Cache:
             self._touched[storage] = self._passed
 
 
-def price(graph: Graph, device: Device, wire: Wire | None = None) -> Priced:
-    """Tasks of every node, in order, at the highest clock."""
+def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
+    """Tasks of every node, in order, at the highest clock.
+
+    Raises:
+        ConfigError: a node moves bytes on a link that `wires` lacks.
+    """
     priced = Priced(tasks=[], calls=[])
     cache = _Cache(device.spec.l2_bytes)
     for index, (node, deps) in enumerate(
         zip(graph.nodes, data_dependencies(graph), strict=True)
     ):
         if "num_bytes" in node.attr:  # it moves bytes, and computes nothing
-            device_us = 0.0 if wire is None else wire(node)
+            device_us = wires.microseconds(node)
         else:
             device_us = _compute(graph, node, device, cache, priced)
         other = tuple(d for d in deps if graph.nodes[d].stream is not node.stream)
@@ -172,32 +177,67 @@ class StepEstimate:
 
 
 def estimate_step(
-    graph: Graph, device: Device, wire: Wire | None = None
+    graph: Graph, device: Device, wires: Wires = NO_WIRES
 ) -> StepEstimate:
-    """The steady state of steps one behind the other, on one rank."""
-    priced = price(graph, device, wire)
-    step_us = steady_us(priced.tasks)
-    clock = 1.0
-    if device.power is not None:
-        clock = device.power.clock(step_us, priced.bound_us, priced.joules)
-    if clock < 1.0:
-        step_us = steady_us(slowed(priced, 1.0 / clock - 1.0))
+    """The steady state of steps one behind the other, on one rank.
+
+    Raises:
+        ConfigError: a node moves bytes on a link that `wires` lacks.
+    """
+    priced = price(graph, device, wires)
+    found = steady(priced, device, wires.links)
     device_us = sum(priced.by_family_us.values())
-    device_us += priced.bound_us * (1.0 / clock - 1.0)
+    device_us += priced.bound_us * (1.0 / found.clock - 1.0)
     host_us = sum(task.host_us + task.host_after_us for task in priced.tasks)
     variance = sum(
         (us * device.error(family)) ** 2 for family, us in priced.by_family_us.items()
     )
     return StepEstimate(
-        step_us=step_us,
+        step_us=found.step_us,
         device_us=device_us,
         host_us=host_us,
-        clock=clock,
+        clock=found.clock,
         error=variance**0.5 / max(1.0, sum(priced.by_family_us.values())),
         by_family_us=priced.by_family_us,
         num_generic=priced.num_generic,
         unknown_host=priced.unknown_host,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """A step among others like it, at the clock that the power limit allows."""
+
+    tasks: Sequence[Task]
+    step_us: float
+    clock: float
+    host_lead_us: float
+    """By how much the host is ahead of the device when a step starts."""
+
+
+def steady(priced: Priced, device: Device, links: Links | None = None) -> Steady:
+    """Settle a step's clock, and run it behind others like it."""
+    tasks: Sequence[Task] = priced.tasks
+    step_us, clock = steady_us(tasks, links=links), 1.0
+    if device.power is not None:
+        clock = device.power.clock(step_us, priced.bound_us, priced.joules)
+    if clock < 1.0:
+        tasks = slowed(priced, 1.0 / clock - 1.0)
+        step_us = steady_us(tasks, links=links)
+    return Steady(
+        tasks=tasks,
+        step_us=step_us,
+        clock=clock,
+        host_lead_us=_host_lead_us(tasks, links),
+    )
+
+
+def _host_lead_us(tasks: Sequence[Task], links: Links | None) -> float:
+    before = repeated(tasks, NUM_STEPS - 1)
+    if not before:
+        return 0.0
+    [rank] = simulate([before], links).ranks
+    return max(0.0, max(rank.ends_us) - rank.host_us)
 
 
 def slowed(priced: Priced, slower: float) -> list[Task]:
@@ -232,11 +272,11 @@ def repeated(tasks: Sequence[Task], num_steps: int) -> list[Task]:
     return many
 
 
-def steady_us(*ranks: Sequence[Task]) -> float:
+def steady_us(*ranks: Sequence[Task], links: Links | None = None) -> float:
     """Length of a step among others like it: hosts may run ahead into the next one."""
     if not any(ranks):
         return 0.0
-    times = simulate([repeated(tasks, NUM_STEPS) for tasks in ranks]).ranks
+    times = simulate([repeated(tasks, NUM_STEPS) for tasks in ranks], links).ranks
     ends = [
         max(
             max(rank.ends_us[: step * len(tasks)], default=0.0)

@@ -11,12 +11,13 @@ from enum import Enum
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.collectives import Collective, Fabric
 from ssdtrain.foresight.device import Device
-from ssdtrain.foresight.graph import CALLER, Graph, Node, Stream
+from ssdtrain.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
 from ssdtrain.foresight.pipeline import ChunkTimes, pipeline_tasks
-from ssdtrain.foresight.price import Wire, price, steady_us
+from ssdtrain.foresight.price import price, steady_us
 from ssdtrain.foresight.simulate import Task, simulate
+from ssdtrain.foresight.wires import Wires
 
 
 class Spread(str, Enum):
@@ -64,16 +65,6 @@ class RanksEstimate:
     """Of one rank's collectives or sends, hidden or not."""
 
 
-def wire_of(fabric: Fabric, num_ranks: int) -> Wire:
-    """Prices the collectives of a graph."""
-
-    def microseconds(node: Node) -> float:
-        kind = Collective(node.attr["collective"])
-        return fabric.microseconds(kind, float(node.attr["num_bytes"]), num_ranks)
-
-    return microseconds
-
-
 def estimate_ranks(
     graph: Graph, device: Device, fabric: Fabric, layout: Layout
 ) -> RanksEstimate:
@@ -93,7 +84,8 @@ def estimate_ranks(
         spread = data_parallel(graph)
     else:
         spread = fully_sharded(graph, layout.num_ranks, unit_of)
-    tasks = price(spread, device, wire_of(fabric, layout.num_ranks)).tasks
+    wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
+    tasks = price(spread, device, wires).tasks
     slow = _slowed(tasks, layout.slower)
     moved = sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
     return RanksEstimate(

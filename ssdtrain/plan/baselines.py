@@ -7,7 +7,7 @@ from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.profile import Item, Phase
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.simulate import Outcome, Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Timeline
 
 HOST_SHARE = 0.6
@@ -274,7 +274,7 @@ def _checkpointed(
         needed = _worst(timeline, block) + (stays if block[0] in first else 0)
         peak = max(peak, before + needed)
         before += stays
-    step_ms = keep.step_ms + _again_ms(timeline, inside)
+    step_ms = _with_again_ms(timeline, keep, inside)
     return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
 
 
@@ -299,23 +299,27 @@ def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference
         kept = stored.intersection(block) | {block[0]}
         before += sum(_own_bytes(timeline, item) for item in kept)
     inside = {item for block in blocks for item in block}
-    step_ms = keep.step_ms + _again_ms(timeline, inside, stored)
+    step_ms = _with_again_ms(timeline, keep, inside, stored)
     return Reference(name="selective recompute", step_ms=step_ms, peak_bytes=peak)
 
 
-def _again_ms(
-    timeline: Timeline, inside: set[int], stored: Iterable[int] = ()
+def _with_again_ms(
+    timeline: Timeline, keep: Outcome, inside: set[int], stored: Iterable[int] = ()
 ) -> float:
-    """Return the time of the operators behind these items' packs, but for those whose
-    results are stored: their mark comes next."""
+    """Return a step's time in which the operators behind these items' packs run twice,
+    but for those whose results are stored: their mark comes next."""
+    profile = timeline.profile
     taken = {timeline.pack_mark[item] - 1 for item in stored}
-    return sum(
-        mark.ms
-        for at, mark in enumerate(timeline.profile.marks)
+    again = [
+        mark
+        for at, mark in enumerate(profile.marks)
         if mark.phase is Phase.FORWARD
         and timeline.item_of_mark[at] in inside
         and at not in taken
-    )
+    ]
+    device_ms = keep.step_ms - keep.host_wait_ms + sum(mark.ms for mark in again)
+    host_ms = profile.host_ms + profile.tail_host_ms
+    return max(device_ms, host_ms + sum(mark.host_ms for mark in again))
 
 
 def block_of(module: str) -> str:

@@ -223,7 +223,7 @@ def _cell(value: object) -> str:
 
 def _print_list(as_json: bool) -> None:
     tables = {
-        "gpus": [asdict(gpu) for gpu in GPUS],
+        "gpus": [gpu.as_dict() for gpu in GPUS],
         "ssds": [{**asdict(ssd), "price_usd": ssd.price_usd} for ssd in SSDS],
         "models": [asdict(model) for model in MODELS],
         "assumptions": [

@@ -6,9 +6,10 @@ its prices; sequential write rates and watts are the vendors' data sheets.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.spec import A100_PCIE, A100_SXM, B200, H100, H200, Spec
 
 GB = 1e9
 PB = 1e15
@@ -17,22 +18,58 @@ TERA = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU as its data sheet states it (dense 16-bit throughput)."""
+    """A GPU's data sheet, and what it costs."""
 
     name: str
-    memory_gb: float
-    """Nominal. A card holds about 7 % more than this in GB of 1e9; that rest is
-    left to the CUDA context and to fragmentation."""
-    tflops: float
-    """Peak dense fp16/bf16 tensor throughput in TFLOP/s."""
-    memory_gb_per_s: float
-    host_gb_per_s: float
-    """One direction of the host link as it can be reached (PCIe 4 x16: 25, 5: 55)."""
-    peer_gb_per_s: float
-    """One direction to another GPU of the node (NVLink; PCIe where there is none)."""
-    watts: float
+    spec: Spec
+    """Rates and nominal memory; a card holds about 7 % more than that in GB of 1e9,
+    which is left to the CUDA context and to fragmentation."""
     price_usd: float | None
     """The source's price where it gives one; else set `--gpu-price`."""
+
+    @property
+    def memory_gb(self) -> float:
+        """Nominal memory in GB."""
+        return self.spec.memory_bytes / GB
+
+    @property
+    def tflops(self) -> float:
+        """Peak dense fp16/bf16 tensor throughput in TFLOP/s."""
+        return self.spec.tflops["fp16"]
+
+    @property
+    def memory_gb_per_s(self) -> float:
+        """Peak bandwidth of its memory."""
+        return self.spec.memory_gb_per_s
+
+    @property
+    def peer_gb_per_s(self) -> float:
+        """One direction to another GPU of the node (NVLink; PCIe where there is none).
+
+        Raises:
+            ConfigError: the data sheet does not name it.
+        """
+        if self.spec.peer_gb_per_s is None:
+            raise ConfigError(f"{self.name}: no rate between GPUs is known")
+        return self.spec.peer_gb_per_s
+
+    @property
+    def watts(self) -> float:
+        """The board's power limit."""
+        return self.spec.power_limit_watts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for tables and JSON."""
+        return {
+            "name": self.name,
+            "memory_gb": self.memory_gb,
+            "tflops": self.tflops,
+            "memory_gb_per_s": self.memory_gb_per_s,
+            "host_gb_per_s": self.spec.host_gb_per_s,
+            "peer_gb_per_s": self.spec.peer_gb_per_s,
+            "watts": self.watts,
+            "price_usd": self.price_usd,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,56 +125,11 @@ class Model:
 
 
 GPUS = (
-    Gpu(
-        name="a100-pcie",
-        memory_gb=40,
-        tflops=312,
-        memory_gb_per_s=1555,
-        host_gb_per_s=25,
-        peer_gb_per_s=25,
-        watts=250,
-        price_usd=10_000,
-    ),
-    Gpu(
-        name="a100-sxm",
-        memory_gb=80,
-        tflops=312,
-        memory_gb_per_s=2039,
-        host_gb_per_s=25,
-        peer_gb_per_s=300,
-        watts=400,
-        price_usd=None,
-    ),
-    Gpu(
-        name="h100-sxm",
-        memory_gb=80,
-        tflops=989,
-        memory_gb_per_s=3350,
-        host_gb_per_s=55,
-        peer_gb_per_s=450,
-        watts=700,
-        price_usd=None,
-    ),
-    Gpu(
-        name="h200-sxm",
-        memory_gb=141,
-        tflops=989,
-        memory_gb_per_s=4800,
-        host_gb_per_s=55,
-        peer_gb_per_s=450,
-        watts=700,
-        price_usd=None,
-    ),
-    Gpu(
-        name="b200-sxm",
-        memory_gb=180,
-        tflops=2250,
-        memory_gb_per_s=8000,
-        host_gb_per_s=55,
-        peer_gb_per_s=900,
-        watts=1000,
-        price_usd=None,
-    ),
+    Gpu(name="a100-pcie", spec=A100_PCIE, price_usd=10_000),
+    Gpu(name="a100-sxm", spec=A100_SXM, price_usd=None),
+    Gpu(name="h100-sxm", spec=H100, price_usd=None),
+    Gpu(name="h200-sxm", spec=H200, price_usd=None),
+    Gpu(name="b200-sxm", spec=B200, price_usd=None),
 )
 
 SSDS = (

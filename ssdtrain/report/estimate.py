@@ -1,31 +1,27 @@
 """A profile without a GPU: the model on the meta device, operators by kernel models.
 
-With a device's kernel models (docs/foresight.md) every operator takes what they
-predict, and a phase that the host binds takes the host's time. With rates alone it
-takes the longer of its FLOPs over the device's rate and its bytes over the memory's
-bandwidth. Memory is counted from the storages that the operators make. Good for
-comparing placements and batch sizes before there is a machine; a measured profile
-replaces it.
+The step is captured and priced as `ssdtrain foresight predict` does: the same
+operators, kernel models, host times, clock and queues (docs/foresight.md). What the
+planner needs beside them is noted meanwhile: what autograd saves, where it asks for it,
+and the memory of everything else. Good for comparing placements and batch sizes before
+there is a machine; a measured profile replaces it.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.capture import AsOn, loss_of
+from ssdtrain.foresight.capture import Recorder, record
 from ssdtrain.foresight.device import Device
-from ssdtrain.foresight.meter import OperatorMeter
-from ssdtrain.foresight.overheads import Phase as HostPhase
+from ssdtrain.foresight.price import price, steady
+from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task
+from ssdtrain.foresight.spec import Kind
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
@@ -42,235 +38,13 @@ CHEAP = frozenset(
         "aten::clone",
     )
 )
-LAUNCH_MS = 0.004
-# Between two kernels of one stream.
-GAP_MS = 0.001
-
-
-class Rates(Protocol):
-    """Prices operators."""
-
-    def operator_ms(self, call: "Called") -> float:
-        """Predict the device time of one operator."""
-
-    def host_ms(self, func: Any, phase: Phase) -> float:
-        """Predict the host time of one operator; 0 where it is not known."""
-
-    def slowdown(self, step_ms: float) -> float:
-        """Return the kernels' slowdown where the power limit lowers the clock in such
-        steps."""
-
-    def describe(self) -> str:
-        """Return where the times come from, for the profile's notes."""
-
-
-class Called(NamedTuple):
-    """One operator as it ran."""
-
-    func: Any
-    args: Any
-    kwargs: Any
-    out: Any
-    inputs: Sequence[Tensor]
-    results: Sequence[Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speeds:
-    """What the device reaches in practice."""
-
-    tflops: float = 600.0
-    """1e12 FLOPs a second in matrix products (an H200 in bf16)."""
-    memory_gb_per_s: float = 3500.0
-    """1e9 bytes a second of device memory."""
-
-    def operator_ms(self, call: Called) -> float:
-        """Return the roofline's time."""
-        formula = flop_registry.get(call.func._overloadpacket)
-        flops = (
-            0
-            if formula is None
-            else formula(*call.args, **call.kwargs, out_val=call.out)
-        )
-        num_bytes = sum(tensor.nbytes for tensor in (*call.inputs, *call.results))
-        compute_ms = flops / (self.tflops * 1e9)
-        memory_ms = num_bytes / (self.memory_gb_per_s * 1e6)
-        return max(compute_ms, memory_ms) + LAUNCH_MS
-
-    def host_ms(self, func: Any, phase: Phase) -> float:
-        """Return 0: not known."""
-        return 0.0
-
-    def slowdown(self, step_ms: float) -> float:
-        """Return 1: the rates are what is reached."""
-        return 1.0
-
-    def describe(self) -> str:
-        """Name both rates."""
-        return f"{self.tflops} TFLOP/s, {self.memory_gb_per_s} GB/s"
-
-
-class Learned:
-    """A device's kernel models and host times."""
-
-    def __init__(self, device: Device) -> None:
-        self._name = device.spec.name
-        self._meter = OperatorMeter(device)
-
-    def operator_ms(self, call: Called) -> float:
-        """Return what the kernel models predict."""
-        us = self._meter.device_us(
-            call.func, (call.args, call.kwargs), call.inputs, call.results
-        )
-        return us / 1e3 + (GAP_MS if us else 0.0)
-
-    def host_ms(self, func: Any, phase: Phase) -> float:
-        """Look up the device's table of host times."""
-        known = HostPhase.FORWARD if phase is Phase.FORWARD else HostPhase.BACKWARD
-        return self._meter.host_us(func, known) / 1e3
-
-    def slowdown(self, step_ms: float) -> float:
-        """See [Note: clocks] in foresight/power.py."""
-        return self._meter.slowdown(step_ms * 1e3)
-
-    def describe(self) -> str:
-        """Name the device, and how many operators its models did not know."""
-        unknown = self._meter.num_generic
-        return f"kernel models of {self._name}, {unknown} operators priced as copies"
-
-
-@dataclass
-class _Made:
-    """How a storage came about."""
-
-    operator: str
-    inputs: list[int]
-    ms: float
-
-
-@dataclass
-class _Draft:
-    """A mark that is still open."""
-
-    phase: Phase
-    item: int
-    ms: float = 0.0
-    other_bytes: int = 0
-
-
-class _Meter(TorchDispatchMode):
-    """Adds up time and memory of every operator."""
-
-    def __init__(self, rates: Rates) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._rates = rates
-        self._phase = Phase.FORWARD
-        self.host_ms = dict.fromkeys(Phase, 0.0)
-        self.device_ms = dict.fromkeys(Phase, 0.0)
-        self._numbers = 0
-        self.sizes: dict[int, int] = {}
-        """Bytes of every storage alive that an operator made."""
-        self.saved: set[int] = set()
-        self.made: dict[int, _Made] = {}
-        self.marks: list[_Draft] = []
-        self.head_ms = 0.0
-
-    def number_of(self, tensor: Tensor) -> int | None:
-        """Return the number of the tensor's storage; None if no operator made it."""
-        stamp = getattr(tensor.untyped_storage(), "_ssdtrain_number", None)
-        return None if stamp is None else stamp.number
-
-    def adopt(self, leaf: Tensor) -> None:
-        """Number what the caller made: no byte of the step, but recipes may read it."""
-        if self.number_of(leaf) is None:
-            self._stamp(leaf)
-
-    def _stamp(self, tensor: Tensor) -> "_Stamp":
-        storage: Any = tensor.untyped_storage()
-        self._numbers += 1
-        stamp = storage._ssdtrain_number = _Stamp(self._numbers)
-        return stamp
-
-    def open_mark(self, phase: Phase, item: int) -> None:
-        """Count operators for this mark from now on."""
-        self._phase = phase
-        self.marks.append(_Draft(phase, item))
-        self._measure()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        known = {x.untyped_storage()._cdata for x in inputs}
-        new = [x for x in results if x.untyped_storage()._cdata not in known]
-        writes = bool(new) or func._schema.is_mutable
-        ms = 0.0  # of a view
-        if writes:
-            called = Called(func, args, kwargs or {}, out, inputs, results)
-            ms = self._rates.operator_ms(called)
-        self.device_ms[self._phase] += ms
-        self.host_ms[self._phase] += self._rates.host_ms(func, self._phase)
-        for tensor in new:
-            self._track(tensor, func, inputs, ms)
-        if self.marks:
-            self.marks[-1].ms += ms
-        else:
-            self.head_ms += ms
-        self._measure()
-        return out
-
-    def waiting(self, phase: Phase) -> float:
-        """Return by which factor a phase is longer than its kernels at the highest
-        clock: the host binds it, or the power limit lowers the clock."""
-        if not self.device_ms[phase]:
-            return 1.0
-        longest = (max(self.host_ms[p], self.device_ms[p]) for p in Phase)
-        slowdown = self._rates.slowdown(sum(longest))
-        return max(slowdown, self.host_ms[phase] / self.device_ms[phase])
-
-    def _track(
-        self, tensor: Tensor, func: Any, inputs: Sequence[Tensor], ms: float
-    ) -> None:
-        stamp = self._stamp(tensor)
-        number = stamp.number
-        self.sizes[number] = tensor.untyped_storage().nbytes()
-        weakref.finalize(stamp, self._gone, number)
-        for x in inputs:
-            if is_held(x) and not _is_parameter(x):
-                self.adopt(x)
-        sources = [self.number_of(x) for x in inputs if not _is_parameter(x)]
-        if None not in sources:
-            known = [source for source in sources if source is not None]
-            self.made[number] = _Made(func._schema.name, known, ms)
-
-    def _gone(self, number: int) -> None:
-        self.sizes.pop(number, None)
-
-    def _measure(self) -> None:
-        if self.marks:
-            other = sum(n for at, n in self.sizes.items() if at not in self.saved)
-            mark = self.marks[-1]
-            mark.other_bytes = max(mark.other_bytes, other)
-
-
-class _Stamp:
-    """Dies with its storage."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
     links: Links,
-    rates: Rates,
+    device: Device,
     *,
     min_bytes: int = 1 << 20,
 ) -> Profile:
@@ -280,115 +54,202 @@ def estimate(
         model: its parameters are on the meta device.
         forward: runs it; gives a tensor, or a nest of them, that backward starts from.
         links: curves of the machine that is asked about.
-        rates: prices operators on its device.
+        device: prices operators.
         min_bytes: smaller saved tensors are never moved.
 
     Raises:
-        ConfigError: nothing was saved, or nothing needs a gradient.
+        ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
+            captured.
     """
-    meter, saved = _Meter(rates), _Saved(model, min_bytes)
+    saved = _Saved(min_bytes)
+    recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    with (
-        AsOn(),
-        meter,
-        torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: saved.pack(tensor, meter), lambda x: saved.unpack(x, meter)
-        ),
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.pack(tensor, recorder),
+        lambda packed: saved.unpack(packed, recorder),
     ):
-        loss = loss_of(forward)
-        grads = [torch.ones_like(x) for x in loss]
-        torch.autograd.backward(loss, grads)
-        del loss, grads
+        record(recorder, forward, device.spec.kind)
     if not saved.items:
         raise ConfigError(
             f"no saved tensor of at least {min_bytes} bytes was seen; set --min-bytes "
             "lower, or give a larger --micro-batch."
         )
-    marks = tuple(
-        Mark(
-            lane=0,
-            phase=m.phase,
-            item=m.item,
-            ms=m.ms * meter.waiting(m.phase),
-            other_bytes=m.other_bytes,
-        )
-        for m in meter.marks
-    )
-    return Profile(
-        lanes=("model/0",),
-        kinds={"model/0": tuple(saved.items)},
-        marks=marks,
+    priced = price(recorder.graph({}), device)
+    found = steady(priced, device)
+    num_generic, name = priced.num_generic, device.spec.name
+    return saved.profile(
+        found.tasks,
         links=links,
-        head_ms=meter.head_ms * meter.waiting(Phase.FORWARD),
-        device="meta",
-        notes={"estimated": rates.describe()},
+        # A CPU runs its kernels itself: no host beside it.
+        is_hosted=device.spec.kind is Kind.CUDA,
+        host_lead_ms=found.host_lead_us / 1e3,
+        notes={
+            "estimated": f"kernel models of {name}, {num_generic} operators priced as "
+            "copies",
+            "clock": f"{found.clock:.3f}",
+        },
     )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An item before it is priced."""
+
+    item: Item
+    maker: int | None
+    """The operator that a recipe runs again."""
+
+
+@dataclass
+class _Draft:
+    """A mark that is still open."""
+
+    phase: Phase
+    item: int
+    at: int
+    """Operators that ran before it."""
+    other_bytes: int = 0
 
 
 class _Saved:
-    """The items, as autograd saves them."""
+    """The items, as autograd saves them, and the marks between operators."""
 
-    def __init__(self, model: nn.Module, min_bytes: int) -> None:
-        self.items: list[Item] = []
+    def __init__(self, min_bytes: int) -> None:
+        self.items: list[_Kept] = []
+        self._marks: list[_Draft] = []
         self._min_bytes = min_bytes
-        self._by_storage: dict[int, int] = {}
-        self._names = {module: path for path, module in model.named_modules()}
-        self._stack: list[str] = []
-        for module, path in self._names.items():
-            module.register_forward_pre_hook(lambda m, a, p=path: self._stack.append(p))
-            module.register_forward_hook(lambda m, a, o: _drop(self._stack))
+        self._item_of: dict[int, int] = {}
+        """By storage."""
+        self._counted: set[int] = set()
+        """Storages of items, which are no other memory."""
 
-    def pack(self, tensor: Tensor, meter: _Meter) -> tuple[Tensor, int | None]:
+    def pack(self, tensor: Tensor, recorder: Recorder) -> tuple[Tensor, int | None]:
         """Join the items, or not; the tensor is kept either way."""
-        detached = tensor.detach()
+        with recorder.unnoticed():
+            detached = tensor.detach()
         if _is_parameter(tensor):
             return detached, None
-        if is_held(tensor):
-            meter.adopt(tensor)
-        number = meter.number_of(tensor)
+        storage = recorder.storage_of(tensor)
         size = tensor.untyped_storage().nbytes()
-        if number is None or size < self._min_bytes:
+        is_known = is_held(tensor) or recorder.maker_of(storage) is not None
+        if not is_known or size < self._min_bytes:
             return detached, None
-        if number not in self._by_storage:
-            item = len(self.items)
-            self._by_storage[number] = item
-            self.items.append(self._item(tensor, number, meter))
-            if not self.items[item].held:
-                meter.saved.add(number)
-            meter.open_mark(Phase.FORWARD, item)
-        return detached, self._by_storage[number]
+        if storage not in self._item_of:
+            number = self._item_of[storage] = len(self.items)
+            self.items.append(self._kept(tensor, storage, recorder))
+            if not self.items[number].item.held:
+                self._counted.add(storage)
+            self._open(Phase.FORWARD, number, recorder)
+        return detached, self._item_of[storage]
 
-    def unpack(self, packed: tuple[Tensor, int | None], meter: _Meter) -> Tensor:
+    def unpack(self, packed: tuple[Tensor, int | None], recorder: Recorder) -> Tensor:
         """Count a use."""
         tensor, item = packed
+        recorder.ignore_detach()
         if item is not None:
-            meter.open_mark(Phase.BACKWARD, item)
+            self._open(Phase.BACKWARD, item, recorder)
         return tensor
 
-    def _item(self, tensor: Tensor, number: int, meter: _Meter) -> Item:
+    def measure(self, recorder: Recorder) -> None:
+        """Note the memory beside the items."""
+        if self._marks:
+            alive, counted = recorder.alive, self._counted
+            other = sum(n for storage, n in alive.items() if storage not in counted)
+            mark = self._marks[-1]
+            mark.other_bytes = max(mark.other_bytes, other)
+
+    def _open(self, phase: Phase, item: int, recorder: Recorder) -> None:
+        self._marks.append(_Draft(phase, item, recorder.num_nodes))
+        self.measure(recorder)
+
+    def _kept(self, tensor: Tensor, storage: int, recorder: Recorder) -> _Kept:
         producer = "input" if tensor.grad_fn is None else tensor.grad_fn.name()
-        made = meter.made.get(number)
-        inputs = () if made is None else self._inputs(made)
-        rebuilds = made is not None and made.operator in CHEAP and inputs is not None
-        return Item(
+        maker = recorder.maker_of(storage)
+        inputs = None if maker is None else self._inputs(recorder.read_by(maker))
+        operator = None if maker is None else recorder.name_of(maker)
+        rebuilds = operator in CHEAP and inputs is not None
+        item = Item(
             name=f"{producer} [{'x'.join(map(str, tensor.shape))}]",
             num_bytes=tensor.untyped_storage().nbytes(),
-            module=self._stack[-1] if self._stack else "",
+            module=recorder.module,
             held=is_held(tensor),
-            recipe=made.operator if made is not None and rebuilds else None,
-            recipe_ms=made.ms if made is not None and rebuilds else 0.0,
+            recipe=operator if rebuilds else None,
             inputs=inputs if rebuilds and inputs is not None else (),
         )
+        return _Kept(item, maker if rebuilds else None)
 
-    def _inputs(self, made: _Made) -> tuple[int, ...] | None:
-        found = {self._by_storage.get(number) for number in made.inputs}
+    def _inputs(self, storages: Sequence[int]) -> tuple[int, ...] | None:
+        found = {self._item_of.get(storage) for storage in storages}
         if None in found or not found:
             return None
         return tuple(sorted(item for item in found if item is not None))
 
+    def profile(
+        self, tasks: Sequence[Task], *, is_hosted: bool, **more: Any
+    ) -> Profile:
+        """Price marks and recipes.
 
-def _drop(stack: list[str]) -> None:
-    if stack:
-        stack.pop()
+        Args:
+            tasks: of every operator.
+            is_hosted: host times are a queue of their own.
+            more: fields of `Profile`.
+        """
+        ends = [*(mark.at for mark in self._marks[1:]), len(tasks)]
+
+        def host_ms(start: int, end: int) -> float:
+            return _host_ms(tasks[start:end]) if is_hosted else 0.0
+
+        def device_ms(start: int, end: int) -> float:
+            beside = 0.0 if is_hosted else _host_ms(tasks[start:end])
+            return _device_ms(tasks[start:end]) + beside
+
+        marks = tuple(
+            Mark(
+                lane=0,
+                phase=mark.phase,
+                item=mark.item,
+                ms=device_ms(mark.at, end),
+                host_ms=host_ms(mark.at, end),
+                other_bytes=mark.other_bytes,
+            )
+            for mark, end in zip(self._marks, ends, strict=True)
+        )
+        items = tuple(
+            kept.item
+            if kept.maker is None
+            else _rebuilt(
+                kept.item,
+                device_ms(kept.maker, kept.maker + 1),
+                host_ms(kept.maker, kept.maker + 1),
+            )
+            for kept in self.items
+        )
+        first = self._marks[0].at
+        return Profile(
+            lanes=("model/0",),
+            kinds={"model/0": items},
+            marks=marks,
+            head_ms=device_ms(0, first),
+            head_host_ms=host_ms(0, first),
+            device="meta",
+            **more,
+        )
+
+
+def _rebuilt(item: Item, device_ms: float, host_ms: float) -> Item:
+    return replace(item, recipe_ms=device_ms, recipe_host_ms=host_ms)
+
+
+def _device_ms(tasks: Sequence[Task]) -> float:
+    lengths = [task.device_us for task in tasks if task.device_us > 0.0]
+    return (sum(lengths) + KERNEL_GAP_US * len(lengths)) / 1e3
+
+
+def _host_ms(tasks: Sequence[Task]) -> float:
+    return sum(task.host_us + task.host_after_us for task in tasks) / 1e3
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)

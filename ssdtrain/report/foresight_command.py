@@ -18,8 +18,14 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import STATES, capture
-from ssdtrain.foresight.collectives import Fabric, load_fabric, straight_fabric
-from ssdtrain.foresight.device import Device, load_device, shipped, write_device
+from ssdtrain.foresight.collectives import Fabric, load_fabric
+from ssdtrain.foresight.device import (
+    DEFAULT_DEVICE,
+    Device,
+    load_device,
+    shipped,
+    write_device,
+)
 from ssdtrain.foresight.fit import fit_forest, score
 from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, write_graph
@@ -30,6 +36,7 @@ from ssdtrain.foresight.ranks import Layout, Spread, estimate_ranks
 from ssdtrain.foresight.sharding import Lookups, candidates
 from ssdtrain.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.wires import fabric_of
 from ssdtrain.jsonfile import load_as, write_json
 from ssdtrain.report.subject import build_of
 from ssdtrain.report.table import bytes_text
@@ -58,8 +65,6 @@ EXAMPLES = """actions and examples:
 
 FUNCTION(micro_batch) gives (module, forward), forward() a loss.
 """
-# Of links between GPUs where none were measured: NVLink 4, as data sheets have it.
-STARTUP_US, GB_PER_S = 20.0, 350.0
 COUNT = 4000
 """Calls of the design for each family: more than any budget times."""
 
@@ -88,12 +93,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chunks", type=int, default=1, help="of a pipeline's rank")
     parser.add_argument(
-        "--fabric", metavar="NAME", help="links between GPUs: a file, or nvlink"
+        "--fabric",
+        metavar="NAME",
+        help="links between GPUs: a file, or nvlink (default: the device's)",
     )
     parser.add_argument("--tables", metavar="FILE", help="embedding tables (JSON)")
     names = ", ".join(shipped()) or "none"
     parser.add_argument(
-        "--device", default="h100", metavar="NAME", help=f"a file, or one of {names}"
+        "--device",
+        default=DEFAULT_DEVICE,
+        metavar="NAME",
+        help=f"a file, or one of {names}",
     )
     parser.add_argument("--save", metavar="FILE", help="write what was made")
     parser.add_argument("--times", metavar="FILE", help="kernel times (JSON lines)")
@@ -193,7 +203,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 def _fabric(args: argparse.Namespace) -> Fabric:
     if args.fabric is None:
-        return straight_fabric(STARTUP_US, GB_PER_S)
+        return fabric_of(load_device(args.device).spec)
     return load_fabric(args.fabric)
 
 

@@ -13,21 +13,25 @@ from rich.table import Table
 from ssdtrain.arguments import fraction_argument, show, size_argument
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.device import load_device
+from ssdtrain.foresight.device import (
+    DEFAULT_DEVICE,
+    Device,
+    load_device,
+    rated_device,
+)
 from ssdtrain.foresight.power import Settled
+from ssdtrain.foresight.spec import links_of as spec_links
 from ssdtrain.machine.links import LINK_FILE, LinkKind
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import explain, rows
-from ssdtrain.report.estimate import Learned, Rates, Speeds
 from ssdtrain.report.progress import Progress, each
 from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
     Build,
     build_of,
-    default_links,
     estimated,
     observed,
 )
@@ -103,16 +107,20 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="NAME",
         help="with --no-gpu: kernel models of h100, h200 or a device file "
-        "(docs/foresight.md), instead of the two rates below",
+        f"(docs/foresight.md); default: {DEFAULT_DEVICE}",
     )
-    parser.add_argument("--tflops", type=float, default=Speeds().tflops)
     parser.add_argument(
-        "--memory-gb-per-s", type=float, default=Speeds().memory_gb_per_s
+        "--tflops",
+        type=float,
+        help="or two rates that operators reach, no host time: 1e12 FLOPs a second",
+    )
+    parser.add_argument(
+        "--memory-gb-per-s", type=float, help="and 1e9 bytes a second of memory"
     )
 
 
 def links_of(args: argparse.Namespace) -> Links:
-    """Return curves of the link file; of a PCIe 5 link without one.
+    """Return curves of the link file; the device's data sheet without one.
 
     Raises:
         ConfigError: the file cannot be used, or lacks a link.
@@ -120,7 +128,7 @@ def links_of(args: argparse.Namespace) -> Links:
     if args.links is None:
         if args.target == "ssd":
             raise ConfigError("--target ssd needs --links FILE with a drive's curves")
-        return default_links()
+        return spec_links(device_of(args).spec)
     return read_link_curves(args.links)
 
 
@@ -162,22 +170,27 @@ def _duplex(alone: Curve, both: Curve | None) -> float:
     return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
 
 
-def rates_of(args: argparse.Namespace) -> Rates:
+def device_of(args: argparse.Namespace) -> Device:
     """Return kernel models of `--device`, or the roofline of two rates.
 
     Raises:
-        ConfigError: the device is not known.
+        ConfigError: the device is not known, or rates are given beside it or alone.
     """
-    if args.device is not None:
-        return Learned(load_device(args.device))
-    return Speeds(tflops=args.tflops, memory_gb_per_s=args.memory_gb_per_s)
+    rates = (args.tflops, args.memory_gb_per_s)
+    if rates == (None, None):
+        return load_device(args.device or DEFAULT_DEVICE)
+    if None in rates or args.device is not None:
+        raise ConfigError(
+            "--tflops and --memory-gb-per-s come together, and not beside --device"
+        )
+    return rated_device(*rates)
 
 
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
     """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
-        links, rates = links_of(args), rates_of(args)
-        profile = estimated(build, micro_batch, links, rates, args.min_bytes)
+        links, device = links_of(args), device_of(args)
+        profile = estimated(build, micro_batch, links, device, args.min_bytes)
     else:
         profile = observed(build, micro_batch, args.min_bytes, target="host")
         if args.links is not None:

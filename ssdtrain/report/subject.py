@@ -10,15 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain.api
-from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
+from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.device import Device
 from ssdtrain.plan.profile import Profile
-from ssdtrain.report.estimate import Rates, estimate
+from ssdtrain.report.estimate import estimate
 
 HEAD_SIZE = 128
 DROPOUT = 0.1
-# Where no link file is given: a PCIe 5 x16 link, as measured on an H200.
-HOST_GB_PER_S = 55.0
 NUM_OBSERVED_STEPS = 3
 
 
@@ -119,20 +118,14 @@ def _blocks(text: str, sequence: int) -> Build:
     return build
 
 
-def default_links() -> Links:
-    """Return the curves that stand in where nothing was measured."""
-    curve = Curve.straight(1e-5, HOST_GB_PER_S * 1e9)
-    return Links(d2h=curve, h2d=curve, copy_slowdown=COPY_SLOWDOWN)
-
-
 def estimated(
-    build: Build, micro_batch: int, links: Links, rates: Rates, min_bytes: int
+    build: Build, micro_batch: int, links: Links, device: Device, min_bytes: int
 ) -> Profile:
     """Return the profile of a micro-batch on the meta device."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
-            subject.model, subject.forward, links, rates, min_bytes=min_bytes
+            subject.model, subject.forward, links, device, min_bytes=min_bytes
         )
 
 

@@ -28,7 +28,7 @@ from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
 from ssdtrain.foresight.price import estimate_step, price
-from ssdtrain.foresight.ranks import wire_of
+from ssdtrain.foresight.wires import Wires
 
 
 def graph_of(cell: dict[str, Any]) -> Graph:
@@ -73,7 +73,7 @@ def over_ranks(
         graph = data_parallel(graph)
     else:
         graph = fully_sharded(graph, num_ranks, unit_of)
-    step = estimate_step(graph, device, wire_of(fabric, num_ranks))
+    step = estimate_step(graph, device, Wires(fabric=fabric, num_ranks=num_ranks))
     return {
         "model": cell["model"],
         "how": cell["how"],

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ssdtrain.curves import Curve, Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight import edits
 from ssdtrain.foresight.call import Family
@@ -24,6 +25,7 @@ from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.foresight.price import estimate_step, price, steady_us
+from ssdtrain.foresight.wires import Wires
 
 
 class Block(nn.Module):
@@ -43,6 +45,12 @@ def graph_of(
         model = nn.Sequential(Block(width), Block(width))
         x = torch.randn(batch, width)
         return capture(model, lambda: model(x).square().mean(), optimizer=optimizer)
+
+
+def wires(copy_us: float) -> Wires:
+    """Links on which every copy takes as long."""
+    curve = Curve.straight(copy_us * 1e-6, 1e18)
+    return Wires(links=Links(d2h=curve, h2d=curve))
 
 
 def products(graph: Graph) -> list[float]:
@@ -186,8 +194,8 @@ def test_a_moved_tensor_frees_memory_and_waits_for_its_copy() -> None:
         Stream.COPY_IN,
     ]
     device = bare_device("h100")
-    free = steady_us(price(moved, device, lambda node: 0.0).tasks)
-    slow = steady_us(price(moved, device, lambda node: 5e4).tasks)
+    free = steady_us(price(moved, device, wires(0.0)).tasks)
+    slow = steady_us(price(moved, device, wires(5e4)).tasks)
     assert slow >= max(free, 1e5)  # out, then in, one behind the other
 
 

@@ -9,19 +9,25 @@ import torch
 
 from ssdtrain.cli import main
 from ssdtrain.foresight.call import Family
+from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import (
     DATA,
     SUFFIX,
     Device,
     load_device,
+    rated_device,
     shipped,
     transferred,
 )
 from ssdtrain.foresight.layers import layer_times
-from ssdtrain.foresight.spec import SPECS
+from ssdtrain.foresight.price import estimate_step
+from ssdtrain.foresight.spec import SPECS, links_of
 from ssdtrain.plan.profile import Phase
-from ssdtrain.report.estimate import Learned, Speeds
-from ssdtrain.report.subject import build_of, default_links, estimated
+from ssdtrain.plan.simulate import keep_all, simulate
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.report.subject import build_of, estimated
+
+LINKS = links_of(SPECS["h200"])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def test_plan_without_a_gpu_uses_kernel_models(device: Device) -> None:
     """Four blocks of 8192 at batch 16 x 1024 took 527 ms on an H200, whose products run
     as fast as this device's."""
     build = build_of("blocks:8192x4", 1024)
-    profile = estimated(build, 16, default_links(), Learned(device), 1 << 20)
+    profile = estimated(build, 16, LINKS, device, 1 << 20)
     assert "kernel models of h100, 0 operators" in profile.notes["estimated"]
     assert profile.compute_ms == pytest.approx(527, rel=0.08)
     backward = sum(m.ms for m in profile.marks if m.phase is Phase.BACKWARD)
@@ -71,16 +77,40 @@ def test_an_h200_from_an_h100_by_its_data_sheet(
 ) -> None:
     """Forward and backward as recorded in recipes/bench/results/planner, none of them
     seen by the models: 10 % at most."""
-    rates = Learned(transferred(device, SPECS["h200"]))
-    profile = estimated(build_of(model, sequence), batch, default_links(), rates, 1)
+    h200 = transferred(device, SPECS["h200"])
+    profile = estimated(build_of(model, sequence), batch, LINKS, h200, 1)
     assert profile.compute_ms == pytest.approx(measured_ms, rel=0.1)
 
 
 def test_a_small_model_is_bound_by_the_host(device: Device) -> None:
     build = build_of("blocks:128x2", 64)
-    learned = estimated(build, 1, default_links(), Learned(device), 1)
-    roofline = estimated(build, 1, default_links(), Speeds(), 1)
-    assert learned.compute_ms > 2 * roofline.compute_ms
+    line = Timeline(estimated(build, 1, LINKS, device, 1))
+    found = simulate(line, keep_all(line))
+    assert found.step_ms == pytest.approx(line.profile.host_ms)
+    assert found.step_ms > 2 * line.profile.compute_ms
+    assert found.host_wait_ms == pytest.approx(found.step_ms - line.profile.compute_ms)
+    rates = estimated(build, 1, LINKS, rated_device(600.0, 3500.0), 1)
+    assert rates.host_ms == 0.0
+
+
+@pytest.mark.parametrize("model", ["blocks:128x2", "blocks:4096x2"])
+def test_a_plan_on_paper_keeps_all_in_the_predicted_step(
+    device: Device, model: str
+) -> None:
+    """One simulator: bound by the host or by the device, what `plan` says of keeping
+    all is what `foresight predict` says of the step."""
+    build = build_of(model, 512)
+    line = Timeline(estimated(build, 8, LINKS, device, 1))
+    planned = simulate(line, keep_all(line))
+    with torch.device("meta"):
+        subject = build(8)
+        for parameter in subject.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        graph = capture(subject.model, subject.forward)
+    step = estimate_step(graph, device)
+    assert step.is_host_bound is (model == "blocks:128x2")
+    # Autograd detaches what hooks give: some views more or less.
+    assert planned.step_ms == pytest.approx(step.step_us / 1e3, rel=0.02)
 
 
 def test_the_command_predicts_captures_and_plans(

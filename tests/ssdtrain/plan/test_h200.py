@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.curves import COPY_SLOWDOWN, Links
+from ssdtrain.foresight.device import rated_device
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import PROFILE_FILE, Item, Phase, Profile
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.report.estimate import Speeds
 from ssdtrain.report.plan_command import read_link_curves
 from ssdtrain.report.subject import build_of, estimated
 
@@ -57,7 +57,7 @@ def profile_of(size: str, links: Links) -> Profile:
     """Batch 16, sequence 1024, bf16."""
     keep = recorded(f"{size}/keep")
     build = build_of(f"blocks:{size}", 1024)
-    made = estimated(build, 16, links, Speeds(), 1 << 20)
+    made = estimated(build, 16, links, rated_device(600.0, 3500.0), 1 << 20)
     forward_ms = made.forward_ms
     backward_ms = made.compute_ms - forward_ms
     by_phase = {
