@@ -5,7 +5,7 @@ tens of microseconds of host time; which calls change anything depends on shapes
 alone, so it is decided once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from torch import Tensor
@@ -55,7 +55,7 @@ class Contraction:
         if made != self.out:
             found = found.reshape([self.sizes[c] for c in made])
             found = found.permute([made.index(c) for c in self.out])
-        return found.reshape(self.shape)
+        return in_order(found, self.shape)
 
     def _matrix(self, x: Tensor, letters: str, rows: str, columns: str) -> Tensor:
         """[batch, rows, columns], without the batch if there is none."""
@@ -71,6 +71,15 @@ class Contraction:
             x = x.reshape([self.sizes[c] for c in letters])
             x = x.permute([letters.index(c) for c in order])
         return x.reshape(sides)
+
+
+def in_order(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """Give `t` this shape and the strides of a new tensor, on axes of one element too.
+
+    A gradient keeps the strides that it is made with, and DistributedDataParallel
+    compares all of them with its bucket's.
+    """
+    return t.reshape(-1).view(shape)
 
 
 def _of(letters: str, wanted: Callable[[str], bool]) -> str:

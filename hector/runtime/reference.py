@@ -16,6 +16,7 @@ from torch import Tensor
 from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op, topological
 from hector.ir.types import Domain, Index
+from hector.runtime.contract import in_order
 
 _SQRT_HALF = math.sqrt(0.5)
 
@@ -144,7 +145,7 @@ class Reference:
         operands = [a if t else a[0] for a, t in zip(args, typed, strict=True)]
         to_type = node.domain is not Domain.GLOBAL
         out = torch.einsum(f"{left}->{'Z' if to_type else ''}{right}", *operands)
-        return out if to_type else out.unsqueeze(0)
+        return in_order(out, out.shape if to_type else (1, *out.shape))
 
     def _leaky_relu(self, node: Node, args: list[Tensor]) -> Tensor:
         return F.leaky_relu(args[0], node.number("slope"))
