@@ -88,6 +88,10 @@ HEADER = (
     "import triton\nimport triton.language as tl\n"
 )
 
+FUSED = {"enable_fp_fusion": True}
+"""Products and sums are rounded once: said to Triton at each launch, as what it does
+when it is told nothing differs between versions."""
+
 
 def pow2(n: int) -> int:
     """The smallest power of two not below n."""

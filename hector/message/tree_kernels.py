@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hector.emit.source import FUSED
+
 MAX_WARPS = 8
 
 
@@ -117,6 +119,7 @@ class TritonCell:
                 WIDTH=width,
                 BLOCK=block,
                 num_warps=warps,
+                **FUSED,
             )
 
     @staticmethod
@@ -130,6 +133,7 @@ class TritonCell:
                 WIDTH=width,
                 BLOCK=block,
                 num_warps=warps,
+                **FUSED,
             )
 
 

@@ -12,6 +12,7 @@ from hector.graph import HeteroGraph
 from hector.graph_cache import GraphCache
 from hector.indexing import adjacency, is_adjacency
 from hector.passes.pipeline import Optimizations
+from hector.runtime.ahead import arch
 
 FLOWS = ("source_to_target", "target_to_source")
 MAX_PREPARED = 64
@@ -79,7 +80,7 @@ class CompiledConv(nn.Module):
         `numbers` is everything else that the program depends on.
         """
         kinds = tuple((t.dtype, t.shape, t.requires_grad) for t in values.values())
-        key = (layer, torch.is_grad_enabled(), numbers, tuple(values), kinds)
+        key = (layer, torch.is_grad_enabled(), numbers, tuple(values), kinds, arch())
         known = graph.state.prepared
         call: Prepared | None = known.get(key)
         if call is None:

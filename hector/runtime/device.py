@@ -11,7 +11,7 @@ from hector.arrays import GraphArrays
 from hector.emit.gemm import DotPrecision, Emitted
 from hector.emit.module import Generated, generate, generate_sums, sums_of
 from hector.emit.parameters import Share
-from hector.emit.source import Arg, ArgKind
+from hector.emit.source import FUSED, Arg, ArgKind
 from hector.emit.sums import Sum
 from hector.ir.kernels import (
     Fallback,
@@ -22,6 +22,7 @@ from hector.ir.kernels import (
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
 from hector.passes.lifetimes import constants, late_sums, lifetimes
+from hector.runtime.ahead import compiles
 from hector.runtime.bound import BoundPlan
 from hector.runtime.contract import Contraction
 from hector.runtime.launch import (
@@ -203,7 +204,7 @@ class DevicePlan:
             fixed,
             tuple(slots),
             tuple(partials),
-            {"num_warps": e.num_warps, "num_stages": e.num_stages},
+            {"num_warps": e.num_warps, "num_stages": e.num_stages, **FUSED},
         )
 
     def _extent(self, g: Any) -> int:
@@ -319,7 +320,7 @@ class DevicePlan:
 
         None where nothing is compiled or all is; they count as compiled from then on.
         """
-        if self.compiled or self.arrays.graph.device.type != "cuda":
+        if self.compiled or not compiles(self.arrays.graph.device):
             return []
         self.compiled = True
         known = dict(dtypes)

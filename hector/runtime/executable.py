@@ -33,6 +33,7 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.passes.rewrite import rewrite
+from hector.runtime.ahead import arch, compiles
 from hector.runtime.reference import Reference
 
 
@@ -160,7 +161,7 @@ def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> boo
             f"set backend to auto or reference"
         )
     if backend is Backend.AUTO:
-        return known and graph.device.type == "cuda"
+        return known and compiles(graph.device)
     return backend is Backend.TRITON
 
 
@@ -312,6 +313,8 @@ class _Key:
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[tuple[int, ...], ...]
     wanted: tuple[int, ...]
+    arch: int | None
+    """Of `hector.runtime.ahead`."""
 
 
 class _Run(torch.autograd.Function):
@@ -373,7 +376,7 @@ class Compiled:
         if torch.is_grad_enabled():
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
         dtypes, shapes = (t.dtype for t in tensors), (tuple(t.shape) for t in tensors)
-        key = _Key(tuple(dtypes), tuple(shapes), wanted)
+        key = _Key(tuple(dtypes), tuple(shapes), wanted, arch())
         cache = graph.state.executables
         if (self, key) not in cache:
             cache[self, key] = Executable(self, key, graph)
@@ -435,6 +438,7 @@ class Compiled:
             inputs,
             arrays.dtype,
             arrays.graph.device,
+            arch(),
             dot_precision(feature),
             # Edges of one relation lie in the order of their destinations.
             arrays.graph.num_edge_types == 1,

@@ -1,6 +1,8 @@
 """Launches of generated kernels, and their compilation ahead of the first one."""
 
+import contextlib
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from hector.ir.node import Node
+from hector.runtime.ahead import target
+from hector.runtime.bundle import add_shipped
 from hector.runtime.progress import Listener, listener
 
 logger = logging.getLogger(__name__)
@@ -41,6 +45,8 @@ class Launch:
     """The kernel that Triton made for aligned values, once it ran."""
 
     def __call__(self, aligned: bool) -> None:
+        if target() is not None:
+            return
         made = self.function[self.grid](*self.args, **self.options)
         if made is not None and aligned and hasattr(made, "packed_metadata"):
             self.compiled = made
@@ -93,7 +99,8 @@ class Step:
 
 @functools.cache
 def prepare_compiler() -> "Future[None]":
-    """Import Triton, hash its own files and load its driver beside the caller's work.
+    """Import Triton, hash its own files, add bundles of kernels to its cache and load
+    its driver beside the caller's work.
 
     Every look-up in Triton's cache begins with that hash: with the driver it is more
     than the rest of a start with kept kernels. Called for the first graph on a GPU.
@@ -108,6 +115,10 @@ def prepare_compiler() -> "Future[None]":
             for module in (cache, compiler):
                 if hasattr(module, "triton_key"):
                     module.triton_key()
+            # The first argument of a kernel that is looked at imports it.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("triton.experimental.gluon")
+            add_shipped()
             driver.active.get_current_device()
         except Exception:
             # Whoever compiles meets the same error, where it belongs.
@@ -178,7 +189,8 @@ def compile_together(
     from triton import AsyncCompileMode
 
     workers = min(len(wanted), len(os.sched_getaffinity(0)))
-    if workers < 2:
+    ahead = target()
+    if workers < (2 if ahead is None else 1):
         return
     prepare_compiler().result()
     count = _Counted(len(wanted), listener())
@@ -189,6 +201,10 @@ def compile_together(
         with _Compilers(workers, count) as pool:
             with AsyncCompileMode(pool):
                 made = [launch.compile(dtypes) for launch, dtypes in wanted]
+            if ahead is not None:
+                for kernel in made:
+                    ahead.made(kernel)
+                return
             device = (
                 torch.cuda.current_device() if torch.cuda.is_initialized() else None
             )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hector.emit.source import FUSED
+
 BLOCK = 4096
 """Elements of one digest."""
 
@@ -104,7 +106,7 @@ class DeviceWatch(Watch):
         self._grid = (len(starts), 1, 1)
         if starts:
             parts = (self._starts, self._sizes, self._digests)
-            kernels.digest[self._grid](*parts, block=BLOCK)
+            kernels.digest[self._grid](*parts, block=BLOCK, **FUSED)
 
     def unchanged(self, tensors: Sequence[Tensor]) -> bool:
         """As far as is known: see `check`.
@@ -132,7 +134,7 @@ class DeviceWatch(Watch):
         fixed = (self._starts, self._sizes, self._digests)
         if self._compiled is None or out.dtype is not self._compiled.dtype:
             args = (*fixed, out, out.numel(), self._flag)
-            made = self._compare[self._grid](*args, block=BLOCK)
+            made = self._compare[self._grid](*args, block=BLOCK, **FUSED)
             if made is not None and hasattr(made, "packed_metadata"):
                 self._compiled = _Compiled(made, out.dtype, self._grid, fixed)
             return
