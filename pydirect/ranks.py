@@ -85,10 +85,19 @@ class Ranks:
             device: "auto" takes the GPU of the local rank if there is one, "cpu" none.
 
         Raises:
-            ValueError: ranks on several machines, or fewer GPUs than ranks.
+            ValueError: no such device, ranks on several machines, or fewer GPUs than
+                ranks.
         """
+        count = torch.cuda.device_count()
         if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = "cuda" if count else "cpu"
+        name, _, index = device.partition(":")
+        number = int(index) if index.isdigit() else 0
+        if device != "cpu" and (name != "cuda" or number >= count):
+            raise ValueError(
+                f"device: expects auto, cpu, or a GPU (torch sees {count}), got "
+                f"{device!r}"
+            )
         kind = torch.device(device)
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if not distributed.is_initialized() and size == 1:

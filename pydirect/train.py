@@ -115,8 +115,12 @@ class NodeClassificationTrainer:
     def __post_init__(self) -> None:
         self.fetch = FetchMode(self.fetch)
         self.score = Score(self.score)
+        if self.epochs < 1:
+            raise ValueError(f"epochs: expects 1 or more, got {self.epochs}")
         if self.resume and self.run_directory is None:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
+        if self.run_directory is not None:
+            make_directory(self.run_directory)
         torch.manual_seed(self.seed)
         self.together = self.ranks or Ranks.join(self.device)
         self.target = self.together.device
@@ -126,6 +130,12 @@ class NodeClassificationTrainer:
             in_channels=self.dataset.num_features,
             out_channels=self.dataset.num_classes,
         ).to(self.target)
+        hops, layers = len(self.loader.fanouts), getattr(self.network, "num_layers", 0)
+        if layers and layers != hops:
+            raise ValueError(
+                f"loader.fanouts: expects one number for each of the model's {layers} "
+                f"layers, got {list(self.loader.fanouts)}: set it or model.num_layers"
+            )
         self.solver = self.optimizer(self.network.parameters())
         self.batches = self._loader(self.dataset.train_nodes, shuffle=True)
         self._first_epoch = self._load() if self.resume else 0
@@ -135,7 +145,7 @@ class NodeClassificationTrainer:
     def run(self) -> dict[str, Any]:
         """Train, measure, and return the result as plain values."""
         result = self.fit()
-        if self.progress and self.together.is_first:
+        if self.together.is_first:
             print(
                 f"{self.dataset.name}: test accuracy {result.test_accuracy:.4f}, "
                 f"{result.epoch_seconds:.2f} s an epoch"
@@ -336,6 +346,20 @@ def read_checkpoint(
         ) from error
 
 
+def make_directory(name: str) -> None:
+    """Make the directory of a run's files.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"run_directory: expects a place for files, got {name} ({error.strerror})"
+        ) from error
+
+
 def limit_device_memory(device: torch.device, num_bytes: int) -> None:
     """Let PyTorch's allocator take ``num_bytes`` of ``device`` at most.
 
@@ -364,7 +388,6 @@ class _Metrics:
 
     def __enter__(self) -> Callable[..., None]:
         if self._directory is not None:
-            Path(self._directory).mkdir(parents=True, exist_ok=True)
             path = Path(self._directory) / _METRICS
             self._file = open(path, self._mode, encoding="utf-8")
         return self._log

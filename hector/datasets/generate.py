@@ -183,7 +183,8 @@ def _num_distinct(edge_sizes: list[int], limits: list[int], wanted: int) -> list
     if not len(edge_sizes) <= wanted <= sum(caps):
         raise ValueError(
             f"expected {len(edge_sizes)} to {sum(caps)} distinct (edge type, source) "
-            f"pairs over {sum(edge_sizes)} edges, got {wanted}; change compaction_ratio"
+            f"pairs over {sum(edge_sizes)} edges, got {wanted}; set a larger "
+            "data.scale (more edges), or another compaction_ratio"
         )
 
     def at(share: float) -> list[int]:

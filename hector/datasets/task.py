@@ -85,7 +85,7 @@ def generated_task(
     if not 2 <= num_labelled <= reached.numel():
         raise ValueError(
             f"expected num_labelled in [2, {reached.numel()}] (nodes with in-edges), "
-            f"got {num_labelled}"
+            f"got {num_labelled}; set data.num_labelled, or a larger data.scale"
         )
     nodes = reached[torch.randperm(reached.numel(), generator=gen)[:num_labelled]]
     labels = scores[nodes].argmax(1)

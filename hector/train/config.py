@@ -1,5 +1,6 @@
 """What a run of the node classification trainer is made of."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -50,6 +51,14 @@ class ModelConfig:
                 f"expected hidden_channels divisible by heads = {self.heads}, got "
                 f"{self.hidden_channels}"
             )
+        if self.num_bases is not None:
+            if self.layer is LayerKind.HGT:
+                raise ValueError(
+                    "expected num_bases=null for hgt, whose weights have no bases, got "
+                    f"{self.num_bases}"
+                )
+            if self.num_bases < 1:
+                raise ValueError(f"expected num_bases >= 1, got {self.num_bases}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,15 @@ class DataConfig:
     num_labelled: int = 176
     """Nodes with a generated label; four fifths are trained on."""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"expected data.scale above 0, got {self.scale}")
+        if self.num_classes < 2 or self.num_labelled < 2:
+            raise ValueError(
+                "expected data.num_classes >= 2 and data.num_labelled >= 2, got "
+                f"{self.num_classes} and {self.num_labelled}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -78,10 +96,10 @@ class OptimizerConfig:
     num_epochs: int = 50
 
     def __post_init__(self) -> None:
-        if self.num_epochs < 1 or self.learning_rate <= 0:
+        if self.num_epochs < 1 or not self.learning_rate > 0 or self.weight_decay < 0:
             raise ValueError(
-                "expected num_epochs >= 1 and learning_rate > 0, got "
-                f"{self.num_epochs} and {self.learning_rate}"
+                "expected num_epochs >= 1, learning_rate > 0 and weight_decay >= 0, "
+                f"got {self.num_epochs}, {self.learning_rate} and {self.weight_decay}"
             )
 
 

@@ -33,6 +33,28 @@ class Ranks:
         """Whether this process prints and writes files."""
         return self.rank == 0
 
+    def device(self, name: str) -> torch.device:
+        """The device that `RunConfig.device` names, on this rank.
+
+        Raises:
+            ValueError: neither the CPU nor a GPU that is there.
+        """
+        count = torch.cuda.device_count()
+        if name == "auto":
+            name = "cuda" if count else "cpu"
+        kind, _, index = name.partition(":")
+        if name == "cuda" and count and self.world_size > 1:
+            name = f"cuda:{self.local_rank % count}"
+        there = name == "cpu" or (
+            kind == "cuda" and count and int(index if index.isdigit() else 0) < count
+        )
+        if not there:
+            raise ValueError(
+                f"expected device auto, cpu, or a GPU (torch sees {count}), got "
+                f"{name!r}"
+            )
+        return torch.device(name)
+
     def join(self, device: torch.device) -> None:
         """Join the process group of the launcher's environment, once."""
         if self.world_size > 1 and not distributed.is_initialized():

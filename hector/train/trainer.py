@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -152,11 +152,13 @@ class NodeClassificationTrainer:
                 "expected one rank with capture, got several: a captured step waits "
                 "for no other process; set capture=false"
             )
-        cuda = run.device == "auto" and torch.cuda.is_available()
-        name = "cuda" if cuda else "cpu" if run.device == "auto" else run.device
-        if name == "cuda" and self.ranks.world_size > 1:
-            name = f"cuda:{self.ranks.local_rank % torch.cuda.device_count()}"
-        self.device = torch.device(name)
+        self.device = self.ranks.device(run.device)
+        if capture and batch is None and self.device.type != "cuda":
+            raise ValueError(
+                f"expected a GPU to capture a full-batch step on, got {self.device}; "
+                "set capture=false"
+            )
+        self._prepared: _Prepared | None = None
         self.losses: list[float] = []
         self.epoch_ms: list[float] = []
 
@@ -173,26 +175,51 @@ class NodeClassificationTrainer:
             "epoch_ms": result.epoch_ms,
         }
 
-    def train(self) -> TrainingResult:
-        """Train every repetition; resumes as `run.resume` says."""
+    def prepare(self) -> None:
+        """Read the graph, build the first repetition's model and load the checkpoint:
+        what cannot work fails here, before a file is written. `train` goes on from it.
+
+        Raises:
+            ValueError: a setting does not fit the data, the model or this machine.
+        """
         self.ranks.join(self.device)
         with ExitStack() as stack:
             progress = self._open_progress(stack)
             progress.stage("reading the graph")
             task = self.task().to(self.device)
+            self._make_output_directory()
             found = self._find_checkpoint()
-            accuracies = list(found.accuracies) if found else []
             first = found.repetition if found else 0
+            loop = None
+            if first < self.run_config.num_seeds:
+                loop = self._repetition(task, first, progress)
+                if found is not None:
+                    loop.restore(found)
+            self._prepared = _Prepared(task, found, loop)
+
+    def train(self) -> TrainingResult:
+        """Train every repetition; resumes as `run.resume` says."""
+        if self._prepared is None:
+            self.prepare()
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise RuntimeError("prepare() left nothing to train")
+        task, found, loop = prepared
+        del prepared
+        accuracies = list(found.accuracies) if found else []
+        with ExitStack() as stack:
+            progress = self._open_progress(stack)
             metrics = self._open_metrics(stack, found)
-            for repetition in range(first, self.run_config.num_seeds):
-                start = found if repetition == first else None
-                progress.stage(f"preparing seed {self.run_config.seed + repetition}")
-                loop = _Repetition(self, task, repetition, accuracies)
-                for row in loop.epochs(start):
+            while loop is not None:
+                for row in loop.epochs(accuracies):
                     if metrics is not None:
                         print(json.dumps(row), file=metrics, flush=True)
                     progress.epoch(row)
                 accuracies.append(loop.test_accuracy())
+                following = loop.index + 1
+                loop = None  # one model at a time
+                if following < self.run_config.num_seeds:
+                    loop = self._repetition(task, following, progress)
         return TrainingResult(
             accuracies=tuple(accuracies),
             losses=tuple(self.losses),
@@ -254,6 +281,12 @@ class NodeClassificationTrainer:
         )
         return model.to(self.device, _DTYPES[self.run_config.dtype])
 
+    def _repetition(
+        self, task: NodeClassification, index: int, progress: Progress
+    ) -> "_Repetition":
+        progress.stage(f"preparing seed {self.run_config.seed + index}")
+        return _Repetition(self, task, index)
+
     def _find_checkpoint(self) -> Checkpoint | None:
         path, resume = self.checkpoint_path, self.run_config.resume
         if resume is Resume.NEVER or path is None or not path.exists():
@@ -262,6 +295,17 @@ class NodeClassificationTrainer:
             return None
         return load(path, self.settings(), self.device)
 
+    def _make_output_directory(self) -> None:
+        directory = self.run_config.output_directory
+        try:
+            if directory is not None and self.ranks.is_first:
+                Path(directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"expected run.output_directory where files can be made, got "
+                f"{directory} ({error.strerror})"
+            ) from error
+
     def _open_metrics(
         self, stack: ExitStack, found: Checkpoint | None
     ) -> IO[str] | None:
@@ -269,7 +313,6 @@ class NodeClassificationTrainer:
         if self.run_config.output_directory is None or not self.ranks.is_first:
             return None
         path = Path(self.run_config.output_directory) / "metrics.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if found is not None and path.exists():
             end = (self.run_config.seed + found.repetition, found.epoch)
@@ -286,6 +329,15 @@ class NodeClassificationTrainer:
         return stack.enter_context(progress)
 
 
+class _Prepared(NamedTuple):
+    """What `prepare` leaves for `train`."""
+
+    task: NodeClassification
+    found: Checkpoint | None
+    loop: "_Repetition | None"
+    """None: every repetition is over."""
+
+
 class _Repetition:
     """One seed's training loop."""
 
@@ -294,10 +346,9 @@ class _Repetition:
         trainer: NodeClassificationTrainer,
         task: NodeClassification,
         index: int,
-        accuracies: list[float],
     ) -> None:
         self.trainer, self.task, self.index = trainer, task, index
-        self.accuracies = accuracies
+        self._first_epoch = 0
         seed = trainer.run_config.seed + index
         self.seed = seed
         self.model = trainer.build_model(task, seed)
@@ -326,18 +377,23 @@ class _Repetition:
         elif trainer.capture:
             self._captured = CapturedStep(self._steps.full_batch)
 
-    def epochs(self, start: Checkpoint | None) -> Iterator[dict[str, Any]]:
-        """Train, yielding a metrics row an epoch."""
-        trainer, first = self.trainer, 0
+    def restore(self, start: Checkpoint) -> None:
+        """Go on from a checkpoint; CheckpointMismatchError if it is of another one."""
+        with fitting(self.trainer.checkpoint_path or Path()):
+            self.model.load_state_dict(start.model)
+            self.optimizer.load_state_dict(start.optimizer)
+            set_random_state(start, self.trainer.device)
+        self._first_epoch = start.epoch
+
+    def epochs(self, accuracies: list[float]) -> Iterator[dict[str, Any]]:
+        """Train, yielding a metrics row an epoch.
+
+        accuracies: of the repetitions before, for checkpoints.
+        """
+        trainer = self.trainer
         trainer.losses.clear()
-        if start is not None:
-            with fitting(trainer.checkpoint_path or Path()):
-                self.model.load_state_dict(start.model)
-                self.optimizer.load_state_dict(start.optimizer)
-                set_random_state(start, trainer.device)
-            first = start.epoch
         every = trainer.run_config.checkpoint_epochs
-        for epoch in range(first, trainer.optimizer_config.num_epochs):
+        for epoch in range(self._first_epoch, trainer.optimizer_config.num_epochs):
             began = time.perf_counter()
             self.ranks.seed(self.seed, epoch, own=False)
             loss, correct = self._step(epoch)
@@ -347,7 +403,7 @@ class _Repetition:
             trainer.losses.append(value)
             trainer.epoch_ms.append(elapsed_ms)
             if every and (epoch + 1) % every == 0 and self.ranks.is_first:
-                self._save(epoch + 1)
+                self._save(epoch + 1, accuracies)
             yield {
                 "seed": self.seed,
                 "epoch": epoch,
@@ -404,7 +460,7 @@ class _Repetition:
             correct += share * right
         return self.ranks.mean(loss), self.ranks.mean(correct)
 
-    def _save(self, epoch: int) -> None:
+    def _save(self, epoch: int, accuracies: list[float]) -> None:
         path = self.trainer.checkpoint_path
         if path is None:
             raise ValueError("expected output_directory to write checkpoints, got none")
@@ -418,7 +474,7 @@ class _Repetition:
                 optimizer=self.optimizer.state_dict(),
                 cpu_rng=cpu,
                 cuda_rng=cuda,
-                accuracies=self.accuracies,
+                accuracies=accuracies,
             ),
             path,
         )

@@ -30,6 +30,16 @@ class GraphStatistics:
     """Edges inside a class (the homophily of ogbn-products is 0.81)."""
 
     def __post_init__(self) -> None:
+        for name in ("num_edges", "num_classes", "num_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}: expects 1 or more, got {getattr(self, name)}"
+                )
+        if not 0 < self.train_share < 1:
+            raise ValueError(
+                f"train_share: expects more than 0 and less than 1, got "
+                f"{self.train_share}"
+            )
         if self.num_nodes < self.num_classes:
             raise ValueError(
                 f"num_nodes: expects at least num_classes ({self.num_classes}), got "

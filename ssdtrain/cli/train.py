@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from traceback import format_exception
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from ssdtrain.arguments import show
 from ssdtrain.counters import Span
-from ssdtrain.errors import ConfigError
+from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.report.memory import draw
@@ -102,8 +103,15 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
     """
     from hydra.errors import HydraException
 
-    from ssdtrain.train.compose import compose_config, explained
+    from ssdtrain.train.compose import compose_config, explained, group_names
 
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if value.startswith("[") and key in group_names():
+            raise ConfigError(
+                f"{key} expects one choice, got {value}; -m {key}={value.strip('[]')} "
+                "makes a run of each."
+            )
     try:
         return compose_config(name, overrides)
     except HydraException as error:
@@ -161,67 +169,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(words)
 
 
-def build_trainer(config: Any) -> Any:
-    """The trainer that `trainer._target_` names.
-
-    A class with `from_config` is given the whole config as plain values; any other is
-    instantiated by Hydra from the keys beside `_target_`. It offers `run()`.
-
-    Raises:
-        ConfigError: it cannot be built; the text names what is missing.
-    """
-    from hydra.errors import InstantiationException
-    from hydra.utils import get_class, instantiate
-
-    from ssdtrain.train.compose import values_of
-
-    values = values_of(config)
-    trainer = values.get("trainer")
-    target = trainer.get("_target_") if isinstance(trainer, Mapping) else None
-    if target is None:
-        raise ConfigError(
-            "the config names no trainer; add `- ssdtrain` to its defaults list, or "
-            "trainer._target_."
-        )
-    try:
-        kind = get_class(str(target))
-        if hasattr(kind, "from_config"):
-            return kind.from_config(values)
-        return instantiate(config.trainer)
-    except (InstantiationException, ImportError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(_why_not_built(error)) from error
-
-
-def _why_not_built(error: BaseException) -> str:
-    """One line: the innermost cause, and the extra that brings a missing module."""
-    causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    missing = next((c for c in causes if isinstance(c, ModuleNotFoundError)), None)
-    if missing is None:
-        where = (str(error).splitlines() or [""])[-1]  # Hydra names the key there
-        return f"{causes[-1]} ({where})" if causes[-1] is not error else str(error)
-    name = (missing.name or "").partition(".")[0]
-    extra = _EXTRAS.get(name)
-    how = f"pip install 'ssdtrain[{extra}]'" if extra else f"pip install {name}"
-    return f"this needs {name}, which is not installed: {how}"
-
-
-_EXTRAS = {
-    "torch_geometric": "gnn",
-    "scipy": "gnn",
-    "triton": "gnn",
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
-    "transformers": "train",
-    "tensorboard": "train",
-    "matplotlib": "train",
-    "kvikio": "gds",
-}
-
-
 class _Run:
     """One run of one composed config, on this rank or on ranks of its own."""
 
@@ -242,22 +189,27 @@ class _Run:
         """Train and conclude; the exit status."""
         from ssdtrain.train import runs
         from ssdtrain.train.launch import end_with_parent, start_ranks
+        from ssdtrain.train.targets import build_trainer
 
         end_with_parent()
-        path = self._choose_directory()
-        started = False
+        path, made = self._choose_directory()
+        ready = False
         try:
             self._config.run_directory = str(path)
             trainer = build_trainer(self._config)
             to_start = getattr(trainer, "ranks_to_start", int)()
-            started = True
+            if to_start:
+                if not self._quiet:
+                    print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
+                return start_ranks(to_start, self._words(), str(path))
+            self._prepare(trainer)
+            ready = True
+        except ConfigError as error:
+            _keep_traceback(error, path)
+            raise
         finally:
-            if not started:
+            if made and not ready:
                 runs.give_up(path)
-        if to_start:
-            if not self._quiet:
-                print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
-            return start_ranks(to_start, self._words(), str(path))
         directory = runs.RunDirectory(path, resumed=self._resumed)
         if not self._ranks.is_first:
             return self._train(trainer, path)
@@ -278,24 +230,43 @@ class _Run:
         """The command line for ranks of this run."""
         return [_resolved(word) for word in self._args.words]
 
-    def _choose_directory(self) -> Path:
-        """The same on every rank: given, chosen by who started us, or by the first."""
+    def _choose_directory(self) -> tuple[Path, bool]:
+        """The same on every rank: given, chosen by who started us, or by the first; and
+        whether this process made it."""
         from ssdtrain.train import runs
 
         if self._ranks.run_directory is not None:
-            return Path(self._ranks.run_directory)
+            return Path(self._ranks.run_directory), False
+        first = self._ranks.is_first
         given = self._config.get("run_directory")
         if given is not None:
             path = Path(given).expanduser()
-            if not self._resumed and self._ranks.is_first:
+            if not self._resumed and first:
                 runs.refuse_used(path)
-            return path
+            return path, first and runs.make(path)
         if self._ranks.world_size == 1:
-            return runs.new_path(self._label())
+            return runs.new_path(self._label()), True
         self._ranks.join()
-        first = self._ranks.is_first
         mine = str(runs.new_path(self._label())) if first else None
-        return Path(self._ranks.from_first(mine))
+        return Path(self._ranks.from_first(mine)), first
+
+    def _prepare(self, trainer: Any) -> None:
+        """Let the trainer read its data and build its model.
+
+        Raises:
+            ConfigError: it cannot; nothing but the run's directory is there by then.
+        """
+        from ssdtrain.train.targets import refusal
+
+        before = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            getattr(trainer, "prepare", bool)()
+        except (ConfigError, AttachError):
+            raise
+        except Exception as error:  # whatever libraries raise for data and sizes
+            raise refusal(error) from error
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _label(self) -> str:
         config = self._config
@@ -349,6 +320,19 @@ class _Run:
                     Console().print(render(values))
                 print(f"written to {directory}")
         return 0 if result.get("ok", True) else 1
+
+
+def _keep_traceback(error: ConfigError, path: Path) -> None:
+    """Write the traceback of what no check foresaw beside the run's files."""
+    from ssdtrain.train.targets import UnforeseenError
+
+    if not isinstance(error, UnforeseenError):
+        return
+    try:
+        (path / "error.txt").write_text("".join(format_exception(error)))
+    except OSError:
+        return
+    error.args = (f"{error} (the traceback is in {path / 'error.txt'})",)
 
 
 def _terminated(signum: int, frame: FrameType | None) -> None:

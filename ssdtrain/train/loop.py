@@ -133,7 +133,30 @@ def make_directories(workload: Workload) -> None:
         with warnings.catch_warnings():  # the session warns of it, once
             warnings.simplefilter("ignore")
             check_directory(parent)
-        Path(place).mkdir(exist_ok=True, mode=0o700)
+        try:
+            Path(place).mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"offload.directory={parent} cannot be written to ({error.strerror}); "
+                "set it to a directory where you may make files."
+            ) from error
+
+
+def first_step(workload: Workload, runner: Runner) -> int:
+    """Load the checkpoint of `train.resume`, if one is asked for, and return the step
+    that comes next.
+
+    Raises:
+        ConfigError: there is none, it is not of this model, or no step is left.
+    """
+    settings = workload.settings.train
+    first = runner.load(settings.resume) if settings.resume else 0
+    if first >= settings.steps:
+        raise ConfigError(
+            f"the checkpoint has all {settings.steps} steps behind it; set "
+            f"train.steps above {first} to go on."
+        )
+    return first
 
 
 class Loop:
@@ -145,10 +168,13 @@ class Loop:
         runner: Runner,
         sinks: Sinks | None,
         stop: Stop | None = None,
+        first: int = 0,
     ) -> None:
+        """first: the step to begin with, of `first_step`."""
         self._workload = workload
+        self._first = first
         self._stop = Stop() if stop is None else stop
-        self._saved_step = 0
+        self._saved_step = first
         """The step that the newest checkpoint goes on with; 0: there is none."""
         self._runner = runner
         self._sinks = sinks
@@ -162,20 +188,12 @@ class Loop:
     def run(self, leg: Leg) -> LegResult:
         """Train all steps; the session, if any, is closed before returning."""
         settings = self._workload.settings.train
-        resume = settings.resume
-        first = self._runner.load(resume) if resume else 0
-        self._saved_step = first
-        if first >= settings.steps:
-            raise ConfigError(
-                f"the checkpoint has all {settings.steps} steps behind it; set "
-                f"train.steps above {first} to go on."
-            )
         session = attach(self._runner, self._workload) if leg is Leg.WITH else None
         watch = _watch(session, least_bytes(self._workload.settings))
         before = written(self._directories)
         saved = Written(0, 0)
         with session or nullcontext():
-            for step in range(first, settings.steps):
+            for step in range(self._first, settings.steps):
                 self._step(leg, step, watch, session)
                 saved = self._checkpoint(leg, step, saved)
                 self._stop_if_asked(leg, step)

@@ -155,12 +155,11 @@ class Sinks:
 
 
 def open_sinks(
-    directory: Path, steps: int, tokens_per_step: int, *, tensorboard: bool, show: bool
+    directory: Path, terminal: Terminal | None, *, tensorboard: bool
 ) -> Sinks:
     """Return the sinks of the first rank; files go to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
     if tensorboard:
         sinks.append(TensorBoard(directory / "tensorboard"))
-    terminal = Terminal(Console(), steps, tokens_per_step) if show else None
     return Sinks(sinks, terminal)

@@ -130,8 +130,10 @@ class RunDirectory:
 
 def new_path(label: str) -> Path:
     """Make the directory of a new run below `runs`; its name is time and label."""
+    if Path(label).name != label:
+        raise ConfigError(f"name expects a directory's name without '/', got {label!r}")
     stem = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{label}"
-    RUNS.mkdir(exist_ok=True)
+    make(RUNS)
     for number in range(1, 1000):
         path = RUNS / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -142,12 +144,32 @@ def new_path(label: str) -> Path:
     raise ConfigError(f"{RUNS / stem} exists a thousand times; set run_directory")
 
 
-def give_up(path: Path) -> None:
-    """Remove the directory of a run that could not start, if it is still empty."""
+def make(path: Path) -> bool:
+    """Make a directory of runs or of one run; return whether it was not there before.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    there = path.is_dir()
     try:
-        path.rmdir()
-    except OSError:
-        return
+        path.mkdir(parents=True, exist_ok=True)
+        (probe := path / f".{os.getpid()}").touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"run_directory={path} cannot be written to ({error.strerror}); set "
+            "run_directory to a place where you may make files."
+        ) from error
+    return not there
+
+
+def give_up(path: Path) -> None:
+    """Remove the directory of a run that could not start, if no file is in it."""
+    for directory, _, _ in os.walk(path, topdown=False):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return
 
 
 def refuse_used(path: Path) -> None:

@@ -154,6 +154,11 @@ class EngineSettings:
         object.__setattr__(self, "kind", choose("engine.kind", EngineKind, self.kind))
         at_least("engine.num_ranks", self.num_ranks, 1)
         at_least("engine.num_stages", self.num_stages, 0)
+        if self.kind is EngineKind.PLAIN and (self.num_ranks or 1) > 1:
+            raise ConfigError(
+                f"engine.num_ranks={self.num_ranks} needs an engine that runs several "
+                "ranks; set engine=deepspeed or engine=megatron, or leave it out."
+            )
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(
                 f"engine.zero_stage expects 0 to 3, got {self.zero_stage}"
@@ -255,7 +260,14 @@ class TrainSettings:
                 "train.resume expects the checkpoints directory of a run, got "
                 f"{self.resume!r}; resume=latest goes on with the newest run."
             )
-        for name in ("warmup_steps", "checkpoint_every", "gradient_clipping", "seed"):
+        for name in (
+            "learning_rate",
+            "weight_decay",
+            "warmup_steps",
+            "checkpoint_every",
+            "gradient_clipping",
+            "seed",
+        ):
             at_least(f"train.{name}", getattr(self, name), 0)
 
 

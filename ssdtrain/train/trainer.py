@@ -6,9 +6,10 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 
 from ssdtrain.config import OffloadConfig, Target
 from ssdtrain.errors import ConfigError
@@ -21,18 +22,19 @@ from ssdtrain.train.loop import (
     Leg,
     LegResult,
     Loop,
+    first_step,
     least_bytes,
     make_directories,
 )
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import NO_GPU
-from ssdtrain.train.metrics import Sinks, open_sinks
+from ssdtrain.train.metrics import Sinks, Terminal, open_sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages
 from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
-from ssdtrain.train.settings import EngineKind, RunSettings
+from ssdtrain.train.settings import EngineKind, RunSettings, at_least
 from ssdtrain.train.stop import Stop, StoppedError
 from ssdtrain.train.zero import ZeroRunner
 
@@ -54,6 +56,7 @@ class Trainer:
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
+        self._prepared: _Prepared | None = None
 
     @classmethod
     def from_config(cls, values: dict[str, Any]) -> "Trainer":
@@ -83,26 +86,48 @@ class Trainer:
             choose_stages(engine.num_stages, num_ranks)
         return num_ranks
 
+    def prepare(self) -> None:
+        """Read the text, build the first leg's model and load its checkpoint: what
+        cannot work fails here, before a file of the run is written.
+
+        Raises:
+            ConfigError: a setting does not fit the text, the model or this machine.
+        """
+        ranks = Ranks.from_environment()
+        ranks.share_cores()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(ranks.device())
+        terminal = self._terminal(ranks)
+        try:
+            with deterministic(self.settings.train.deterministic):
+                if terminal is not None:
+                    terminal.stage("reading the text")
+                workload = self._workload(ranks)
+                make_directories(workload)
+                begun = _begin(workload, self._legs()[0], terminal)
+        except BaseException:
+            if terminal is not None:
+                terminal.close()
+            raise
+        self._prepared = _Prepared(workload, begun, terminal)
+
     def run(self) -> dict[str, Any]:
         """Train; with `train.compare` once without ssdtrain first.
 
         Returns:
             Plain values for JSON, the same on every rank; `ok` is the verdict.
         """
-        ranks = Ranks.from_environment()
-        ranks.share_cores()
-        if torch.cuda.is_available():
-            torch.cuda.set_device(ranks.device())
+        if self._prepared is None:
+            self.prepare()
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise RuntimeError("prepare() left nothing to run")
+        ranks, legs = prepared.workload.ranks, []
         with deterministic(self.settings.train.deterministic):
-            with self._sinks(ranks) as sinks, Stop() as stop:
-                say = (lambda text: None) if sinks is None else sinks.stage
-                say("reading the text")
-                workload = self._workload(ranks)
-                make_directories(workload)  # refused before the run without ssdtrain
+            with self._sinks(ranks, prepared.terminal) as sinks, Stop() as stop:
                 try:
-                    legs = [
-                        self._leg(workload, leg, sinks, stop) for leg in self._legs()
-                    ]
+                    for leg in self._legs():
+                        legs.append(prepared.run(leg, sinks, stop))
                 except StoppedError:
                     ranks.leave()  # all stopped behind the same step
                     raise
@@ -129,35 +154,71 @@ class Trainer:
             settings.train.micro_batch_size,
             settings.train.seed,
         )
-        num_rows = settings.model.vocab_size or vocabulary.num_rows
+        num_rows = vocabulary.num_rows
+        if settings.model.vocab_size is not None:
+            num_rows = settings.model.vocab_size
+            at_least(
+                "model.vocab_size (ids of this text)", num_rows, vocabulary.num_ids
+            )
         return Workload(settings, model_of(settings.model, num_rows), batches, ranks)
 
-    def _sinks(self, ranks: Ranks) -> Any:
+    def _terminal(self, ranks: Ranks) -> Terminal | None:
+        if not (self.settings.progress and ranks.is_first):
+            return None
+        tokens = tokens_per_step(self.settings, ranks.world_size)
+        return Terminal(Console(), self.settings.train.steps, tokens)
+
+    def _sinks(self, ranks: Ranks, terminal: Terminal | None) -> Any:
         if not ranks.is_first:
             return nullcontext(None)
         directory = Path(self.settings.run_directory)
         return open_sinks(
-            directory,
-            self.settings.train.steps,
-            tokens_per_step(self.settings, ranks.world_size),
-            tensorboard=self.settings.train.tensorboard,
-            show=self.settings.progress,
+            directory, terminal, tensorboard=self.settings.train.tensorboard
         )
 
-    def _leg(
-        self, workload: Workload, leg: Leg, sinks: Sinks | None, stop: Stop
-    ) -> LegResult:
-        if sinks is not None:
-            engine = workload.settings.engine.kind.value
-            sinks.stage(f"{leg.value}: building the model on {engine}")
-        runner = runner_of(workload)
+
+class _Begun(NamedTuple):
+    """A leg that can take its first step."""
+
+    runner: Runner
+    first: int
+
+
+class _Prepared:
+    """What `Trainer.prepare` leaves for `Trainer.run`."""
+
+    def __init__(
+        self, workload: Workload, begun: _Begun, terminal: Terminal | None
+    ) -> None:
+        self.workload = workload
+        self.terminal = terminal
+        self._begun: _Begun | None = begun
+
+    def run(self, leg: Leg, sinks: Sinks | None, stop: Stop) -> LegResult:
+        """Train one leg; the first has been begun, the next begins here."""
+        begun = self._begun or _begin(self.workload, leg, self.terminal)
+        self._begun = None
+        runner, first = begun
+        del begun
         try:
-            return Loop(workload, runner, sinks, stop).run(leg)
+            return Loop(self.workload, runner, sinks, stop, first).run(leg)
         finally:
             runner.close()
             del runner
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def _begin(workload: Workload, leg: Leg, terminal: Terminal | None) -> _Begun:
+    if terminal is not None:
+        engine = workload.settings.engine.kind.value
+        terminal.stage(f"{leg.value}: building the model on {engine}")
+    runner = runner_of(workload)
+    try:
+        return _Begun(runner, first_step(workload, runner))
+    except BaseException:
+        runner.close()
+        raise
 
 
 def tokens_per_step(settings: RunSettings, world_size: int) -> int:

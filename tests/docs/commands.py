@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ssdtrain.cli import build_parser, parse
 from ssdtrain.cli.sweep import combinations
-from ssdtrain.cli.train import build_trainer
 from ssdtrain.train.compose import compose_config
+from ssdtrain.train.targets import build_trainer
 from tests.docs.pages import ROOT
 
 BUILTINS = (".", "cd", "export", "git", "mkdir", "source")

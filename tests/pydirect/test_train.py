@@ -12,6 +12,7 @@ from pydirect.datasets import NodeDataset, load
 from pydirect.loader import LoaderConfig
 from pydirect.tiering import Score, score_nodes, spread
 from pydirect.train import NodeClassificationTrainer
+from ssdtrain.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "../shared/data/planetoid"
@@ -150,3 +151,37 @@ def test_generated_splits_are_apart(dataset: NodeDataset) -> None:
     parts = [dataset.train_nodes, dataset.valid_nodes, dataset.test_nodes]
     assert [len(part) for part in parts] == [450, 90, 90]
     assert len(torch.cat(parts).unique()) == 630
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer.dataset.name=none"], "expects trainer.dataset.directory"),
+        (["trainer.dataset.statistics.num_nodes=1"], "at least num_classes"),
+        (["trainer.dataset.statistics.train_share=2"], "more than 0 and less than 1"),
+        (["trainer.model.hidden_channels=a"], "hidden_channels expects an integer"),
+        (["trainer.model.num_layers=3"], "for each of the model's 3 layers"),
+        (["trainer.loader.seed=x"], "trainer.loader.seed expects an integer"),
+        (["trainer.loader.fanouts=5"], "trainer.loader.fanouts expects a list"),
+        (["trainer.fetch=foo"], "'direct' or 'staged' or 'tiered', got 'foo'"),
+        (["trainer.device=meta"], "got 'meta'"),
+        (["trainer.epochs=0"], "epochs: expects 1 or more"),
+        (["trainer.run_directory=/proc/x"], "run_directory: expects a place"),
+        (["trainer.dataset=null"], "trainer.dataset expects NodeDataset"),
+    ],
+)
+def test_what_cannot_be_prepared_is_told_and_leaves_nothing(
+    words: list[str],
+    message: str,
+    pyg: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ("num_nodes=200", "num_edges=400", "num_features=4", "num_classes=2")
+    few = [f"trainer.dataset.statistics.{one}" for one in small]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-q", "gnn=graphsage", *few, *words]) == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("ssdtrain: ") and message in line
+    assert [*(tmp_path / "runs").iterdir()] == []

@@ -48,13 +48,20 @@ def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
     """Return the texts in `files`, one per plain file and one per JSON line.
 
     Raises:
-        ConfigError: a JSON line lacks the field; file and line are named.
+        ConfigError: a file cannot be read, or a JSON line lacks the field; file and
+            line are named.
     """
     for path in files:
-        if path.suffix == JSON_LINES:
-            yield from _json_lines(path, settings.field)
-        else:
-            yield path.read_text(encoding="utf-8", errors="replace")
+        try:
+            if path.suffix == JSON_LINES:
+                yield from _json_lines(path, settings.field)
+            else:
+                yield path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise ConfigError(
+                f"data.files: {path} cannot be read ({error.strerror}); leave it out, "
+                "for instance by a glob pattern such as 'texts/*.txt'."
+            ) from error
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:

@@ -36,7 +36,13 @@ def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uin
     """
     files = source_files(settings)
     directory = Path(settings.cache_directory).expanduser()
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"data.cache_directory={directory} cannot be made ({error.strerror}); set "
+            "it to a place that you can write to."
+        ) from error
     path = directory / f"tokens-{_digest(files, settings, vocabulary)}.u32"
     with _lock(path.with_suffix(".lock")):
         if not _is_whole(path, vocabulary):

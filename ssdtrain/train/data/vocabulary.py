@@ -87,8 +87,8 @@ class Vocabulary:
         self.pad_id = encoder.num_ids + 1
         self.mask_id = encoder.num_ids + 2
         self.first_sentinel_id = encoder.num_ids + 3
-        needed = self.first_sentinel_id + NUM_SENTINELS
-        self.num_rows = -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+        self.num_ids = self.first_sentinel_id + NUM_SENTINELS
+        self.num_rows = -(-self.num_ids // ROW_MULTIPLE) * ROW_MULTIPLE
 
     @classmethod
     def from_tokenizer(cls, path: str | None) -> "Vocabulary":

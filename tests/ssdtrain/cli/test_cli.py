@@ -16,8 +16,26 @@ from rich.console import Console
 import ssdtrain
 from ssdtrain.cli import COMMANDS, build_parser, main
 from ssdtrain.cli.sweep import table_of
+from ssdtrain.report.table import WITH, WITHOUT
+from ssdtrain.train.disk import Written
+from ssdtrain.train.loop import LegResult
+from ssdtrain.train.memory import Sample
+from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.trainer import summary
 
 ROOT = Path(__file__).resolve().parents[3]
+
+TINY = (
+    "engine=plain",
+    "offload=host",
+    "size.hidden_size=32",
+    "size.num_layers=2",
+    "size.num_heads=2",
+    "size.sequence_length=16",
+    "data.max_bytes=50000",
+    "train.tensorboard=false",
+    "train.steps=2",
+)
 
 SUBJECT = {
     "--device",
@@ -179,6 +197,12 @@ def test_help_and_version_need_no_torch() -> None:
         ),
         (["train", "engine.zero_stage=3"], "set engine.num_stages=0"),
         (["--local_rank=1", "train", "nonsense=1"], "Could not override 'nonsense'"),
+        (["train", "gnn=[rgcn,hgt]"], "gnn expects one choice"),
+        (["train", *TINY, "engine.num_ranks=4"], "set engine=deepspeed"),
+        (["train", *TINY, "train.learning_rate=-1"], "train.learning_rate expects"),
+        (["train", *TINY, "name=a/b"], "name expects a directory's name without '/'"),
+        (["train", *TINY, "run_directory=/proc/x"], "run_directory=/proc/x cannot be"),
+        (["train", *TINY, "run_directory=/etc/passwd"], "(File exists)"),
     ],
 )
 def test_impossible_input_is_status_2(
@@ -193,6 +217,68 @@ def test_impossible_input_is_status_2(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*TINY, "data.files=[/proc/self/mem]"], "data.files: /proc/self/mem cannot"),
+        ([*TINY, "data.cache_directory=/proc/x"], "data.cache_directory=/proc/x"),
+        ([*TINY, "size.hidden_size=100000000000"], "set a smaller model"),
+        ([*TINY, "model=bert", "model.vocab_size=5"], "model.vocab_size (ids of this"),
+        ([*TINY, "model=t5", "train.resume=."], "expects a checkpoint, got none"),
+        ([*TINY, "offload.directory=/proc", "offload=ssd"], "offload.directory=/proc"),
+        (["gnn=rgcn", "trainer.data.scale=0.02"], "[2, 134]"),
+        (["gnn=rgcn", "trainer.data.scale=0.0001"], "set a larger data.scale"),
+        (["gnn=rgat", "trainer.data.name=none"], "in ['aifb', 'am'"),
+        (["gnn=rgat", "trainer.data.directory=/proc"], "expected one .nt, .nt.gz"),
+        (["gnn=hgt", "trainer.model.num_bases=2"], "num_bases=null for hgt"),
+        (["gnn=rgcn", "trainer.run.resume=must"], "expected a checkpoint at"),
+        (["gnn=rgcn", "trainer.run.device=cuda:99"], "got 'cuda:99'"),
+        (["gnn=rgcn", "trainer.run.output_directory=/proc/x"], "output_directory"),
+        (["gnn=rgcn", "trainer.batch=2", "trainer.fanouts=[0,0]"], "of at least 1"),
+        (["gnn=rgcn", "trainer.model.hidden_channels=a"], "an integer, got 'a'"),
+    ],
+)
+def test_what_cannot_be_prepared_is_told_and_leaves_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Data, models and places are looked at before a file of the run is written."""
+    monkeypatch.chdir(tmp_path)
+    cache = [f"data.cache_directory={tmp_path / 'cache'}"] * (words[0] == TINY[0])
+    assert main(["train", "-q", *cache, *words]) == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("ssdtrain: ") and message in line
+    assert [*(tmp_path / "runs").iterdir()] == []
+
+
+class Breaking:
+    """A trainer with a mistake of its own."""
+
+    def prepare(self) -> None:
+        raise KeyError("oops")
+
+    def run(self) -> None:
+        raise AssertionError("never run")
+
+
+def test_the_traceback_of_a_mistake_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Breaking=Breaking))
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.Breaking\n"
+        "run_directory: out\n"
+    )
+    assert main(["train", "--config", "mine.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ssdtrain: KeyError: 'oops' (the traceback is in out/error")
+    assert "in prepare" in (tmp_path / "out" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize("words", [[], ["fly"], ["train", "--steps", "3"]])
@@ -244,9 +330,7 @@ def test_a_plain_run_writes_its_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
-        "engine=plain", "offload.min_bytes=0", "offload.trace=true", "train.steps=2",
-        "size.hidden_size=32", "size.num_layers=2", "size.num_heads=2",
-        "size.sequence_length=16", "data.max_bytes=50000", "train.tensorboard=false",
+        *TINY, "offload=ssd", "offload.min_bytes=0", "offload.trace=true",
         f"data.cache_directory={tmp_path / 'cache'}",
     ]  # fmt: skip
     assert main(["train", *words]) == 0
@@ -259,6 +343,65 @@ def test_a_plain_run_writes_its_files(
         "trace.json",
     }
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
+
+
+PEAKS = {WITHOUT: (9_000_000, 7_000_000), WITH: (5_000_000, 3_000_000)}
+"""Of all steps and of the last one; the sampled course below misses both."""
+
+
+class Recorded:
+    """A trainer whose run is over."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_config(cls, values: dict[str, Any]) -> "Recorded":
+        return cls(RunSettings.from_mapping(values))
+
+    def run(self) -> dict[str, Any]:
+        return summary(self.settings, {name: [leg_of(name)] for name in PEAKS})
+
+
+def leg_of(name: str) -> LegResult:
+    highest, last = PEAKS[name]
+    return LegResult(
+        leg=name,
+        losses=(1.0, 1.0),
+        step_ms=(2.0, 2.0),
+        weights_checksum=1,
+        peak_bytes=highest,
+        last_peak_bytes=last,
+        course=(Sample(0, last // 2), Sample(1_000_000, last // 4)),
+        explained="",
+        profile=None,
+        plan=None,
+        reports=(),
+        spans=(),
+        written=Written(0, 0),
+    )
+
+
+def test_the_picture_and_the_table_tell_the_same_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn: list[str] = []
+
+    def savefig(own: Any, path: Path, **settings: Any) -> None:
+        assert path.name == "memory.png"
+        drawn.extend(text.get_text() for text in own.axes[0].get_legend().get_texts())
+
+    monkeypatch.setattr(figure, "savefig", savefig)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Recorded=Recorded))
+    main(["train", "-q", *TINY, f"trainer._target_={__name__}.Recorded"])
+    lines = capsys.readouterr().out.splitlines()
+    [row] = [line for line in lines if "activation peak, last step" in line]
+    _, _, without, with_, *_ = (cell.strip() for cell in row.split("│"))
+    assert (without, with_) == ("7.00 MB", "3.00 MB")
+    assert drawn == [f"{WITHOUT}, peak {without}", f"{WITH}, peak {with_}"]
 
 
 def test_a_sweeps_table_tells_its_runs_apart_on_a_narrow_terminal() -> None:

@@ -174,6 +174,49 @@ def test_graph_trainers_go_on_too(tmp_path: Path, train: Train) -> None:
     assert main(["report", "latest"]) == 0
 
 
+SMALL_GRAPH = ("gnn=rgcn", "trainer.data.scale=0.05", "trainer.data.num_labelled=20")
+
+
+@pytest.mark.parametrize(
+    ("words", "checkpoint"),
+    [
+        (
+            (*TINY, "train.steps=1", "train.compare=false", "train.checkpoint_every=1"),
+            "checkpoints/checkpoint.pt",
+        ),
+        (
+            (
+                *SMALL_GRAPH,
+                "trainer.optimizer.num_epochs=1",
+                "trainer.run.checkpoint_epochs=1",
+            ),
+            "checkpoint.pt",
+        ),
+    ],
+    ids=["gpt", "rgcn"],
+)
+def test_a_resume_that_fails_writes_nothing(
+    words: tuple[str, ...], checkpoint: str, tmp_path: Path, train: Train
+) -> None:
+    """Neither the metrics nor the record of the run that is there."""
+    assert train("-q", *words).returncode == 0
+    run = (tmp_path / "runs" / "latest").resolve()
+    whole = (run / checkpoint).read_bytes()
+    (run / checkpoint).write_bytes(whole[: len(whole) // 2])
+
+    def state() -> dict[Path, bytes]:
+        return {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+    before = state()
+    assert before[run / "metrics.jsonl"]
+    again = train(
+        "-q", "resume=latest", *(["train.steps=2"] if words[0] in TINY else [])
+    )
+    assert again.returncode == 2
+    assert "checkpoint" in again.stderr and "Traceback" not in again.stderr
+    assert state() == before
+
+
 def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     one = ("train.steps=1", "train.compare=false", "-q")
     done = train("-m", *TINY, "offload=host,none", *one)
