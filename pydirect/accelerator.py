@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 _QUESTION = b"_ZN3c1033is_privateuse1_backend_registeredEv"
 _LIBRARY = "libtorch_cpu.so"
@@ -185,9 +184,3 @@ def _write(entry: int, value: int) -> None:
     ):
         raise OSError(ctypes.get_errno(), "mprotect of the table of imports failed")
     ctypes.c_uint64.from_address(entry).value = value
-
-
-def accelerator_name() -> str | None:
-    """What PyTorch now takes for the accelerator."""
-    found = torch.accelerator.current_accelerator()
-    return None if found is None else found.type

@@ -4,12 +4,9 @@ The rules (S. W. Min, dissertation, section 2.3): the 32-byte sectors that one w
 instruction touches inside one 128-byte line become one request for each run of adjacent
 sectors: 32, 64, 96 or 128 bytes. No cache is modelled, and lanes that are masked off
 read nothing. Pure arithmetic on addresses: runs anywhere.
-
-The numbers with "gib" are in units of 2^30 bytes, as the dissertation's are.
 """
 
 import enum
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,44 +188,6 @@ def _count(sizes: list[int], useful_bytes: int) -> Requests:
     return Requests(counts=(one, two, three, four), useful_bytes=useful_bytes)
 
 
-def bandwidth_gib(request_bytes: int, outstanding: int, round_trip_us: float) -> float:
-    """GiB/s that ``outstanding`` requests in flight give (Little's law)."""
-    return request_bytes * outstanding / (round_trip_us * 1e-6) / 2**30
-
-
-def outstanding_for(
-    link_gib: float, round_trip_us: float, request_bytes: int = LINE_BYTES
-) -> float:
-    """Requests in flight that fill a link of ``link_gib`` GiB/s."""
-    return link_gib * 2**30 * round_trip_us * 1e-6 / request_bytes
-
-
 def header_share(request_bytes: int) -> float:
     """Share of the link that packet headers take."""
     return HEADER_BYTES / (request_bytes + HEADER_BYTES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuShape:
-    """What bounds the requests that one streaming multiprocessor (SM) has in flight."""
-
-    num_sms: int
-    threads_per_sm: int
-
-    def sms_for(self, outstanding: float, loads_per_warp: int = 1) -> float:
-        """SMs that keep ``outstanding`` requests in flight, one load a warp."""
-        return outstanding / (self.threads_per_sm / WARP_LANES * loads_per_warp)
-
-    def share_for(self, outstanding: float, loads_per_warp: int = 1) -> float:
-        """The same as a share of the GPU, in whole SMs where that is stated."""
-        return self.sms_for(outstanding, loads_per_warp) / self.num_sms
-
-
-def dma_crossover_bytes(setup_us: float, link_gib: float) -> float:
-    """Bytes that the link moves while one copy is set up: longer rows may use DMA."""
-    return setup_us * 1e-6 * link_gib * 2**30
-
-
-def num_sms_for_link(shape: GpuShape, link_gib: float, round_trip_us: float) -> int:
-    """Whole SMs that fill the link with whole lines."""
-    return math.ceil(shape.sms_for(outstanding_for(link_gib, round_trip_us)))

@@ -71,19 +71,6 @@ class Curve:
         """Effective bandwidth in GB/s (1e9) of transfers of `num_bytes`."""
         return num_bytes / self.seconds(num_bytes) / 1e9
 
-    def bytes_within(self, seconds: float) -> int:
-        """Most bytes one transfer can move in `seconds` (0 if not even one byte)."""
-        if seconds < self.startup_seconds:
-            return 0
-        low, high = 0.0, max(seconds, 0.0) * self.bytes_per_second + self.large_bytes
-        for _ in range(64):
-            middle = (low + high) / 2
-            if self.seconds(middle) <= seconds:
-                low = middle
-            else:
-                high = middle
-        return int(low)
-
     @classmethod
     def straight(cls, startup_seconds: float, bytes_per_second: float) -> "Curve":
         """A link without the curved middle: `startup + bytes / rate` at every size."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ssdtrain.errors import ConfigError
 from ssdtrain.project.assumptions import Assumptions
 from ssdtrain.project.model import Projection
-from ssdtrain.project.tables import GB, PB, Ssd
+from ssdtrain.project.tables import PB, Ssd
 
 YEAR_SECONDS = 365 * 24 * 3600.0
 HOURS_PER_YEAR = 365 * 24
@@ -151,14 +151,3 @@ def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -
         share=None if gpu_total is None else drives_total / gpu_total,
         usd_per_pb=ssd.price_per_pbw_usd / assume.endurance_factor,
     )
-
-
-def daily_write_budget(drives: Drives, years: float) -> float:
-    """Bytes a day that may be written so that the drives last `years`: what
-    `OffloadConfig.write_budget` takes, for each GPU."""
-    return drives.endurance_bytes / (years * 365)
-
-
-def required_gb_per_s(activation_bytes: float, half_step_seconds: float) -> float:
-    """Activations over half the step (5.3.6), in GB/s."""
-    return activation_bytes / half_step_seconds / GB

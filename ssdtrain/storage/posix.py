@@ -109,12 +109,6 @@ class PosixStorage:
         """The directories, in the order of `Slot.file`."""
         return self._places
 
-    @property
-    def file_written_bytes(self) -> tuple[int, ...]:
-        """Bytes written so far, for each directory."""
-        with self._lock:
-            return tuple(self._written_bytes)
-
     def fileno(self, file: int) -> int:
         """The open descriptor behind `Slot.file`; it stays this storage's own."""
         with self._lock:

@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 from pydirect.coalesce import (
     LINE_BYTES,
     Access,
-    GpuShape,
-    bandwidth_gib,
-    dma_crossover_bytes,
     header_share,
     indexed_loads,
-    num_sms_for_link,
-    outstanding_for,
     requests_of,
     row_requests,
     traversal_requests,
@@ -137,22 +132,9 @@ def test_interval_counts_equal_load_by_load_counts(
     assert fast.moved_bytes == sum(slow)
 
 
-def test_equations() -> None:
-    assert bandwidth_gib(32, 256, 1.0) == pytest.approx(7.63, abs=0.005)
-    assert bandwidth_gib(32, 256, 1.6) == pytest.approx(4.77, abs=0.005)
-    assert np.ceil(outstanding_for(16, 1.0)) == 135
+def test_headers_take_a_third_of_small_requests() -> None:
     assert header_share(32) == pytest.approx(0.36, abs=0.001)
     assert header_share(LINE_BYTES) == pytest.approx(0.123, abs=0.001)
-    rtx_3090 = GpuShape(num_sms=82, threads_per_sm=1536)
-    assert rtx_3090.sms_for(768) == 16
-    assert rtx_3090.share_for(768) == pytest.approx(0.195, abs=0.001)
-    needed = outstanding_for(25.8, 1.5)
-    assert needed == pytest.approx(324.6, abs=0.1)
-    assert rtx_3090.share_for(needed) == pytest.approx(0.082, abs=0.001)
-    assert num_sms_for_link(rtx_3090, 25.8, 1.5) == 7
-    crossover = dma_crossover_bytes(3.16, 25.8)
-    assert crossover / 1024 == pytest.approx(85.5, abs=0.1)
-    assert 16 * 1024 / crossover == pytest.approx(0.187, abs=0.001)
 
 
 def test_errors() -> None:

@@ -216,32 +216,6 @@ def test_short_calls_come_in_bursts_and_long_ones_once(bench: Any) -> None:
     assert set(ms) == {"slow"} and seen == [1000, 2000]
 
 
-def test_pylibwholegraph_beside_ours(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recorded as missing where it is not installed; its shares where it is."""
-    table = bench("gather.tables")
-    (tmp_path / "gather.json").write_text(json.dumps(gather_results()))
-    out = tmp_path / "gather_wholegraph.json"
-    words = ["gather_wholegraph.py", "--out", str(out), "--table-gib", "16"]
-    monkeypatch.setattr("sys.argv", words)
-    monkeypatch.setitem(sys.modules, "pylibwholegraph", None)
-    bench("gather.wholegraph").main()
-    assert "- pylibwholegraph was not measured: ModuleNotFound" in table.gather(
-        tmp_path
-    )
-    data = json.loads(out.read_text())
-    data["cells"] = {
-        "library": {"version": "26.10"},
-        "1000000/128": {"ms": 3.0, "share": 0.25},
-        "50000/128": {"ms": 1.0, "share": 0.2},
-    }
-    out.write_text(json.dumps(data))
-    text = table.gather(tmp_path)
-    assert "26.10, CPU memory, 16 GiB, 1M rows" in text
-    assert "peak: 128 B 0.250 (ours 0.800)." in text
-
-
 def test_half_a_gather_record_still_prints(bench: Any, tmp_path: Path) -> None:
     data = gather_results()
     for keep in range(len(data["cells"])):

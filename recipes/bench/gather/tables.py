@@ -57,7 +57,6 @@ def gather(results_dir: Path | str) -> str:
         "Rows that start anywhere (Figure 4.7), 1M rows: share of the peak.",
         shifted_table(data),
         *(f"- {line}" for line in verdicts(data)),
-        wholegraph(Path(results_dir), cells),
         where(data),
     ]
     return "\n\n".join(join_lists(part for part in parts if part))
@@ -350,28 +349,6 @@ def budget(data: Cell) -> str:
         f"Beside bf16 matrix products of {alone:.1f} ms, a gather of 512 MB: "
         + "; ".join(parts)
         + "."
-    )
-
-
-def wholegraph(folder: Path, ours: list[Cell]) -> str:
-    """pylibwholegraph on CPU memory, where `gather.wholegraph` has measured it."""
-    data = results.find(folder / "gather_wholegraph.json")
-    if data is None:
-        return ""
-    cells, gib = data["cells"], data["settings"]["table_gib"]
-    library = cells.get("library", {})
-    if "version" not in library:
-        return f"- pylibwholegraph was not measured: {library.get('error', 'no run')}."
-    parts = [
-        f"{int(name.split('/')[1])} B {cell['share']:.3f} (ours "
-        + digits(find(ours, gib, MILLION, int(name.split("/")[1]))["share"].get("ours"))
-        + ")"
-        for name, cell in cells.items()
-        if name.startswith(f"{MILLION}/") and "share" in cell
-    ]
-    return (
-        f"- pylibwholegraph {library['version']}, CPU memory, {gib} GiB, 1M rows, "
-        f"share of the DMA peak: {', '.join(parts)}."
     )
 
 

@@ -13,7 +13,6 @@ from ssdtrain.project.cases import figure_5_10
 from ssdtrain.project.endurance import (
     YEAR_SECONDS,
     cost,
-    daily_write_budget,
     fewest,
     lifespan_seconds,
     wear,
@@ -33,8 +32,6 @@ def test_lifespan_is_endurance_over_the_rate_of_writing() -> None:
     years = drives.endurance_bytes / rate / YEAR_SECONDS
     assert drives.lifespan_years == pytest.approx(years)
     assert drives.bandwidth_used == pytest.approx(FOUND.write_gb_per_s / (4 * 4.2))
-    budget = daily_write_budget(drives, 3.0)
-    assert budget * 365 * 3 == pytest.approx(drives.endurance_bytes)
     assert lifespan_seconds(10.0, 2.0, 4.0) == 5.0
 
 
