@@ -22,20 +22,9 @@ from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.trainer import summary
+from tests.ssdtrain.cli.conftest import TINY, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
-
-TINY = (
-    "engine=plain",
-    "offload=host",
-    "size.hidden_size=32",
-    "size.num_layers=2",
-    "size.num_heads=2",
-    "size.sequence_length=16",
-    "data.max_bytes=50000",
-    "train.tensorboard=false",
-    "train.steps=2",
-)
 
 SUBJECT = {
     "--device",
@@ -206,17 +195,9 @@ def test_help_and_version_need_no_torch() -> None:
     ],
 )
 def test_impossible_input_is_status_2(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, refused: Refused
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
+    assert message in refused(*words)
 
 
 @pytest.mark.parametrize(
@@ -241,17 +222,11 @@ def test_impossible_input_is_status_2(
     ],
 )
 def test_what_cannot_be_prepared_is_told_and_leaves_nothing(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, refused: Refused, tmp_path: Path
 ) -> None:
     """Data, models and places are looked at before a file of the run is written."""
-    monkeypatch.chdir(tmp_path)
     cache = [f"data.cache_directory={tmp_path / 'cache'}"] * (words[0] == TINY[0])
-    assert main(["train", "-q", *cache, *words]) == 2
-    *_, line = capsys.readouterr().err.strip().splitlines()
+    *_, line = refused("train", "-q", *cache, *words).strip().splitlines()
     assert line.startswith("ssdtrain: ") and message in line
     assert [*(tmp_path / "runs").iterdir()] == []
 
@@ -267,16 +242,14 @@ class Breaking:
 
 
 def test_the_traceback_of_a_mistake_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Breaking=Breaking))
     (tmp_path / "mine.yaml").write_text(
         f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.Breaking\n"
         "run_directory: out\n"
     )
-    assert main(["train", "--config", "mine.yaml"]) == 2
-    told = capsys.readouterr().err
+    told = refused("train", "--config", "mine.yaml")
     assert told.startswith("ssdtrain: KeyError: 'oops' (the traceback is in out/error")
     assert "in prepare" in (tmp_path / "out" / "error.txt").read_text()
 
@@ -330,8 +303,8 @@ def test_a_plain_run_writes_its_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
-        *TINY, "offload=ssd", "offload.min_bytes=0", "offload.trace=true",
-        f"data.cache_directory={tmp_path / 'cache'}",
+        *TINY, "train.steps=2", "offload=ssd", "offload.min_bytes=0",
+        "offload.trace=true", f"data.cache_directory={tmp_path / 'cache'}",
     ]  # fmt: skip
     assert main(["train", *words]) == 0
     written = {p.name for p in (tmp_path / "runs" / "latest").iterdir()}

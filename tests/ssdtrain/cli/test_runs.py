@@ -14,19 +14,10 @@ import pytest
 
 from ssdtrain.cli import main
 from tests.ranks import LONGEST_S, reaped
+from tests.ssdtrain.cli.conftest import TINY
 
 LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
 ROOT = Path(__file__).resolve().parents[3]
-TINY = (
-    "engine=plain",
-    "offload=host",
-    "size.hidden_size=32",
-    "size.num_layers=2",
-    "size.num_heads=2",
-    "size.sequence_length=16",
-    "data.max_bytes=50000",
-    "train.tensorboard=false",
-)
 
 
 class Done(NamedTuple):
