@@ -15,7 +15,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -133,14 +133,20 @@ class Unfit(Exception):
 
     def __init__(self, where: str, expected: str, got: object) -> None:
         super().__init__(where, expected, got)
-        self.where = where or "its top"
+        self.where = where
         self.expected = expected
         self.got = got
+
+    def inside(self, outer: str) -> "Unfit":
+        """The same, where the value is a part of another one."""
+        dot = "." if outer and self.where and self.where[0] != "[" else ""
+        return Unfit(f"{outer}{dot}{self.where}", self.expected, self.got)
 
     def of_file(self, source: str, what: str, remedy: str) -> DamagedFileError:
         """The same for the user."""
         return DamagedFileError(
-            f"{source}: {what} is damaged at {self.where}: expected {self.expected}, "
+            f"{source}: {what} is damaged at {self.where or 'its top'}: expected "
+            f"{self.expected}, "
             f"got {_shown(self.got)}; {remedy}."
         )
 
@@ -220,89 +226,181 @@ def decode(kind: Any, value: object, where: str = "") -> Any:
     Raises:
         Unfit: the value is of another type, out of bounds, or incomplete.
     """
+    try:
+        return _reader(kind)(value)
+    except Unfit as error:
+        raise error.inside(where) from None
+
+
+Reader = Callable[[Any], Any]
+"""Takes a plain value; raises `Unfit` with the path inside of that value."""
+
+
+@functools.cache
+def _reader(kind: Any) -> Reader:
+    """Annotations are looked at once: a profile has a hundred thousand fields."""
     if kind is Any:
-        return value
+        return lambda value: value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _bounded(decode(arguments[0], value, where), arguments[1], where)
+        return _bounded(_reader(arguments[0]), arguments[1])
     if origin in (Union, types.UnionType):
-        (inner,) = (one for one in arguments if one is not type(None))
-        return None if value is None else decode(inner, value, where)
+        (one,) = (_reader(each) for each in arguments if each is not type(None))
+        return lambda value: None if value is None else one(value)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise Unfit(where, "a list", value)
-        return tuple(
-            decode(arguments[0], one, f"{where}[{number}]")
-            for number, one in enumerate(value)
-        )
+        return _sequence(_reader(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise Unfit(where, "a mapping", value)
-        of_key, of_value = arguments
-        return {
-            decode(of_key, key, where): decode(
-                of_value, one, f"{where}.{key}".strip(".")
-            )
-            for key, one in value.items()
-        }
-    return _plain(kind, value, where)
-
-
-def _plain(kind: Any, value: object, where: str) -> Any:
+        return _mapping(*map(_reader, arguments))
     if is_dataclass(kind):
-        return _dataclass(kind, value, where)
+        return _dataclass(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _member(kind, value, where)
+        return _member(kind)
+    return functools.partial(_plain, kind)
+
+
+def _plain(kind: type, value: object) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not -LARGEST <= value <= LARGEST or math.isnan(value):
-            raise Unfit(where, "a finite number", value)
+            raise Unfit("", "a finite number", value)
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         if not -LARGEST <= value <= LARGEST:
-            raise Unfit(where, "a number of 63 bits", value)
+            raise Unfit("", "a number of 63 bits", value)
         return value
     if kind in (str, bool) and isinstance(value, kind):
         return value
     names = {float: "a number", int: "an integer", str: "a text", bool: "true or false"}
-    raise Unfit(where, names[kind], value)
+    raise Unfit("", names[kind], value)
 
 
-def _bounded(value: Any, bounds: Bounds, where: str) -> Any:
-    if not bounds.least <= value <= bounds.most:
-        raise Unfit(where, f"{bounds.least:g} to {bounds.most:g}", value)
-    return value
+def _bounded(one: Reader, bounds: Bounds) -> Reader:
+    def read(value: object) -> Any:
+        found = one(value)
+        if not bounds.least <= found <= bounds.most:
+            raise Unfit("", f"{bounds.least:g} to {bounds.most:g}", found)
+        return found
+
+    return read
 
 
-def _member(kind: type[Enum], value: object, where: str) -> Enum:
-    if isinstance(value, kind):
-        return value
+def _sequence(one: Reader) -> Reader:
+    def read(value: object) -> Any:
+        if not isinstance(value, list | tuple):
+            raise Unfit("", "a list", value)
+        found: list[Any] = []
+        try:
+            found.extend(map(one, value))
+        except Unfit as error:
+            raise error.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return read
+
+
+def _mapping(of_key: Reader, of_value: Reader) -> Reader:
+    def read(value: object) -> Any:
+        if not isinstance(value, Mapping):
+            raise Unfit("", "a mapping", value)
+        found = {}
+        for key, one in value.items():
+            try:
+                found[of_key(key)] = of_value(one)
+            except Unfit as error:
+                raise error.inside(str(key)) from None
+        return found
+
+    return read
+
+
+def _member(kind: type[Enum]) -> Reader:
     known = {str(encode(member)): member for member in kind}
-    if not isinstance(value, str) or value not in known:
-        raise Unfit(where, " or ".join(map(repr, known)), value)
-    return known[value]
+
+    def read(value: object) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, str) or value not in known:
+            raise Unfit("", " or ".join(map(repr, known)), value)
+        return known[value]
+
+    return read
+
+
+def _dataclass(kind: Any) -> Reader:
+    annotations = get_type_hints(kind, include_extras=True)
+    own = {field.name: _reader(annotations[field.name]) for field in fields(kind)}
+    needed = [
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
+
+    def read(value: object) -> Any:
+        if not isinstance(value, Mapping):
+            raise Unfit("", "a mapping", value)
+        found = {}
+        for name, one in value.items():
+            if name not in own:
+                raise Unfit(name, f"one of {', '.join(own)}", one)
+            try:
+                found[name] = own[name](one)
+            except Unfit as error:
+                raise error.inside(name) from None
+        for name in needed:
+            if name not in found:
+                raise Unfit(name, "a value", None)
+        return kind(**found)
+
+    return read
+
+
+# -- in parts -------------------------------------------------------------------------
+
+
+def in_parts(value: object, most: int) -> Iterator[str]:
+    """Lines of JSON: the value with its tuples of dataclasses left empty, then those
+    tuples, at most `most` of their members in a line. `joined` makes one again."""
+    left: list[tuple[list[str], Sequence[Any]]] = []
+
+    def hollow(one: Any, path: list[str]) -> Any:
+        if isinstance(one, tuple) and one and is_dataclass(one[0]):
+            left.append((path, one))
+            return []
+        if isinstance(one, Enum) or not (is_dataclass(one) or isinstance(one, Mapping)):
+            return encode(one)
+        members = one if isinstance(one, Mapping) else _members(one)
+        return {name: hollow(inner, [*path, name]) for name, inner in members.items()}
+
+    yield json.dumps(hollow(value, []))
+    for path, members in left:
+        for at in range(0, len(members), most):
+            # By the C encoder, and not by `encode`: five times as fast.
+            yield json.dumps([path, members[at : at + most]], default=_plain_of)
+
+
+def _plain_of(value: Any) -> Any:
+    return _members(value) if is_dataclass(value) else encode(value)
+
+
+def _members(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _names(type(value))}
 
 
 @functools.cache
-def _annotations(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
-def _dataclass(kind: Any, value: object, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise Unfit(where, "a mapping", value)
-    own = {field.name: field for field in fields(kind)}
-    prefix = f"{where}." if where else ""
-    for name in value:
-        if name not in own:
-            raise Unfit(f"{prefix}{name}", f"one of {', '.join(own)}", value[name])
-    found = {}
-    for name, field in own.items():
-        if name in value:
-            kind_of_field = _annotations(kind)[name]
-            found[name] = decode(kind_of_field, value[name], f"{prefix}{name}")
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise Unfit(f"{prefix}{name}", "a value", None)
-    return kind(**found)
+def joined(lines: Iterable[str]) -> Any:
+    """The plain values of what `in_parts` wrote; `decode` checks them."""
+    first, *rest = lines
+    whole = json.loads(first)
+    for line in rest:
+        path, members = json.loads(line)
+        place = whole
+        for name in path:
+            place = place[name]
+        place.extend(members)
+    return whole
 
 
 def _shown(value: object) -> str:

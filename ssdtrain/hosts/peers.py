@@ -23,7 +23,6 @@ from typing import Any
 from torch import distributed
 
 from ssdtrain.plan.agree import Alone, Peers, slowest
-from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 
 FIRST_WAIT_S = 20.0
@@ -138,15 +137,15 @@ class StorePeers:
         """Whether this rank searches, for all or for itself alone."""
         return self._is_first or self._common is None
 
-    def offer(self, plan: Plan) -> None:
-        """The others are to follow this plan, too."""
+    def offer(self, answer: str) -> None:
+        """The others are to take this answer, too."""
         if self._common is not None:
-            text = zlib.compress(json.dumps(PLAN_FILE.to_json(plan)).encode(), 1)
+            text = zlib.compress(answer.encode(), 1)
             self._put(lambda: self._store.set(self._next_offer(), text))
             self._num_offers += 1
 
-    def offered(self, step: int) -> Plan | None:
-        """The next plan that the leading rank has offered, if any."""
+    def offered(self, step: int) -> str | None:
+        """The next answer that the leading rank has offered, if any."""
         if self._common is None or step % LOOK_EVERY:
             return None
         key = self._next_offer()
@@ -157,7 +156,7 @@ class StorePeers:
         except RuntimeError:  # the store's owner is gone
             return None
         self._num_offers += 1
-        return PLAN_FILE.from_json(json.loads(zlib.decompress(text)))
+        return zlib.decompress(text).decode()
 
     def _next_offer(self) -> str:
         return f"{self._group}/plan/{self._common}/{self._num_offers}"

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +24,7 @@ from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.record import RebuiltView, RecordView
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
-from ssdtrain.plan.profile import HostCost, HostCosts, Profile
+from ssdtrain.plan.profile import HostCost, HostCosts
 
 OUTLIER = 8.0
 """A call so many times the middle one pinned memory, compiled or was interrupted."""
@@ -241,16 +240,3 @@ def is_far(before: HostCosts, now: HostCosts) -> bool:
     """Whether a plan made with one of them may be wrong by the other."""
     pairs = zip(_by_action(before), _by_action(now), strict=True)
     return any(abs(new - old) > FAR * max(old, new) for old, new in pairs)
-
-
-def repriced(profile: Profile, costs: HostCosts) -> Profile:
-    """The profile with other costs of the host."""
-    before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
-    factor = now / before if before else 1.0
-    kinds = {
-        kind: tuple(
-            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
-        )
-        for kind, items in profile.kinds.items()
-    }
-    return replace(profile, kinds=kinds, host_costs=costs)

@@ -27,30 +27,24 @@ from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.contention import measure
 from ssdtrain.observe.hostprobe import host_costs
-from ssdtrain.observe.hosttime import HostMeter, is_far, mixed, repriced
+from ssdtrain.observe.hosttime import HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
-from ssdtrain.plan.adapt import Drift, Trial, is_better
+from ssdtrain.plan.adapt import Drift, Trial
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.plan.calibrate import (
-    PlainTimes,
-    RegionTimes,
-    calibrated,
-    with_host_in_step,
-    with_reruns,
-)
-from ssdtrain.plan.choose import QUICK_MARKS, choose
+from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
+from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import HostCosts, Profile
-from ssdtrain.plan.scaled import as_observed, scaled
-from ssdtrain.plan.search import Search
-from ssdtrain.plan.simulate import Run, keep_all, simulate
+from ssdtrain.plan.search import PART, Answer, Reading, Request, Search, answers
+from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import Stalled
 from ssdtrain.transfer.direct import DirectOffloader
@@ -114,8 +108,15 @@ class Planner:
         first_regions: Choice = Choice.NONE,
     ) -> None:
         self.plan: Plan | None = None
-        self.profile: Profile | None = None
         self.num_plans = 0
+        self._seen: Profile | None = None
+        """The last step that was observed."""
+        self._corrections = Corrections()
+        """What was measured behind it."""
+        self._planned: tuple[Any, ...] = ()
+        """Signature of the profile that `plan` was made for."""
+        self._keep_bytes: int | None = None
+        """Peak of that step with everything kept, once somebody has asked."""
         self.peers: Peers = Alone()
         """The ranks that must follow the same plan."""
         self._cache = cache
@@ -135,8 +136,10 @@ class Planner:
         self._pinned_bytes = 0
         self._search: Search | None = None
         """Beside training; it finds a plan quickly, and then the best that it can."""
+        self._reading: Reading | None = None
+        """Of what the leading rank's search has found."""
         self._plain: PlainTimes | None = None
-        self._rerun_ms: dict[tuple[str, int], float] = {}
+        self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
         self._without_hooks = False
@@ -158,6 +161,11 @@ class Planner:
         """Of the step that is being timed."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """The observed step, with what was measured since; what plans are made for."""
+        return None if self._seen is None else corrected(self._seen, self._corrections)
 
     @property
     def is_settled(self) -> bool:
@@ -221,7 +229,8 @@ class Planner:
         self._record()
 
     def _check_memory(self) -> None:
-        """Whether any plan fits, by what the first step showed of its memory.
+        """Whether any plan fits, by what the first step showed of its memory. Searched
+        for on this thread: without an answer there must be no second step.
 
         Raises:
             ConfigError: none does; the text says by how much and where.
@@ -275,32 +284,35 @@ class Planner:
             self._rest(Stage.RESTING)
             return
         self._attempts = 0
-        may = self._plain is None and self._may_run_plain(profile)
+        self._seen, self._keep_bytes = profile, None
+        self._corrections = replace(self._corrections, host_costs=None)
+        may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
         # What all regions need fitted into the observed step.
         may = self._plain is None and bool(profile.regions)
         if self._without_hooks or self.peers.all_agree(may, "regions", self._step):
-            self.profile = profile
             self._rest(Stage.PLAIN)
             self._run_plain()
             return
-        self._plan(profile)
+        self._plan()
 
     # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
 
-    def _may_run_plain(self, profile: Profile) -> bool:
+    def _may_run_plain(self) -> bool:
         """Whether a step without ssdtrain fits, and nothing speaks against it."""
         capacity_bytes = self._cache.device.capacity_bytes()
-        memory = self._cache.device.memory()
-        if capacity_bytes is None or memory is None:
+        memory, profile = self._cache.device.memory(), self._seen
+        if capacity_bytes is None or memory is None or profile is None:
             return False
-        timeline = Timeline(profile)
-        keep = Run(timeline, keep_all(timeline)).run()
+        if self._keep_bytes is None:
+            timeline = Timeline(profile)
+            keep = Run(timeline, keep_all(timeline)).run()
+            self._keep_bytes = keep.peak_bytes
         limit = self._goal.most_bytes(profile)
-        if limit is not None and keep.peak_bytes > limit:
+        if limit is not None and self._keep_bytes > limit:
             return False
-        needed_bytes = memory.allocated_bytes + keep.peak_bytes
+        needed_bytes = memory.allocated_bytes + self._keep_bytes
         return needed_bytes < PLAIN_SHARE * capacity_bytes
 
     def _run_plain(self) -> None:
@@ -320,9 +332,8 @@ class Planner:
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
             )
-            self._plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
-            if self.profile is not None:
-                self._plan(self.profile)
+            self._correct(PlainTimes(step_ms, forward_ms, host_ms, -behind_ms))
+            self._plan()
             return
         if isinstance(before, Bypass):
             self._idle_host_ms = before.host_forward_ms
@@ -339,7 +350,7 @@ class Planner:
         """What the last step, in which all regions ran again, takes without that."""
         clock, stalls = self._cache.ledger.clock, self._cache.ledger.stalls
         spans, clock.keep_spans = clock.last_spans(), False
-        regions = {} if self.profile is None else self.profile.regions
+        regions = {} if self._seen is None else self._seen.regions
         places = [
             (kind, number)
             for kind, runs in sorted(regions.items())
@@ -348,32 +359,70 @@ class Planner:
         costs = prices(spans)
         own = [costs.get((kind, REGION, number), 0.0) for kind, number in places]
         found = self.peers.longest(own, "times of regions", self._step)
-        times = zip(places, found, strict=True)
-        self._rerun_ms = {place: ms for place, ms in times if ms > 0.0}
+        self._rerun_ms = {
+            kind: tuple(
+                ms for (of, _), ms in zip(places, found, strict=True) if of == kind
+            )
+            for kind in regions
+        }
         stalled = Stalled(0.0, 0.0) if stalls is None else stalls()
         rerun_ms = sum(span.ms for span in spans)
         return RegionTimes(step, rerun_ms, stalled.ms, stalled.out_ms).plain()
 
-    def _plan(self, profile: Profile) -> None:
-        """Take a plan for this profile; a better one is searched for meanwhile."""
-        if self._plain is not None:
-            note = "plain_step_ms" if self._without_hooks else "without_reruns_ms"
-            profile = calibrated(profile, self._plain, note=note)
-            profile = with_reruns(profile, self._rerun_ms)
-        profile = with_host_in_step(profile)
+    def _correct(self, plain: PlainTimes) -> None:
+        """These are the times of the step without ssdtrain."""
+        self._plain = plain
+        self._corrections = Corrections(
+            plain=tuple(plain),
+            note="plain_step_ms" if self._without_hooks else "without_reruns_ms",
+            rerun_ms=self._rerun_ms,
+        )
+
+    def _plan(self) -> None:
+        """Search for a plan for the last profile; the step of before goes on until
+        there is one."""
+        profile = self._seen
+        if profile is None:
+            return
         self._goal = replace(self._goal, capacity_bytes=self._capacity_bytes())
         self._stop_search()
-        beside = self._cache.device.runs_beside
-        if beside and isinstance(self.peers, Alone):
-            self._search_beside(profile)
+        if self._planned != profile.signature():
+            self.plan = None
+        if self._begin_search(SEARCH_MARKS) or self.plan is not None:
+            self._follow_from_now()
             return
-        new = self._chosen(profile, quickly=beside)
-        if self.plan is None or not self._keeps(profile, new):
-            self.plan = new
-            self.num_plans += 1
-        if beside and self.peers.leads:
-            self._search = Search(profile, self._goal)
-        self._follow_from_now(profile)
+        self._rest(Stage.SEARCHING)
+        # Asked again: the plain step may have been one of smaller batches.
+        fits = self._plain is not None and self._may_run_plain()
+        self._cache.bypass = Unhooked() if fits else None
+
+    def _begin_search(self, effort: int) -> bool:
+        """Search beside training; where the host is the device, search here, with this
+        effort, and return True."""
+        if self._seen is None:
+            return False
+        if not self._cache.device.runs_beside:
+            self._take_answer(self._answer_here(effort))
+            return True
+        if self.peers.leads:
+            self._search = Search(self._request(self._seen, QUICK_MARKS, SEARCH_MARKS))
+        return False
+
+    def _request(self, profile: Profile, *efforts: int) -> Request:
+        return Request(
+            profile=profile,
+            corrections=self._corrections,
+            goal=self._goal,
+            ratio=self._planned_ratio,
+            plan=self.plan,
+            efforts=efforts,
+        )
+
+    def _answer_here(self, effort: int) -> Answer:
+        if self._seen is None:
+            return Answer(error="no step was observed")
+        *_, answer = answers(self._request(self._seen, effort))
+        return answer
 
     def _capacity_bytes(self) -> int | None:
         """What the device holds now, as others come and go; of all ranks the least:
@@ -384,93 +433,82 @@ class Planner:
         (most,) = self.peers.longest((-float(own),), "capacity", self._step)
         return -int(most)
 
-    def _search_beside(self, profile: Profile) -> None:
-        """The step of before goes on until there is a plan."""
-        self._search = Search(profile, self._goal)
-        before, self.profile = self.profile, profile
-        if self.plan is not None and before is not None:
-            if before.signature() == profile.signature():
-                self._follow_from_now(profile)
-                return
-        self.plan = None
-        self._rest(Stage.SEARCHING)
-        # Asked again: the plain step may have been one of smaller batches.
-        fits = self._plain is not None and self._may_run_plain(profile)
-        self._cache.bypass = Unhooked() if fits else None
-
     def _await_plan(self) -> None:
         """Follow the first plan that is there.
 
         Raises:
             ConfigError: none reaches the goal.
         """
-        search, profile = self._search, self.profile
-        if search is None or profile is None:
-            return
-        found = search.take_quick()
-        if found is None and not search.is_running:
-            self._search = None
-            found = search.take()
-            if found is None and search.is_impossible:
-                raise ConfigError(search.error)
-            if found is None:
-                logger.warning(
-                    "ssdtrain: the search for a plan failed (%s); this step waits for "
-                    "another one",
-                    search.error,
-                )
-                found = choose(profile, self._goal)
-        if found is not None:
-            self._take(found)
+        answer = self._next_answer()
+        if answer is not None:
+            self._take_answer(answer)
 
-    def _chosen(self, profile: Profile, quickly: bool) -> Plan:
-        if quickly:
-            try:
-                return choose(profile, self._goal, QUICK_MARKS)
-            except ConfigError:
-                logger.debug("ssdtrain: no plan was found quickly; searching on")
-        return choose(profile, self._goal)
+    def _next_answer(self) -> Answer | None:
+        """What was found beside training, if its last part has come in this step. The
+        leading rank of several searches for all."""
+        if self.peers.leads:
+            return self._own_answer()
+        if self._reading is None:
+            text = self.peers.offered(self._step)
+            if text is None:
+                return None
+            self._reading = Reading(text)
+        answer = self._reading.advance()
+        if answer is not None:
+            self._reading = None
+        return answer
 
-    def _take_searched(self) -> None:
-        """Follow what was found beside training, if it is better. The leading rank of
-        several searches and judges for all."""
-        if not self.peers.leads:
-            offered = self.peers.offered(self._step)
-            if offered is not None:
-                self._take(offered)
-            return
+    def _own_answer(self) -> Answer | None:
         search = self._search
         if search is None:
-            return
-        found = search.take_quick()
-        if found is None and search.is_running:
-            return
-        if found is None:
-            self._search = None
-            found = search.take()
-        if found is None:
+            return None
+        answer = search.advance()
+        if not search.is_over:
+            if answer is not None and not answer.error:
+                self.peers.offer(search.text)
+                return answer
+            return None  # a quick search may find nothing where a longer one does
+        self._search, text = None, search.text
+        if answer is None and self.plan is not None:
+            logger.warning("ssdtrain: no other plan: %s", search.error)
+            return None
+        if answer is None:
             logger.warning(
-                "ssdtrain: no other plan, so the one in force stays: %s", search.error
+                "ssdtrain: the search for a plan failed (%s); this step waits for "
+                "another one",
+                search.error,
             )
-        elif self.profile is not None and not self._keeps(self.profile, found):
-            self.peers.offer(found)
-            self._take(found)
+            answer = self._answer_here(SEARCH_MARKS)
+            text = "\n".join(in_parts(answer, PART))
+        self.peers.offer(text)
+        return answer
 
-    def _take(self, found: Plan) -> None:
-        self.plan = found
-        self.num_plans += 1
-        if isinstance(self.peers, Alone):
-            self._trial = Trial(found, self._trial)
-        if self.profile is not None:
-            self._follow_from_now(self.profile)
+    def _take_answer(self, answer: Answer) -> None:
+        """Follow what was found, if it is better than the plan in force.
+
+        Raises:
+            ConfigError: nothing was, and there is no other plan.
+        """
+        if answer.error and self.plan is None:
+            raise ConfigError(answer.error)
+        if answer.error:
+            logger.warning("ssdtrain: the plan stays: %s", answer.error)
+        elif answer.stays and self.plan is not None and answer.plan is not None:
+            self.plan = replace(self.plan, prediction=answer.plan.prediction)
+        elif answer.plan is not None and self._seen is not None:
+            self.plan, self._planned = answer.plan, self._seen.signature()
+            self.num_plans += 1
+            if isinstance(self.peers, Alone):
+                self._trial = Trial(answer.plan, self._trial)
+            self._follow_from_now()
 
     def _stop_search(self) -> None:
         search, self._search = self._search, None
+        self._reading = None
         if search is not None:
             search.stop()
 
-    def _follow_from_now(self, profile: Profile) -> None:
-        self.profile = profile
+    def _follow_from_now(self) -> None:
         self._rest(Stage.FOLLOWING)
         if self.plan is None:
             return
@@ -565,33 +603,12 @@ class Planner:
         self._cache.regions.choice = self._first_regions
         self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME, spares_held=True)
 
-    def _keeps(self, profile: Profile, new: Plan) -> bool:
-        """Whether the old plan fits the new profile and is as good as the new one."""
-        old, before = self.plan, self.profile
-        if old is None or before is None or before.signature() != profile.signature():
-            return False
-        priced = simulate(Timeline(profile), old.orders)
-        budget = self._goal.most_bytes(profile)
-        limit = (1 + self._goal.max_overhead) * priced.keep_ms
-        if not self._goal.allows(priced.links["ssd_write"].num_bytes, priced.step_ms):
-            return False
-        fitting = self._goal.fitting_bytes(profile)
-        if fitting is not None and priced.peak_bytes > fitting:
-            return False
-        if new.prediction is None or is_better(
-            new.prediction,
-            priced,
-            budget is not None,
-            limit if budget is None else budget,
-        ):
-            return False
-        self.plan = Plan(orders=old.orders, policy=old.policy, prediction=priced)
-        return True
-
     # -- following ----------------------------------------------------------------
 
     def _follow(self) -> None:
-        self._take_searched()
+        answer = self._next_answer()
+        if answer is not None:
+            self._take_answer(answer)
         self._sample_host()
         self._make_room()
         clock = self._cache.ledger.clock
@@ -620,31 +637,21 @@ class Planner:
         logger.info("ssdtrain: plan %d is slower than it said", self.num_plans)
         self._stop_search()
         self.plan, self._trial = before, Trial(before)
-        if self.profile is not None:
-            self._follow_from_now(self.profile)
+        self._follow_from_now()
 
     def _make_room(self) -> None:
         """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
-        course, profile = self._cache.course, self.profile
-        if not self._goal.is_by_memory or not course.planned_bytes or profile is None:
+        course = self._cache.course
+        if not self._goal.is_by_memory or not course.planned_bytes:
             return
         ratio = course.resized_bytes / course.planned_bytes
         if ratio <= self._planned_ratio or not isinstance(self.peers, Alone):
             return
         while self._planned_ratio < ratio:
             self._planned_ratio *= RATIO_STEP
-        larger = scaled(profile, self._planned_ratio)
-        try:
-            found = choose(larger, self._goal, QUICK_MARKS)
-        except ConfigError as error:
-            logger.warning(
-                "ssdtrain: a batch %.2f times the observed: %s", ratio, error
-            )
-            return
         self._stop_search()  # its plan would be for the observed size
-        self.plan = as_observed(found, profile)
-        self.num_plans += 1
-        self._follow_from_now(profile)
+        self._trial = None  # and so was the plan before this one
+        self._begin_search(QUICK_MARKS)
 
     def _sample_host(self) -> None:
         """Time the hooks of one step in many; plan with what they cost by now."""
@@ -668,18 +675,19 @@ class Planner:
 
     def _module_of(self, kind: str, item: int) -> str:
         """The module of an item of the profile."""
-        items = () if self.profile is None else self.profile.kinds.get(kind, ())
+        items = () if self._seen is None else self._seen.kinds.get(kind, ())
         return items[item].module if 0 <= item < len(items) else ""
 
     def _reprice(self, costs: HostCosts) -> None:
         """These are the host's costs; if they are others than those that the plan was
         made with, search again."""
-        self._host_costs, profile = costs, self.profile
+        self._host_costs, profile = costs, self._seen
         if profile is None or not self.peers.leads or self._search is not None:
             return
-        if is_far(profile.host_costs, costs):
-            self.profile = repriced(profile, costs)
-            self._search = Search(self.profile, self._goal)
+        before = self._corrections.host_costs or profile.host_costs
+        if is_far(before, costs):
+            self._corrections = replace(self._corrections, host_costs=costs)
+            self._begin_search(SEARCH_MARKS)
 
     def _predict(self) -> None:
         following = self._stage is Stage.FOLLOWING and self.plan is not None

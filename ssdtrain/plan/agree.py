@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve, Links
-from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import HostCosts, Item, Mark, Profile
 
 PROBE_BYTES = 64 * 1024 * 1024
@@ -42,11 +41,11 @@ class Peers(Protocol):
     def leads(self) -> bool:
         """Whether this rank searches for plans; else it takes what is offered."""
 
-    def offer(self, plan: Plan) -> None:
-        """Offer this plan: the others are to follow it, too."""
+    def offer(self, answer: str) -> None:
+        """Offer what was found, an `Answer` in parts: the others are to take it."""
 
-    def offered(self, step: int) -> Plan | None:
-        """Return the next plan that the leading rank has offered, if any."""
+    def offered(self, step: int) -> str | None:
+        """Return the next answer that the leading rank has offered, if any."""
 
     def observes(self, wanted: bool, step: int) -> bool:
         """Return whether to observe this step. wanted: this rank does."""
@@ -69,10 +68,10 @@ class Alone:
         """Return this rank's own."""
         return tuple(own)
 
-    def offer(self, plan: Plan) -> None:
+    def offer(self, answer: str) -> None:
         """Offer it to nobody."""
 
-    def offered(self, step: int) -> Plan | None:
+    def offered(self, step: int) -> str | None:
         """Return None: nobody offers."""
         return None
 

@@ -31,10 +31,10 @@ device, whatever is added to its work is added to the step.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ssdtrain.plan.profile import Phase, Profile
+from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 2.0
 """A step outside of these bounds was another one than the observed one."""
@@ -75,17 +75,53 @@ class RegionTimes(NamedTuple):
         )
 
 
-def with_reruns(profile: Profile, rerun_ms: Mapping[tuple[str, int], float]) -> Profile:
-    """Return the profile with these times of its region calls, by kind of lane and
-    number."""
+@dataclass(frozen=True, kw_only=True)
+class Corrections:
+    """What later steps said of an observed one."""
+
+    plain: tuple[float, ...] = ()
+    """`PlainTimes`; empty: none were measured."""
+    note: str = "plain_step_ms"
+    """Under which name the profile tells of them."""
+    rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of region calls, by kind of lane; 0.0: as they were observed."""
+    host_costs: HostCosts | None = None
+    """None: as they were observed."""
+
+
+def corrected(profile: Profile, by: Corrections) -> Profile:
+    """Return the profile that plans are made for."""
+    if by.plain:
+        profile = calibrated(profile, PlainTimes(*by.plain), note=by.note)
+        profile = with_reruns(profile, by.rerun_ms)
+    profile = with_host_in_step(profile)
+    return profile if by.host_costs is None else repriced(profile, by.host_costs)
+
+
+def repriced(profile: Profile, costs: HostCosts) -> Profile:
+    """Return the profile with other costs of the host."""
+    before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
+    factor = now / before if before else 1.0
+    kinds = {
+        kind: tuple(
+            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
+        )
+        for kind, items in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds, host_costs=costs)
+
+
+def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:
+    """Return the profile with these times of its region calls; see `Corrections`."""
     regions = {
         kind: tuple(
-            replace(run, ms=rerun_ms.get((kind, number), run.ms))
-            for number, run in enumerate(runs)
+            replace(run, ms=ms or run.ms)
+            for run, ms in zip(runs, rerun_ms[kind], strict=True)
         )
         for kind, runs in profile.regions.items()
+        if kind in rerun_ms
     }
-    return replace(profile, regions=regions)
+    return replace(profile, regions={**profile.regions, **regions})
 
 
 def calibrated(

@@ -1,33 +1,47 @@
 """The search for a plan, in a process of its own.
 
-    python -m ssdtrain.plan.search REQUEST QUICK ANSWER
+    python -m ssdtrain.plan.search REQUEST ANSWER...
 
 A search takes seconds, and a thread of the training process would take the interpreter
 from the hooks again and again. So the profile is written to a file, another process
-reads it, searches, and writes two plans: one that it finds quickly, and the best that
-it finds. It imports no torch.
+reads it, searches, and writes answers: one that it finds quickly, and the best that it
+finds. It imports no torch.
+
+[Note: the training thread's part]
+All that depends on how long a step is happens in that process: prices are corrected,
+plans are searched for, and compared with the plan in force. Profiles and plans have
+thousands of parts, so they are written and read over several steps: `Search.advance`
+handles at most `PART` of them in each.
 (tests/ssdtrain/plan/test_search.py)
 """
 
-import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ssdtrain.errors import ConfigError, DamagedFileError
-from ssdtrain.jsonfile import Format
-from ssdtrain.plan.choose import QUICK_MARKS, choose
+from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Natural, Positive, decode, in_parts, joined
+from ssdtrain.plan.adapt import is_better
+from ssdtrain.plan.calibrate import Corrections, corrected
+from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import PLAN_FILE, Plan
+from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.scaled import as_observed, scaled
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
 
 NICENESS = 10
 """The training process goes first."""
-IMPOSSIBLE = 3
-"""What the process ends with if no plan reaches the goal."""
+PART = 128
+"""Items, marks or orders that the training thread writes or reads in one step: one or
+two milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,100 +49,207 @@ class Request:
     """What is searched for."""
 
     profile: Profile
+    """As it was observed."""
     goal: Goal
+    corrections: Corrections = field(default_factory=Corrections)
+    """To be made to the profile."""
+    ratio: Positive = 1.0
+    """Size of the batches to plan for, over the observed one's."""
+    plan: Plan | None = None
+    """In force, if it fits the profile: another one must be clearly better."""
+    efforts: tuple[Natural, ...] = (QUICK_MARKS, SEARCH_MARKS)
+    """How long to search for each answer, as `choose` says."""
 
 
-REQUEST_FILE = Format(
-    kind=Request,
-    schema="ssdtrain-search",
-    version=1,
-    what="a search's request",
-    remedy="observe again",
-)
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was found."""
+
+    plan: Plan | None = None
+    stays: bool = False
+    """Whether `plan` is the one in force, with a new prediction and no orders."""
+    error: str = ""
+    """Why no plan that reaches the goal was found; there is none."""
+
+
+def answers(request: Request) -> Iterator[Answer]:
+    """Search, once with each effort. Each answer takes the plan that the one before
+    leaves for the one in force."""
+    observed = corrected(request.profile, request.corrections)
+    profile = observed if request.ratio == 1.0 else scaled(observed, request.ratio)
+    now = request.plan
+    for effort in request.efforts:
+        try:
+            found = choose(profile, request.goal, effort)
+        except ConfigError as error:
+            yield Answer(error=str(error))
+            continue
+        stays = now is not None and _keeps(profile, request.goal, now, found)
+        if not stays or now is None:
+            now = found
+        told = now if profile is observed else as_observed(now, observed)
+        if stays:
+            prediction = simulate(Timeline(observed), now.orders)
+            told = Plan(orders={}, policy=now.policy, prediction=prediction)
+        yield Answer(plan=told, stays=stays)
+
+
+def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
+    """Whether the old plan is as good as the new one, both priced on this profile."""
+    priced = simulate(Timeline(profile), old.orders)
+    if not goal.allows(priced.links["ssd_write"].num_bytes, priced.step_ms):
+        return False
+    fitting = goal.fitting_bytes(profile)
+    if fitting is not None and priced.peak_bytes > fitting:
+        return False
+    if new.prediction is None:
+        return False
+    budget = goal.most_bytes(profile)
+    limit = (1 + goal.max_overhead) * priced.keep_ms if budget is None else budget
+    return not is_better(new.prediction, priced, budget is not None, limit)
+
+
+class Reading:
+    """Reads an answer over several steps."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        first, *self._left = text.splitlines()
+        self._left.reverse()
+        self._answer: Answer = decode(Answer, json.loads(first))
+        plan = self._answer.plan
+        self._orders: dict[str, Any] = {} if plan is None else dict(plan.orders)
+
+    def advance(self) -> Answer | None:
+        """Read at most `PART` orders; the answer, once it is whole."""
+        if self._left:
+            path, orders = json.loads(self._left.pop())
+            *_, kind = path
+            self._orders[kind] += decode(tuple[Order, ...], orders)
+        if self._left:
+            return None
+        answer = self._answer
+        if answer.plan is None:
+            return answer
+        return replace(answer, plan=replace(answer.plan, orders=self._orders))
 
 
 class Search:
-    """One search that runs beside training. Poll it at step boundaries."""
+    """One search that runs beside training. `advance` it at step boundaries."""
 
-    def __init__(self, profile: Profile, goal: Goal) -> None:
+    def __init__(self, request: Request) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
         self.folder = Path(self._directory.name)
         """Private to the user; gone when the search is over."""
-        self._answer = self.folder / "plan.json"
-        self._quick: Path | None = self.folder / "quick.json"
-        request = self.folder / "request.json"
-        REQUEST_FILE.write(request, Request(profile=profile, goal=goal))
+        self._unsent: Iterator[str] | None = in_parts(request, PART)
+        self._request = self.folder / "request.json"
+        self._unread = [self.folder / f"{n}.json" for n in range(len(request.efforts))]
+        self._reading: Reading | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = os.getpid()
+        self.text = ""
+        """The last answer, for other ranks."""
+        self.error = ""
+        """Why there are fewer answers than there should be, once it is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return not self._unread and self._reading is None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether parts of the request are left; its process does not run yet."""
+        return self._unsent is not None
+
+    def advance(self) -> Answer | None:
+        """Do this step's part of the work: [Note: the training thread's part].
+
+        Returns:
+            An answer, when its last part has been read.
+        """
+        if self._unsent is not None:
+            self._send(self._unsent)
+        elif self._reading is not None or self._opens():
+            return self._read()
+        return None
+
+    def _send(self, unsent: Iterator[str]) -> None:
+        line = next(unsent, None)
+        if line is None:
+            self._unsent = None
+            self._start()
+            return
+        with self._request.open("a", encoding="utf-8") as file:
+            print(line, file=file)
+
+    def _start(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        files = (self._request, *self._unread)
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", __spec__.name),
-                *map(str, (request, self._quick, self._answer)),
-            ],
+            [sys.executable, "-m", __spec__.name, *map(str, files)],
             cwd=self.folder,  # `-m` puts it before all other paths
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         )
-        self._pid = os.getpid()
-        self.error = ""
-        """Why there is no plan, once the search has ended without one."""
-        self.is_impossible = False
-        """Whether it ended without a plan because no plan reaches the goal."""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it is still searching."""
-        return self._process.poll() is None
+    def _opens(self) -> bool:
+        """Whether there is another answer. The process may have written two by now."""
+        process = self._process
+        if process is None or not self._unread:
+            return False
+        has_ended = process.poll() is not None
+        next_one, *rest = self._unread
+        if next_one.exists():
+            self._reading, self._unread = Reading(next_one.read_text("utf-8")), rest
+            return True
+        if has_ended:
+            self._end(process)
+        return False
 
-    def take_quick(self) -> Plan | None:
-        """Return the plan that was found quickly; None before, and after it was
-        taken."""
-        if self._quick is None or not self._quick.exists():
-            return None
-        found, self._quick = PLAN_FILE.read(self._quick), None
-        return found
+    def _read(self) -> Answer | None:
+        reading = self._reading
+        answer = None if reading is None else reading.advance()
+        if reading is not None and answer is not None:
+            self._reading, self.text = None, reading.text
+            if not self._unread:
+                self.stop()
+        return answer
 
-    def take(self) -> Plan | None:
-        """Wait for the end; the plan, or None, and `error`, if it found none."""
-        _, told = self._process.communicate()
-        plan = None
-        if self._process.returncode == 0:
-            try:
-                plan = PLAN_FILE.read(self._answer)
-            except (OSError, DamagedFileError) as error:
-                self.error = str(error)
-        else:
-            lines = told.decode(errors="replace").strip().splitlines()
-            self.error = lines[-1] if lines else f"exit {self._process.returncode}"
-            self.is_impossible = self._process.returncode == IMPOSSIBLE
-        self._directory.cleanup()
-        return plan
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        """It wrote less than it should have."""
+        _, told = process.communicate()
+        lines = told.decode(errors="replace").strip().splitlines()
+        self.error = lines[-1] if lines else f"exit {process.returncode}"
+        self._unread = []
+        self.stop()
 
     def stop(self) -> None:
         """End the search and its process. Idempotent."""
-        if self._process.stderr is None or self._process.stderr.closed:
-            return
         if os.getpid() != self._pid:  # a fork of the process that searches
             return
-        self._process.kill()
-        self._process.communicate()
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+        if process is not None and process.stderr and not process.stderr.closed:
+            process.communicate()
+        self._unsent, self._unread, self._reading = None, [], None
         self._directory.cleanup()
 
 
 def main(arguments: list[str]) -> int:
-    """Read a request, write the plans."""
+    """Read a request, write the answers."""
     os.nice(NICENESS)
-    request, quick, answer = arguments
-    asked = REQUEST_FILE.read(request)
-    with contextlib.suppress(ConfigError):
-        PLAN_FILE.write(quick, choose(asked.profile, asked.goal, QUICK_MARKS))
-    try:
-        PLAN_FILE.write(answer, choose(asked.profile, asked.goal))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return IMPOSSIBLE
+    request, *files = map(Path, arguments)
+    lines = request.read_text("utf-8").splitlines()
+    asked: Request = decode(Request, joined(lines))
+    for answer, file in zip(answers(asked), files, strict=True):
+        draft = file.with_suffix(".draft")
+        draft.write_text("\n".join(in_parts(answer, PART)), encoding="utf-8")
+        draft.replace(file)  # whoever reads it sees all of it
     return 0
 
 

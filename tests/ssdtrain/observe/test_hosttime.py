@@ -13,7 +13,8 @@ from ssdtrain.observe.hostprobe import (
     host_costs,
     measured_chain,
 )
-from ssdtrain.observe.hosttime import HostMeter, is_far, mean_ms, mixed, repriced
+from ssdtrain.observe.hosttime import HostMeter, is_far, mean_ms, mixed
+from ssdtrain.plan.calibrate import repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.transfer.device import CpuDevice, CpuEvent

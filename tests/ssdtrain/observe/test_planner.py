@@ -21,6 +21,7 @@ from ssdtrain.observe import planner
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
+from ssdtrain.plan import search as searching
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
@@ -28,7 +29,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.search import Search
+from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
@@ -165,7 +166,7 @@ def test_ranks_plan_for_the_least_device(monkeypatch: pytest.MonkeyPatch) -> Non
         seen.append(goal.capacity_bytes)
         return choose(profile, goal, *more)
 
-    monkeypatch.setattr(planner, "choose", chosen)
+    monkeypatch.setattr(searching, "choose", chosen)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 21)
     monkeypatch.setattr(meshes, "peers", lambda modules, alone: Smaller())
     train(SETTINGS)
@@ -436,8 +437,8 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
     found: list[Search] = []
 
     class Known(Search):
-        def __init__(self, *asked: Any) -> None:
-            super().__init__(*asked)
+        def __init__(self, request: Request) -> None:
+            super().__init__(request)
             found.append(self)
 
     monkeypatch.setattr(CpuDevice, "runs_beside", True)
@@ -446,12 +447,15 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
 
 
 def await_search(searches: list[Search], at: int) -> Hook:
-    """Before this step: it takes as long as it takes."""
+    """Before this step, which sends the request: it takes as long as it takes. Both
+    answers are there at the next one."""
 
     def wait(step: int, session: ssdtrain.Session) -> None:
         assert step != at or searches
         end = time.monotonic() + LONGEST_S
-        while step == at and searches[-1].is_running:
+        while step == at and not (searches[-1].folder / "1.json").exists():
+            if searches[-1].is_sending:
+                searches[-1].advance()
             assert time.monotonic() < end
             time.sleep(0.01)
 

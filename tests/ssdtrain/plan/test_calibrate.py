@@ -103,7 +103,7 @@ def test_plans_under_a_budget_are_chosen_by_the_times_without_reruns() -> None:
     keep_ms = NUM_LAYERS * (4 * 1.0 + 4 * 2.0)
     rerun_ms = NUM_LAYERS * 3.5
     step = PlainTimes(step_ms=keep_ms + rerun_ms, forward_ms=NUM_LAYERS * 4.0)
-    slower = {("model/0", number): 3.5 for number in range(NUM_LAYERS)}
+    slower = {"model/0": (3.5,) * NUM_LAYERS}
     found = calibrated(observed, RegionTimes(step, rerun_ms).plain())
     found = with_reruns(found, slower)
     timeline = Timeline(found)

@@ -1,19 +1,24 @@
-"""The search beside training finds what a search on the thread finds."""
+"""The search beside training finds what one on the thread finds, for less time."""
 
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import PROFILE_FILE, Profile
-from ssdtrain.plan.search import Search
+from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
+from ssdtrain.plan.scaled import as_observed, scaled
+from ssdtrain.plan.search import PART, Answer, Request, Search, answers
 from tests.ranks import LONGEST_S
 
+LONG = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 
 
@@ -26,38 +31,141 @@ def recorded() -> Profile:
     raise AssertionError("no recorded profile")
 
 
-def test_the_same_plan_as_here() -> None:
-    profile, goal = recorded(), Goal(max_overhead=0.05)
-    search = Search(profile, goal)
-    assert search.take() == choose(profile, goal)
+EFFORTS = 2_000, 20_000
 
 
-def test_a_plan_that_is_found_quickly_comes_first() -> None:
-    profile, goal = recorded(), Goal(max_overhead=0.05)
-    search = Search(profile, goal)
-    quick = None
-    while quick is None and search.is_running:
-        quick = search.take_quick()
-        time.sleep(0.01)
-    assert (quick or search.take_quick()) == choose(profile, goal, QUICK_MARKS)
-    assert search.take_quick() is None
-    search.stop()
+def asked(goal: Goal) -> Request:
+    return Request(profile=recorded(), goal=goal, efforts=EFFORTS)
+
+
+def all_of(search: Search) -> list[Answer]:
+    found = []
+    end = time.monotonic() + LONGEST_S
+    while not search.is_over:
+        assert time.monotonic() < end
+        answer = search.advance()
+        if answer is not None:
+            found.append(answer)
+        elif search.folder.exists():
+            time.sleep(0.01)
+    return found
+
+
+def test_the_same_plans_as_here() -> None:
+    request = asked(Goal(max_overhead=0.05))
+    search = Search(request)
+    found = all_of(search)
+    assert found == list(answers(request))
+    assert found[0].plan == choose(request.profile, request.goal, EFFORTS[0])
+    assert not search.folder.exists() and not search.error
+
+
+def test_what_was_measured_since_counts() -> None:
+    """Prices and sizes are corrected where there is time for it."""
+    costs = HostCosts(keep=HostCost(pack_ms=1.0))
+    corrections = Corrections(plain=(300.0, 110.0, 100.0, 1.0), host_costs=costs)
+    profile = PROFILE_FILE.read(LONG)
+    goal = Goal(memory_budget_bytes=8 << 30)
+    request = Request(
+        profile=profile, goal=goal, corrections=corrections, ratio=1.25, efforts=(5000,)
+    )
+    (found,) = answers(request)
+    right = corrected(profile, corrections)
+    larger = choose(scaled(right, 1.25), goal, 5_000)
+    assert found.plan == as_observed(larger, right)
+    assert right.host_costs == costs and right.notes["plain_step_ms"] == "300.000"
+
+
+def test_a_plan_that_is_as_good_stays() -> None:
+    request = asked(Goal(max_overhead=0.05))
+    *_, best = answers(request)
+    assert best.plan is not None and not best.stays
+    search = Search(replace(request, plan=best.plan))
+    for answer in all_of(search):
+        assert answer.stays and answer.plan is not None
+        assert not answer.plan.orders
+        assert answer.plan.prediction == best.plan.prediction
+    worse = choose(request.profile, Goal(max_overhead=0.0), 1)
+    first, _ = answers(replace(request, plan=worse))
+    assert not first.stays
 
 
 def test_why_there_is_no_plan() -> None:
-    search = Search(recorded(), Goal(memory_budget_bytes=1))
-    assert search.take() is None
-    assert search.is_impossible
-    assert "memory_budget_bytes=1 cannot be reached" in search.error
+    for answer in all_of(Search(asked(Goal(memory_budget_bytes=1)))):
+        assert answer.plan is None
+        assert "memory_budget_bytes=1 cannot be reached" in answer.error
+
+
+def test_a_search_that_dies_says_so() -> None:
+    search = Search(asked(Goal()))
+    while search.is_sending:
+        (search.folder / "request.json").write_text("{}\n")
+        search.advance()
+    assert all_of(search) == []
+    assert search.is_over and "profile" in search.error
 
 
 def test_a_search_can_be_given_up() -> None:
-    search = Search(recorded(), Goal())
+    search = Search(asked(Goal()))
     folder = search.folder
     assert folder.stat().st_mode & 0o777 == 0o700
+    search.advance()
     search.stop()
     search.stop()
-    assert not folder.exists() and not search.is_running
+    assert not folder.exists() and search.is_over and search.advance() is None
+
+
+class Calls:
+    """Counts calls of Python, and notes in which files."""
+
+    def __init__(self) -> None:
+        self.num, self.files = 0, set[str]()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            self.num += 1
+            self.files.add(Path(frame.f_code.co_filename).name)
+
+    def of(self, act: Callable[[], Answer | None]) -> tuple[Answer | None, int]:
+        before, was = self.num, sys.getprofile()
+        sys.setprofile(self)
+        try:
+            return act(), self.num - before
+        finally:
+            sys.setprofile(was)
+
+
+def test_the_training_thread_does_little_in_each_step() -> None:
+    """Whatever the size of the observed step; and it simulates nothing. See
+    [Note: the training thread's part]."""
+    profile = PROFILE_FILE.read(LONG)
+    (lane,) = profile.lanes
+    double = replace(
+        profile,
+        kinds={**profile.kinds, "other": profile.kinds[lane]},
+        regions={**profile.regions, "other": profile.regions.get(lane, ())},
+        lanes=(lane, "other"),
+        marks=profile.marks + tuple(replace(mark, lane=1) for mark in profile.marks),
+    )
+    most = []
+    for seen in (profile, double):
+        # Not the readers of fields, which are made once.
+        calls, steps, plans = Calls(), [], []
+        request = Request(profile=seen, goal=Goal(max_overhead=0.1), efforts=(1, 2))
+        search = Search(request)
+        end = time.monotonic() + LONGEST_S
+        while not search.is_over and time.monotonic() < end:
+            answer, num_calls = calls.of(search.advance)
+            steps.append(num_calls)
+            if answer is not None:
+                plans.append(answer.plan)
+            elif not search.is_sending:
+                time.sleep(0.01)
+        assert len(plans) == 2
+        assert not calls.files & {"choose.py", "simulate.py", "timeline.py"}
+        most.append(max(steps))
+    assert most[0] < 24 * PART
+    assert most[1] <= 1.2 * most[0]
 
 
 def test_its_process_loads_no_torch() -> None:
@@ -78,9 +186,7 @@ def test_a_quick_plan_keeps_the_goal(overhead: float) -> None:
 def test_a_quick_search_of_a_long_step_looks_everywhere() -> None:
     """Twelve layers of a 4B model: recipes, regions and moves together. The profile is
     an H200's, but for its host, which it took for as late as the device."""
-    profile = PROFILE_FILE.read(
-        Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
-    )
+    profile = PROFILE_FILE.read(LONG)
     marks = tuple(replace(mark, host_ms=mark.host_ms / 2) for mark in profile.marks)
     found = choose(replace(profile, marks=marks), Goal(max_overhead=0.1), QUICK_MARKS)
     assert found.prediction is not None
