@@ -382,7 +382,7 @@ def _plain_of(value: Any) -> Any:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _names(type(value))}
+    return {name: getattr(value, name) for name in _names(type(value))}  # type: ignore[arg-type]
 
 
 @functools.cache

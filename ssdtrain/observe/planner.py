@@ -388,7 +388,10 @@ class Planner:
         self._stop_search()
         if self._planned != profile.signature():
             self.plan = None
-        if self._begin_search(SEARCH_MARKS) or self.plan is not None:
+        self._begin_search(SEARCH_MARKS)
+        if self._stage is Stage.FOLLOWING:
+            return
+        if self.plan is not None:
             self._follow_from_now()
             return
         self._rest(Stage.SEARCHING)
@@ -396,17 +399,15 @@ class Planner:
         fits = self._plain is not None and self._may_run_plain()
         self._cache.bypass = Unhooked() if fits else None
 
-    def _begin_search(self, effort: int) -> bool:
-        """Search beside training; where the host is the device, search here, with this
-        effort, and return True."""
+    def _begin_search(self, effort: int) -> None:
+        """Search beside training; where the host is the device, here and with this
+        effort."""
         if self._seen is None:
-            return False
+            return
         if not self._cache.device.runs_beside:
             self._take_answer(self._answer_here(effort))
-            return True
-        if self.peers.leads:
+        elif self.peers.leads:
             self._search = Search(self._request(self._seen, QUICK_MARKS, SEARCH_MARKS))
-        return False
 
     def _request(self, profile: Profile, *efforts: int) -> Request:
         return Request(
