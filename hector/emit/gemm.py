@@ -3,6 +3,11 @@
 One launch covers all types: a tile map, made once a graph, says which rows of which
 type each program takes, so no tile crosses a type and no weight is replicated
 (Algorithm 3.1, section 3.3.3).
+
+[Note: programs of one tile] Where a tile's columns are several programs', each of them
+reads the tile's rows. They are numbered one after the other, so they run at the same
+time and all but the first find the rows in the L2 cache; numbered tile by tile, the
+gathered rows of a wide product came from memory once for each part of the columns.
 """
 
 from dataclasses import dataclass
@@ -25,10 +30,21 @@ class DotPrecision:
     """`ieee` or `tf32x3` (both fp32-accurate), or `tf32` where PyTorch allows it."""
 
     @property
+    def splits(self) -> bool:
+        """Whether a product is three, of parts of its operands: the parts fill the
+        registers."""
+        return self.dtype == "tl.float32" and self.input_precision != "tf32"
+
+    @property
     def argument(self) -> str:
+        """The argument of `tl.dot`."""
         if self.dtype != "tl.float32":
             return ""
         return f', input_precision="{self.input_precision}"'
+
+
+EXACT = DotPrecision(dtype="tl.float32", input_precision="tf32x3")
+"""What fp32 is without PyTorch's leave for TF32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +55,7 @@ class Emitted:
     doc: str
     grid: tuple[object, ...]
     """Per axis an int, or the Arg-kind key ('tiles', domain, index, block) or
-    ('rows', domain, per program) or ('sums', sums)."""
+    ('rows', domain, per program) or ('sums', sums), or ('times', int, key)."""
     num_warps: int
     num_stages: int
 
@@ -88,11 +104,12 @@ def emit_gemm(
     t = src.arg(ArgKind.TILE_TYPE, tiles, "tile_type")
     lo = src.arg(ArgKind.TILE_START, tiles, "tile_start")
     hi = src.arg(ArgKind.TILE_END, tiles, "tile_end")
-    src.emit("tile = tl.program_id(0)")
+    across = -(-cols // bn)
+    part = _tile_and_part(src, across)
     src.emit(f"kind = tl.load({t} + tile).to(tl.int64)")
     src.emit(f"row = tl.load({lo} + tile) + tl.arange(0, {bm})")
     src.emit(f"ok = row < tl.load({hi} + tile)")
-    src.emit(f"col = tl.program_id(1) * {bn} + tl.arange(0, {bn})")
+    src.emit(f"col = {part} * {bn} + tl.arange(0, {bn})")
     src.emit("head = tl.program_id(2)")
     at, scale = _Operand(src, k.rows, domain).prepare("ok")
     x = src.arg(ArgKind.VALUE, k.rows.value, "x")
@@ -101,8 +118,9 @@ def emit_gemm(
     src.emit(f"x_row = {x} + {at}[:, None] * {heads * inner} + head * {inner}")
     src.emit(f"w_type = {w} + (kind * {heads} + head) * {inner * cols}")
     for start in range(0, inner, bk):
-        src.emit(f"inner = {start} + tl.arange(0, {bk})")
-        ragged = start + bk > inner
+        taken = _cut(inner - start, bk)
+        src.emit(f"inner = {start} + tl.arange(0, {taken})")
+        ragged = start + taken > inner
         more = f" & (inner < {inner})[None, :]" if ragged else ""
         src.emit(
             f"a = tl.load(x_row + inner[None, :], mask=ok[:, None]{more}, other=0.0)"
@@ -120,7 +138,7 @@ def emit_gemm(
             f"{precision.argument})"
         )
     _epilogue(src, k, scale, (heads, cols, bn))
-    grid = (("tiles", *tiles), -(-cols // bn), heads)
+    grid = (("times", across, ("tiles", *tiles)), 1, heads)
     return Emitted(
         source=src,
         doc=str(k),
@@ -128,6 +146,16 @@ def emit_gemm(
         num_warps=schedule.num_warps,
         num_stages=schedule.num_stages,
     )
+
+
+def _tile_and_part(src: Source, across: int) -> str:
+    """Define `tile`; the text of a program's part of `across` parts of its columns.
+    See [Note: programs of one tile]."""
+    if across == 1:
+        src.emit("tile = tl.program_id(0)")
+        return "0"
+    src.emit(f"tile = tl.program_id(0) // {across}")
+    return f"(tl.program_id(0) % {across})"
 
 
 def _epilogue(
@@ -165,9 +193,10 @@ def emit_outer(
     lo = src.arg(ArgKind.TILE_START, tiles, "tile_start")
     hi = src.arg(ArgKind.TILE_END, tiles, "tile_end")
     across = -(-right // br)
-    src.emit("tile = tl.program_id(0)")
-    src.emit(f"li = (tl.program_id(1) // {across}) * {bl} + tl.arange(0, {bl})")
-    src.emit(f"ri = (tl.program_id(1) % {across}) * {br} + tl.arange(0, {br})")
+    blocks = -(-left // bl) * across
+    part = _tile_and_part(src, blocks)
+    src.emit(f"li = {part} // {across} * {bl} + tl.arange(0, {bl})")
+    src.emit(f"ri = {part} % {across} * {br} + tl.arange(0, {br})")
     src.emit("head = tl.program_id(2)")
     src.emit(f"lo = tl.load({lo} + tile)")
     src.emit(f"hi = tl.load({hi} + tile)")
@@ -189,7 +218,7 @@ def emit_outer(
     return Emitted(
         source=src,
         doc=str(k),
-        grid=(("tiles", *tiles), -(-left // bl) * across, heads),
+        grid=(("times", blocks, ("tiles", *tiles)), 1, heads),
         num_warps=schedule.num_warps,
         num_stages=schedule.num_stages,
     )

@@ -2,12 +2,21 @@
 
 Schedules are data: nothing in the templates depends on which one is used, so results
 are equal up to rounding whatever is chosen here.
+
+[Note: wide tiles] A product of rows [n, k] with weights [k, m] in tiles of r rows and c
+columns reads n k m / c of the rows and n k m / r of the weights: both grow fourfold
+with the width unless the tile grows with it. So more than 64 columns are taken 128 at
+once, and 128 rows at once where types have so many that few tiles are part empty.
+Products that are three of TF32 keep small tiles: parts of operands fill the registers,
+218 of 255 with two warps where there were three (sm_90, Triton 3.9), and they are bound
+by arithmetic.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from hector.emit.gemm import EXACT, DotPrecision
 from hector.emit.phases import apart, phases_of
 from hector.emit.source import pow2
 from hector.ir.kernels import (
@@ -33,6 +42,10 @@ SMALL_GROUP = 16
 """Mean rows of groups that are too small for a program of their own."""
 LANE_TILE = 1024
 """Elements of the tile that lanes hold: groups a program times the row's width."""
+NARROW_TILE, WIDE_TILE = 64, 128
+"""Columns of a product's tile."""
+LONG_TYPE = 512
+"""Mean rows of a type from which on tiles of 128 rows are nearly all full."""
 MAX_TILE = 4096
 """Elements of the widest tile that a traversal keeps in registers."""
 HEAVY_TILE = 8192
@@ -65,23 +78,43 @@ class Sizes(Protocol):
 
 
 def default_schedule(
-    kernel: Kernel, arrays: Sizes, mapping: SegmentMapping | None = None
+    kernel: Kernel,
+    arrays: Sizes,
+    mapping: SegmentMapping | None = None,
+    precision: DotPrecision = EXACT,
 ) -> Schedule | None:
     """A good first choice from sizes alone; `mapping` fixes who walks groups."""
     if isinstance(kernel, Gemm):
-        return _gemm(kernel)
+        return _gemm(kernel, arrays, precision)
     if isinstance(kernel, Outer):
-        chunk = _chunk(arrays.rows(kernel.domain))
-        return OuterSchedule(chunk_rows=chunk)
+        return _outer(kernel, arrays, precision)
     if isinstance(kernel, Traversal):
         return _traversal(kernel, arrays, mapping)
     return None
 
 
-def _gemm(k: Gemm) -> GemmSchedule:
+def _gemm(k: Gemm, arrays: Sizes, precision: DotPrecision) -> GemmSchedule:
+    """See [Note: wide tiles]."""
     cols = k.weight.shape[1] if k.transpose else k.weight.shape[2]
-    warps = 4 if cols > 16 else 2
-    return GemmSchedule(num_warps=warps)
+    if cols <= NARROW_TILE or precision.splits:
+        return GemmSchedule(num_warps=4 if cols > 16 else 2)
+    domain = k.out.domain
+    types = arrays.rows(Domain.NTYPE if domain is Domain.NODE else Domain.ETYPE)
+    if k.type_index is Index.ALL:
+        types = 1
+    if arrays.rows(domain) < LONG_TYPE * types:
+        return GemmSchedule(block_cols=WIDE_TILE)
+    return GemmSchedule(block_rows=WIDE_TILE, block_cols=WIDE_TILE, num_warps=8)
+
+
+def _outer(k: Outer, arrays: Sizes, precision: DotPrecision) -> OuterSchedule:
+    """See [Note: wide tiles]."""
+    chunk = _chunk(arrays.rows(k.domain))
+    if min(k.out.shape[1:]) <= NARROW_TILE or precision.splits:
+        return OuterSchedule(chunk_rows=chunk)
+    return OuterSchedule(
+        chunk_rows=chunk, block_left=WIDE_TILE, block_right=WIDE_TILE, num_warps=8
+    )
 
 
 def _chunk(rows: int) -> int:
@@ -218,20 +251,34 @@ def walk_steps(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
 def candidates(kernel: Kernel, first: Schedule) -> Iterator[Schedule]:
     """Schedules worth timing for a kernel, the default first."""
     yield first
-    if isinstance(first, GemmSchedule):
-        for rows in (32, 64, 128):
-            for warps in (2, 4, 8):
-                yield GemmSchedule(block_rows=rows, num_warps=warps)
+    if isinstance(first, GemmSchedule) and isinstance(kernel, Gemm):
+        yield from _gemm_candidates(kernel)
     elif isinstance(first, OuterSchedule):
-        for rows in (16, 32, 64):
-            for scale in (1, 2):
-                chunk = min(first.chunk_rows * scale, 8192)
-                for warps in (4, 8):
-                    yield OuterSchedule(
-                        chunk_rows=chunk, block_rows=rows, num_warps=warps
-                    )
+        yield from _outer_candidates(first)
     elif isinstance(first, TraversalSchedule) and isinstance(kernel, Traversal):
         yield from _with_columns(kernel, first)
+
+
+def _gemm_candidates(k: Gemm) -> Iterator[GemmSchedule]:
+    wide = max(k.weight.shape[1:]) > NARROW_TILE
+    for cols in (NARROW_TILE, WIDE_TILE) if wide else (NARROW_TILE,):
+        for rows in (32, 64, 128):
+            for warps in (2, 4, 8):
+                yield GemmSchedule(block_rows=rows, block_cols=cols, num_warps=warps)
+
+
+def _outer_candidates(first: OuterSchedule) -> Iterator[OuterSchedule]:
+    for side in dict.fromkeys((NARROW_TILE, first.block_left)):
+        for rows in (16, 32, 64):
+            for scale in (1, 2):
+                for warps in (4, 8):
+                    yield OuterSchedule(
+                        chunk_rows=min(first.chunk_rows * scale, 8192),
+                        block_rows=rows,
+                        block_left=side,
+                        block_right=side,
+                        num_warps=warps,
+                    )
 
 
 def _with_columns(

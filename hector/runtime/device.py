@@ -211,6 +211,8 @@ class DevicePlan:
         if isinstance(g, int):
             return g
         kind, *rest = g
+        if kind == "times":
+            return int(rest[0]) * self._extent(rest[1])
         if kind == "tiles":
             return self.arrays.tiles(*rest).num_tiles
         if kind == "sums":

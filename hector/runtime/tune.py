@@ -27,7 +27,12 @@ from hector.private_files import (
     read_private,
     write_private,
 )
-from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
+from hector.runtime.device import (
+    DevicePlan,
+    DeviceProgram,
+    ValueTypes,
+    dot_precision,
+)
 from hector.runtime.progress import listener
 
 _log = logging.getLogger(__name__)
@@ -43,11 +48,12 @@ def schedules_for(
 ) -> list[Schedule | None]:
     """One schedule a kernel: tuned now or before, else the default; a `mapping` that
     was asked for stands and nothing is looked up."""
+    precision = dot_precision(types.feature)
     if mapping is not None:
-        return [default_schedule(k, arrays, mapping) for k in plan.kernels]
+        return [default_schedule(k, arrays, mapping, precision) for k in plan.kernels]
     chosen: list[Schedule | None] = []
     for kernel in plan.kernels:
-        first = default_schedule(kernel, arrays)
+        first = default_schedule(kernel, arrays, precision=precision)
         if first is None:
             chosen.append(None)
             continue
@@ -70,7 +76,8 @@ def _path(kernel: Kernel, arrays: GraphArrays, types: ValueTypes) -> Path:
     shapes = [(n.op.value, n.domain.value, n.shape) for n in kernel.operands]
     what = (type(kernel).__name__, shapes, [str(o.type) for o in kernel.outputs])
     loop = str(getattr(kernel, "loop", ""))
-    text = repr((what, loop, sizes, str(types.feature), device, torch.__version__))
+    kind = (str(types.feature), dot_precision(types.feature).input_precision)
+    text = repr((what, loop, sizes, kind, device, torch.__version__))
     digest = hashlib.sha256(text.encode()).hexdigest()[:24]
     return cache_directory() / "schedules" / f"{digest}.json"
 

@@ -29,7 +29,12 @@ from hector.graph import HeteroGraph
 from hector.ir.kernels import Kernel, Plan
 from hector.ir.node import Node, Op
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
-from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
+from hector.runtime.device import (
+    DevicePlan,
+    DeviceProgram,
+    ValueTypes,
+    dot_precision,
+)
 from hector.runtime.reference import Reference
 from recipes.bench.common import results
 from recipes.bench.common.cells import environment
@@ -113,9 +118,8 @@ def error_of(
     types = ValueTypes(dtype)
     bound = operands(kernel, arrays, types) if given is None else given
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
-    ready = DevicePlan(
-        DeviceProgram(plan, types, [default_schedule(kernel, arrays)]), arrays
-    )
+    schedule = default_schedule(kernel, arrays, precision=dot_precision(dtype))
+    ready = DevicePlan(DeviceProgram(plan, types, [schedule]), arrays)
     got, again = ready.run(bound), ready.run(bound)
     oracle = Reference(arrays, torch.float64)
     leaves = {n: t.double() for n, t in bound.items()}

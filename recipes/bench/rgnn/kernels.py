@@ -12,7 +12,12 @@ from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Fallback, Kernel, ParameterOp, Plan
 from hector.runtime import executables, graph_arrays
-from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
+from hector.runtime.device import (
+    DevicePlan,
+    DeviceProgram,
+    ValueTypes,
+    dot_precision,
+)
 from recipes.bench.rgnn.check import operands
 
 NUM_TIMED = 10
@@ -44,9 +49,8 @@ def _one(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> dict[str, A
     model = CostModel(arrays, DeviceModel(), dtype.itemsize)
     work = model.work(kernel)
     plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
-    ready = DevicePlan(
-        DeviceProgram(plan, types, [default_schedule(kernel, arrays)]), arrays
-    )
+    schedule = default_schedule(kernel, arrays, precision=dot_precision(dtype))
+    ready = DevicePlan(DeviceProgram(plan, types, [schedule]), arrays)
     bound = operands(kernel, arrays, types)
     us = 1e6 * seconds_of(lambda: ready.run(bound), arrays.graph.device)
     moved = work.moved_bytes

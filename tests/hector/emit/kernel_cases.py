@@ -20,7 +20,10 @@ from hector.emit.schedules import candidates, default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import (
+    Gemm,
+    GemmSchedule,
     Kernel,
+    Outer,
     OuterSchedule,
     Parameters,
     Plan,
@@ -175,6 +178,31 @@ def test_every_schedule_computes_the_same() -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
             tried += 1
     assert tried > 15
+
+
+@pytest.mark.parametrize(("width", "num_kinds"), [(72, 3), (130, 2)])
+def test_tiles_of_products(width: int, num_kinds: int) -> None:
+    """Columns that are one program's or several programs', the last part of them and of
+    the inner side nearly empty; weights as they are and transposed."""
+    tiny = random_graph((6, 8, 2, 1), DEVICE)
+    arrays = GraphArrays(tiny)
+    wide = GemmSchedule(block_rows=128, block_cols=128)
+    kinds: dict[object, Kernel] = {}
+    for _, plan in plans("rgcn", width, Optimizations()):
+        for k in plan.kernels:
+            if isinstance(k, Gemm) or (isinstance(k, Outer) and width < 100):
+                kinds[type(k), getattr(k, "transpose", False)] = k
+    assert len(kinds) == num_kinds
+    for k in kinds.values():
+        check(k, tiny, torch.float32)
+        check(k, tiny, LOW)
+        if isinstance(k, Gemm):
+            others: list[Schedule] = [GemmSchedule(), wide]
+        else:
+            others = [OuterSchedule(), OuterSchedule(block_left=128, block_right=32)]
+        results = [run(k, arrays, schedule) for schedule in others]
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
