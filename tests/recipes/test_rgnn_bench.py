@@ -218,15 +218,19 @@ def test_ablation_choice_widths_and_memory() -> None:
     plain = {**record("hector-none", 4.0, **hgt), "peak_bytes": 5 << 20}
     compact = {**record("hector-compaction", 2.0, **hgt), "peak_bytes": 3 << 20}
     plain["resident_bytes"] = compact["resident_bytes"] = 1 << 20
-    wide = record("hector-none", 6.0, **hgt, width=128)
-    results = results_of(plain, compact, wide, record("hector", 2.5, **hgt))
+    ours = [
+        record("hector", ms, dtype="tf32", **hgt, width=w)
+        for w, ms in ((32, 3.0), (64, 4.0), (128, 9.0))
+    ]
+    results = results_of(plain, compact, *ours, record("hector", 2.5, **hgt))
     row = rgnn_table.ablation(results).splitlines()[2]
     assert row == "| g hgt training float32 | 4.000 | 2.00 | - | - | 1.60 |"
     assert "0 of 1 cells (0 %). Missed: g hgt training float32 1.25x" in (
         rgnn_table.choice(results)
     )
-    row = rgnn_table.widths(results).splitlines()[2]
-    assert row == "| g hgt training float32 | - | 4.000 | 6.000 | - | 1.50 |"
+    told, _, *table = rgnn_table.widths(results).splitlines()
+    assert told == "Twice the width costs less than twice in 1 of 2 steps."
+    assert table[2] == "| g hgt training tf32 | 3.000 | 4.000 | 9.000 | 1.33 | 2.25 |"
     row = rgnn_table.memory(results).splitlines()[2]
     assert row == "| g | 0.25 | 4.0 | - | - | 4 | 0.50 |"
     assert math.isclose(rgnn_table.geometric_mean([2.0, 8.0]), 4.0)

@@ -30,7 +30,11 @@ SORTED = {
     LayerKind.RGAT: SortedRGAT,
     LayerKind.HGT: SortedHGT,
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
 SETTING = {
     Contender.HECTOR_NONE: "none",
     Contender.HECTOR_COMPACTION: "compaction",
@@ -80,6 +84,7 @@ class Graphs:
 def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -> Layer:
     """The contender's layer with the parameters that `seed` gives PyG's layer."""
     device, dtype = graph.device, DTYPES[cell.dtype]
+    torch.backends.cuda.matmul.allow_tf32 = cell.dtype == "tf32"
     spec = LayerSpec(
         kind=cell.model,
         in_channels=cell.width,

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from hector.runtime import executables
+from hector.runtime.bundle import BundleError, add, pack
 from hector.statistics import statistics
-from recipes.bench.rgnn import cache as rgnn_cache
 from recipes.bench.rgnn.cells import (
     GRAPHS,
     KINDS,
@@ -170,13 +170,10 @@ def main(argv: list[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if args.prepare:
             return prepare(args, device)
-        kernels = args.store / "triton"
         if args.cache_in or args.cache_out:
-            rgnn_cache.use(kernels)
+            os.environ["TRITON_CACHE_DIR"] = str(args.store / "triton")
         if args.cache_in and not (args.restarted or args.prepare):
-            print(
-                "kernels from", args.cache_in, rgnn_cache.unpack(args.cache_in, kernels)
-            )
+            print("kernels from", args.cache_in, add(args.cache_in))
         if device.type == "cuda" and not args.restarted:
             prepare_all(args, words)
             keep_kernels(args)
@@ -201,8 +198,10 @@ def main(argv: list[str] | None = None) -> int:
 def keep_kernels(args: argparse.Namespace) -> None:
     """What was compiled so far, for the next run's --cache-in."""
     if args.cache_out:
-        found = rgnn_cache.pack(args.store / "triton", args.cache_out)
-        print("kernels packed and left out:", *found, flush=True)
+        try:
+            print("kernels packed:", pack(args.cache_out), flush=True)
+        except BundleError as wrong:
+            print(wrong, flush=True)
 
 
 def _memory_directory() -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 from recipes.bench.common import results as files
 from recipes.bench.common.text import markdown, where
 from recipes.bench.rgnn.accuracy import LEVEL, SEEDS, compared, spread
+from recipes.bench.rgnn.cells import WIDTHS
 from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
 from recipes.bench.rgnn.records import (
     TASKS,
@@ -133,15 +134,22 @@ def memory(results: Records) -> str:
 
 
 def widths(results: Records) -> str:
-    """Figure 3.12: time without optimizations at widths 32, 64, 128."""
-    rows = []
-    for name, cell in cells(results, ("float32",)):
-        times = [results.ms("hector-none", **cell, width=w) for w in (32, 64, 128)]
-        if times[0] is None and times[2] is None:
-            continue
+    """Figure 3.12: what twice the width costs; products may use TF32."""
+    rows, all_steps = [], []
+    for name, cell in cells(results, ("tf32",)):
+        times = [results.ms("hector", **cell, width=w) for w in WIDTHS]
         steps = [b / a if a and b else None for a, b in pairwise(times)]
-        rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
-    return markdown(["cell", "32 ms", "64 ms", "128 ms", "32 to 64", "64 to 128"], rows)
+        if any(times):
+            rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
+            all_steps += [s for s in steps if s is not None]
+    if not rows:
+        return "not measured yet"
+    header = ["cell", *(f"{w} ms" for w in WIDTHS), "32 to 64", "64 to 128"]
+    below = sum(s < 2 for s in all_steps)
+    told = (
+        f"Twice the width costs less than twice in {below} of {len(all_steps)} steps."
+    )
+    return f"{told}\n\n{markdown(header, rows)}"
 
 
 def mapping(results: Records) -> str:
