@@ -2,7 +2,10 @@
 
 import sys
 
-from ssdtrain.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from ssdtrain.cli import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:  # before there is a command to say so
+        sys.exit(130)

@@ -187,6 +187,13 @@ class _Run:
 
     def run(self) -> int:
         """Train and conclude; the exit status."""
+        before = signal.signal(signal.SIGTERM, _terminated)
+        try:
+            return self._run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _run(self) -> int:
         from ssdtrain.train import runs
         from ssdtrain.train.launch import end_with_parent, start_ranks
         from ssdtrain.train.targets import build_trainer
@@ -220,7 +227,7 @@ class _Run:
                 code = self._train(trainer, path)
             status = {0: "finished", 1: "verdict failed"}.get(code, "stopped")
             return code
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             status = "stopped"
             raise
         finally:
@@ -258,15 +265,12 @@ class _Run:
         """
         from ssdtrain.train.targets import refusal
 
-        before = signal.signal(signal.SIGTERM, _terminated)
         try:
             getattr(trainer, "prepare", bool)()
         except (ConfigError, AttachError):
             raise
         except Exception as error:  # whatever libraries raise for data and sizes
             raise refusal(error) from error
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
     def _label(self) -> str:
         config = self._config
@@ -281,14 +285,11 @@ class _Run:
     def _train(self, trainer: Any, path: Path) -> int:
         from ssdtrain.train.stop import StoppedError
 
-        before = signal.signal(signal.SIGTERM, _terminated)
         try:
             result = trainer.run()
         except StoppedError as stopped:
             self._say_how_to_go_on(stopped, path)
             return 128 + stopped.signum
-        finally:
-            signal.signal(signal.SIGTERM, before)
         return 0 if result is None else self._conclude(result, path)
 
     def _say_how_to_go_on(self, stopped: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -239,6 +240,26 @@ class Breaking:
 
     def run(self) -> None:
         raise AssertionError("never run")
+
+
+class Terminated(Breaking):
+    """A trainer that a scheduler ends while it prepares."""
+
+    def prepare(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_run_that_is_ended_while_it_prepares_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Terminated=Terminated))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "-q", f"trainer._target_={__name__}.Terminated"])
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert [*(tmp_path / "runs").iterdir()] == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_traceback_of_a_mistake_is_kept(
