@@ -67,7 +67,7 @@ ASSUMED = Estimate(COPY_SLOWDOWN, COPY_SLOWDOWN_ERROR)
 
 
 class Contention(NamedTuple):
-    """Fractions."""
+    """By which fractions copies slow down compute and one another."""
 
     copy_slowdown: float = ASSUMED.value
     """By which copies in one direction slow compute down meanwhile."""
@@ -127,7 +127,7 @@ class _Probe:
         self._last.synchronize()
 
     def run(self) -> Contention:
-        """Both fractions."""
+        """Measure both fractions."""
         self._products()  # the first one chooses a kernel
         wanted = RUN_MS / max(self._products(), 1e-3)
         self._num_products = min(MOST_PRODUCTS, max(1, round(wanted)))
@@ -149,7 +149,7 @@ class _Probe:
             self._buffers[1].busy[:] = [self._last]
 
     def _products(self) -> float:
-        """ms of a run of products."""
+        """Time a run of products, in ms."""
         for _ in range(NUM_UNTIMED):
             self._multiply()
         start = self._clock.now()
@@ -161,7 +161,7 @@ class _Probe:
         torch.mm(self._factors[0], self._factors[1], out=self._product)
 
     def _ratios(self, issue: Callable[[int], None]) -> list[float]:
-        """Of the time beside copies to that alone, one a round."""
+        """Return each round's ratio of the time beside copies to the time alone."""
         began = time.monotonic()
         copy_ms = max(self._copy_ms(issue), 1e-3)
         alone_ms, ratios = self._products(), []
@@ -178,7 +178,7 @@ class _Probe:
         return ratios
 
     def _copy_ms(self, *issues: Callable[[int], None]) -> float:
-        """Middle time of one copy of those that the calls issue at once."""
+        """Return the median ms of the copies that `issues` start side by side."""
         self._device.watch_copies()
         for _ in range(NUM_DUPLEX):
             for issue in issues:
@@ -196,10 +196,8 @@ class _Probe:
 
 
 def measured(ratios: Sequence[float]) -> Estimate | None:
-    """By how much products are slower beside copies, as these ratios say; signed.
-
-    None: they are too few.
-    """
+    """Return the median slowdown of these ratios, which may be negative; None if they
+    are too few for a variance."""
     num = len(ratios)
     if num < LEAST_ROUNDS:
         return None
@@ -209,10 +207,10 @@ def measured(ratios: Sequence[float]) -> Estimate | None:
 
 
 def believed(directions: Sequence[Sequence[float]]) -> Estimate:
-    """The fraction to plan with: see [Note: noise].
+    """Return the fraction to plan with; see [Note: noise].
 
     Args:
-        directions: ratios of each; the mean of the directions is sought.
+        directions: ratios of each direction; their mean slowdown is sought.
     """
     found = [one for one in map(measured, directions) if one is not None]
     if not found:

@@ -39,7 +39,7 @@ class _Item:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its record owns the storage, too."""
+        """Whether the item's record is one of the storage's owners."""
         record = self.course.record(self.number)
         return (
             record is not None and record.data is not None and record.state in RESIDENT
@@ -69,7 +69,7 @@ class Frames:
     def enter(
         self, course: LaneCourse, number: int, tensor: Tensor, num_bytes: int, row: int
     ) -> None:
-        """A tensor is saved for the first time, at this row."""
+        """Start to watch the storage of a tensor that is saved first at this mark."""
         storage = tensor.untyped_storage()
         found = self._storages.get(storage._cdata)
         if found is None or found.alive.expired():
@@ -81,10 +81,14 @@ class Frames:
         self._waiting[storage._cdata] = found
 
     def look(self, row: int) -> int:
-        """Whoever let go of a storage before this row does not hold it any more.
+        """Stop watching the storages that only records still own.
+
+        Args:
+            row: number of the mark.
 
         Returns:
-            Bytes that were counted at the row before, and gone when its operator ran.
+            Bytes that `count` gave at the last mark and that were freed before its
+            operator ran.
         """
         num_gone = 0
         for address, storage in list(self._waiting.items()):
@@ -100,7 +104,7 @@ class Frames:
         return num_gone
 
     def use(self, course: LaneCourse, number: int, row: int) -> None:
-        """Backward asks for an item: from now on its record alone counts."""
+        """Stop watching an item that backward uses: only its record holds it now."""
         for storage in self._waiting.values():
             for item in storage.waiting:
                 if item.course is course and item.number == number:
@@ -109,11 +113,11 @@ class Frames:
                     return
 
     def marks(self, course_number: int, number: int) -> int:
-        """For how many marks others held an item, as far as is known."""
+        """Return for how many marks the model held an item beside its record."""
         return self._marks.get((course_number, number), 0)
 
     def count(self) -> int:
-        """Bytes of saved tensors that others hold, and no record."""
+        """Return the bytes of saved tensors that the model alone holds."""
         num_bytes = 0
         for storage in self._waiting.values():
             for item in storage.waiting:
@@ -133,7 +137,7 @@ class Frames:
 
 
 def _owners_by_torch(device: torch.device) -> int:
-    """How many owners a storage with a stamp and a single tensor has beside that."""
+    """Return the use count that torch adds to a stamped storage of one tensor."""
     tensor = torch.empty(1, device=device)
     stamp_of(tensor)
     address = tensor.untyped_storage()._cdata

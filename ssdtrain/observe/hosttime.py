@@ -27,9 +27,9 @@ from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 
 OUTLIER = 8.0
-"""A call so many times the middle one pinned memory, compiled or was interrupted."""
+"""Times the median: such a call pinned memory, compiled or was interrupted."""
 WEIGHT = 0.3
-"""Of a new sample in the running mean."""
+"""Weight of a new sample in the running mean."""
 FAR = 0.25
 """Change of a cost after which a plan is searched for again."""
 
@@ -40,8 +40,8 @@ class HostMeter:
     """Times the hooks of one step.
 
     Args:
-        away: what a record without an order does when it leaves.
-        now: a clock of the host in ns.
+        away: placement of an offloaded record that no plan orders.
+        now: the host's clock, in ns.
         moment: a moment of the device, for its waits inside the hooks; None: these are
             not asked for.
         module_of: the module of an item of a kind of lane.
@@ -69,7 +69,7 @@ class HostMeter:
         self._rebuilds: dict[tuple[int, int], int] = {}
 
     def around(self, pack: Hook, unpack: Hook) -> tuple[Hook, Hook]:
-        """The hooks of a forward, timed."""
+        """Wrap the pack and unpack hooks of a forward in timers."""
 
         def timed_pack(tensor: Tensor) -> Any:
             if self._entered is not None:  # a recipe stores an input of its own
@@ -119,13 +119,13 @@ class HostMeter:
                 self._rebuilds.setdefault((course.number, rebuilt.item), own_ns)
 
     def exclude(self, start_ns: int) -> None:
-        """What began at `start_ns`, inside a hook, was an observer's work."""
+        """Exclude the time since `start_ns`, an observer's, from the running hook."""
         if self._entered is not None:
             self._excluded_ns += self.now() - start_ns
 
     def load(self, start: Callable[[Any], None], record: Any) -> None:
-        """Start a load for the plan: the load's own cost, and not that of the tensor
-        at whose use it starts."""
+        """Start a prefetch and book its time as the prefetched tensor's, not as that of
+        the tensor whose hook runs."""
         begun = self.now()
         start(record)
         took_ns = self.now() - begun
@@ -134,7 +134,7 @@ class HostMeter:
         self._samples[self._way_of(record), "load"].append(took_ns)
 
     def outside_ns(self) -> int:
-        """Host time so far that was not spent in hooks."""
+        """Return the host time so far without the hooks', in ns."""
         at = self.now() if self._entered is None else self._entered
         return at - self._spent_ns
 
@@ -154,7 +154,7 @@ class HostMeter:
         return Placement.KEEP if record.parcel is None else self._way_of(record)
 
     def _module(self, handle: Any) -> str:
-        """In which an item was saved; "" for what is no item, or served in place."""
+        """Return the module that saved the tensor; "" if it is no item of a plan."""
         if type(handle) is MovedHandle:
             return self._module_of(handle.moved.lane.kind, handle.row.item)
         source = getattr(handle, "source", None)
@@ -165,7 +165,7 @@ class HostMeter:
         return ""
 
     def _way_of(self, record: Any) -> Placement:
-        """Where an offloaded tensor went."""
+        """Return which target an offloaded tensor went to."""
         if type(record) is Moved:
             return Placement.OFFLOAD
         course = record.lane.course
@@ -175,15 +175,15 @@ class HostMeter:
         return ordered if ordered in AWAY_PLACEMENTS else self._away
 
     def num_packed(self, placement: Placement) -> int:
-        """Tensors to which this happened."""
+        """Return how many tensors were packed with this placement."""
         return len(self._samples.get((placement, "pack"), ()))
 
     def rebuild_ms(self, lane: int, item: int) -> float:
-        """Host time of the first use of a rebuilt item; 0.0 if there was none."""
+        """Return the host time of an item's first rebuild in ms; 0.0 without one."""
         return self._rebuilds.get((lane, item), 0) / 1e6
 
     def costs(self, otherwise: HostCosts) -> HostCosts:
-        """What was measured; `otherwise` for what did not happen."""
+        """Return the mean costs by action; those of `otherwise` where none was seen."""
 
         def cost(placement: Placement, before: HostCost) -> HostCost:
             return HostCost(
@@ -205,7 +205,7 @@ class HostMeter:
 
 
 def mean_ms(samples_ns: Iterable[int]) -> float:
-    """The mean of what is not far from the middle."""
+    """Return the mean in ms, without samples above `OUTLIER` medians."""
     found = list(samples_ns)
     limit = OUTLIER * statistics.median(found)
     usual = [each for each in found if each <= limit]
@@ -213,7 +213,7 @@ def mean_ms(samples_ns: Iterable[int]) -> float:
 
 
 def mixed(before: HostCosts, sample: HostCosts, weight: float = WEIGHT) -> HostCosts:
-    """A running mean of costs."""
+    """Return the running mean with one more sample."""
 
     def mix(old: HostCost, new: HostCost) -> HostCost:
         return HostCost(
@@ -231,12 +231,12 @@ def mixed(before: HostCosts, sample: HostCosts, weight: float = WEIGHT) -> HostC
 
 
 def _by_action(costs: HostCosts) -> list[float]:
-    """ms of one tensor of each kind, there and back."""
+    """Return the ms of pack, load and use together, by action."""
     every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
     return [cost.pack_ms + cost.use_ms + cost.load_ms for cost in every]
 
 
 def is_far(before: HostCosts, now: HostCosts) -> bool:
-    """Whether a plan made with one of them may be wrong by the other."""
+    """Return whether a cost has changed by more than `FAR`."""
     pairs = zip(_by_action(before), _by_action(now), strict=True)
     return any(abs(new - old) > FAR * max(old, new) for old, new in pairs)

@@ -28,7 +28,7 @@ LEAST_TRANSFERS = 4
 def fitted_links(
     copies: Iterable[Copy], drive: Drive | None, contention: Contention
 ) -> Links | None:
-    """Curves of the copies of one step, and of the drive; None without any copy."""
+    """Fit curves to the copies of one step and add the drive's; None without copies."""
     both = list(copies)
     out, into = _rate(both, True), _rate(both, False)
     if out is None and into is None:
@@ -47,7 +47,7 @@ def fitted_links(
 
 
 def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> list[Copy]:
-    """Measure copies of a buffer of its own: for steps that moved too little."""
+    """Measure copies of a pinned buffer, for steps that moved too little."""
     num_bytes = min(num_bytes, pool.cap_bytes // 2)
     buffer = pool.take(num_bytes, for_load=True)
     if buffer is None:
@@ -69,9 +69,10 @@ def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> lis
 def fitted_drive(
     storage: Storage | None, spans: Sequence[Span], num_threads: int
 ) -> Drive | None:
-    """Curves of the writes and reads of one step, and what they cost one another; of
-    blocks written and read for the purpose where the step tells too little. None
-    without a storage, or if that is full and the step told nothing."""
+    """Fit curves to a step's writes and reads and measure their contention.
+
+    Where the step made too few, blocks are written and read for it. None without a
+    storage, or if the storage is full and the step made no transfers."""
     if storage is None:
         return None
     write, read = _busy(spans, "write"), _busy(spans, "read")
@@ -92,7 +93,7 @@ def fitted_drive(
 
 
 def _busy(spans: Sequence[Span], row: str) -> Curve | None:
-    """The rate of one row of the time line, if it has transfers enough to tell."""
+    """Return the rate of one row of the trace; None with too few transfers."""
     own = [(s.start_ns, s.end_ns, s.num_bytes) for s in spans if s.row == row]
     rate = busy_rate(own) if len(own) >= LEAST_TRANSFERS else None
     return None if rate is None else straight(rate)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ModuleNames:
-    """The path of the innermost running module."""
+    """Tracks the path of the innermost module whose forward runs."""
 
     def __init__(self, roots: Sequence[nn.Module]) -> None:
         self._roots = list(roots)
@@ -23,11 +23,11 @@ class ModuleNames:
 
     @property
     def now(self) -> str:
-        """Such as `blocks.3.mlp`; empty outside all modules, or unknown."""
+        """The path, such as `blocks.3.mlp`; empty outside of all modules."""
         return self._stack[-1] if self._stack else ""
 
     def start(self) -> None:
-        """Listen to every submodule."""
+        """Register forward hooks on every submodule."""
         self.stop()
         for root in self._roots:
             if any(_is_compiled(module) for module in root.modules()):

@@ -56,7 +56,7 @@ class _Lane:
     """Inputs of regions that autograd itself saves, too."""
 
     def bytes_of(self, region: int) -> int:
-        """What is saved in a region call."""
+        """Return the bytes that a region call saves."""
         return sum(each.num_bytes for each in self.saved if each.region == region)
 
 
@@ -86,7 +86,7 @@ class _Row:
 
 
 class _HostTimes(NamedTuple):
-    """Of a profile, in ms."""
+    """Host times of a profile, in ms."""
 
     marks_ms: list[float]
     num_handles: list[int]
@@ -132,11 +132,11 @@ class Recording(Observer):
         """Time before the step's end that was none of it."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
-        """A lane begins."""
+        """Record a new lane."""
         self._lanes.append(_Lane(course, kind))
 
     def item(self, lane: int, number: int, saved: Saved, tensor: Tensor) -> None:
-        """A new item of a lane: this tensor."""
+        """Record a tensor that a lane saves for the first time."""
         start_ns = self._meter.now()
         own = self._lanes[lane]
         own.saved.append(saved)
@@ -146,49 +146,49 @@ class Recording(Observer):
         self._meter.exclude(start_ns)
 
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
-        """The item is rebuilt in this step."""
+        """Record that this recipe rebuilds the item."""
         self._lanes[lane].recipes[number] = recipe
 
     def region(self, lane: int, number: int, module: str) -> None:
-        """A region call begins."""
+        """Record the start of a region call."""
         self._lanes[lane].regions[number] = _Region(module)
 
     def reads(self, lane: int, number: int, item: int) -> None:
-        """This item is an input of that region call."""
+        """Record an item that a region call reads."""
         inputs = self._lanes[lane].regions[number].inputs
         if item not in inputs:
             inputs.append(item)
 
     def saved_again(self, lane: int, item: int) -> None:
-        """Autograd itself has saved the item, too."""
+        """Record that autograd saves an input of a region itself."""
         self._lanes[lane].autograds.add(item)
 
     def runs_again(self) -> None:
-        """The forward of a region, or a recipe, is about to run."""
+        """Note the memory in use before a region's forward or a recipe runs."""
         self._device.reset_peak()
         self._alive_bytes = self._saved_bytes()
         self._rerun_ns = self._meter.now()
 
     def ran_again(self, lane: int, number: int) -> None:
-        """It has: what it needed beside the saved tensors that were alive before."""
+        """Record host time and extra memory of a region's second forward."""
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
         found.other_bytes = max(found.other_bytes, self._needed_bytes())
 
     def rebuilt(self, lane: int, number: int) -> None:
-        """A recipe has run: what it needed beside what was alive before."""
+        """Record the extra memory of a recipe."""
         needed = self._lanes[lane].rebuild_bytes
         needed[number] = max(needed.get(number, 0), self._needed_bytes())
 
     def _needed_bytes(self) -> int:
-        """Most memory since `runs_again`, beside what was alive then."""
+        """Return the peak since `runs_again` above what was in use then, in bytes."""
         memory = self._device.memory()
         if memory is None:
             return 0
         return memory.max_allocated_bytes - self._base_bytes - self._alive_bytes
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
-        """The cache begins to act."""
+        """Record the moment at which the cache begins to serve a tensor."""
         if self._rows and self._rows[-1].end is None:
             self.seal()  # a recipe stores an input of its own
         start_ns = self._meter.now()
@@ -217,11 +217,11 @@ class Recording(Observer):
         self._meter.exclude(start_ns)
 
     def given(self, tensor: Tensor) -> None:
-        """An operator of backward gets this tensor."""
+        """Hold a tensor that was returned to backward until its operator has ended."""
         self._given.append(tensor)
 
     def seal(self) -> None:
-        """The cache has acted; an operator runs next."""
+        """Record the moment at which the cache has served; an operator runs next."""
         if not self._rows:
             return
         start_ns = self._meter.now()
@@ -237,7 +237,7 @@ class Recording(Observer):
         return own_bytes + self._lingering_bytes() + self._frames.count()
 
     def stop(self) -> None:
-        """The step is over: what runs from now on is none of it."""
+        """End the recording with the step."""
         self._given.clear()
         self._end = self._clock.now()
         self._stopped_ns = self._meter.now()
@@ -259,7 +259,7 @@ class Recording(Observer):
         copying_ms: float,
         notes: dict[str, str],
     ) -> Profile | None:
-        """The profile; None if the step cannot be planned. Waits for the device.
+        """Make the profile; None if the step cannot be planned. Waits for the device.
 
         Call it after `stop`.
 
@@ -322,7 +322,7 @@ class Recording(Observer):
         return self._device.torch_device.type == "cuda"
 
     def _host(self, rows: list[_Row]) -> "_HostTimes":
-        """The host's times beside the device's; none where the host is the device."""
+        """Return host times per mark; all 0 on a CPU, where the host is the device."""
         if not self._is_gpu:
             none = [0] * len(rows)
             return _HostTimes([0.0] * len(rows), none, 0.0, 0.0, 0.0)
@@ -346,8 +346,8 @@ class Recording(Observer):
         )
 
     def _regions(self, spans: Iterable[Span]) -> dict[str, tuple[RegionRun, ...]]:
-        """Region calls by kind. Those of all lanes of a kind are alike: the longest and
-        the largest of each place counts."""
+        """Return region calls by kind of lane. Lanes of a kind make the same calls: of
+        each call the longest time and the most memory count."""
         costs = prices(spans)
         found: dict[str, list[RegionRun]] = {}
         for lane in self._lanes:
@@ -368,7 +368,7 @@ class Recording(Observer):
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
-        """Items by kind; None if a kind's lanes differ, or a lane has no kind."""
+        """Return items by kind of lane; None if lanes of a kind differ or have none."""
         known = self._device.memory() is not None
         costs = prices(spans)
         kinds: dict[str, tuple[Item, ...]] = {}
@@ -384,7 +384,7 @@ class Recording(Observer):
 
 
 def _are_alike(before: Sequence[Item], items: Sequence[Item]) -> bool:
-    """Whether two lanes saved the same tensors, if not of the same sizes."""
+    """Return whether two lanes saved the same tensors, whatever their sizes."""
     return len(before) == len(items) and all(
         (one.name, one.num_bytes) == (other.name, other.num_bytes)
         or (one.name != other.name and is_same_item(one.name, other.name))
@@ -393,16 +393,16 @@ def _are_alike(before: Sequence[Item], items: Sequence[Item]) -> bool:
 
 
 def _larger(one: Item, other: Item) -> Item:
-    """What a plan for both must reckon with."""
+    """Return the larger item, with the longer of both times in the model's hands."""
     larger = other if other.num_bytes > one.num_bytes else one
     return replace(larger, frame_marks=max(one.frame_marks, other.frame_marks))
 
 
 def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
-    """ms of each rebuild; the least of its runs.
+    """Return the time of each rebuild in ms: the least of its runs.
 
     The first run of a kernel may have waited for its compilation. It shows by the
-    others of its recipe and size, whose middle then counts.
+    others of its recipe and size, whose median then counts.
     """
     least: dict[Hashable, Span] = {}
     for span in spans:
@@ -425,7 +425,7 @@ def _items(
     frames: Frames | None,
     meter: HostMeter | None,
 ) -> Iterable[Item]:
-    """Without an allocator to ask (no frames), saved bytes are counted, and all."""
+    """Make the items of a lane; without `frames` (a CPU) all saved bytes count."""
     for number, (saved, module) in enumerate(
         zip(lane.saved, lane.modules, strict=True)
     ):

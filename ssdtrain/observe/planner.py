@@ -59,8 +59,8 @@ NUM_PROBE_THREADS = 4
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 COLD_BYTES = 1 << 30
-"""A step that had to pin more than this was spent waiting for it: the device ran dry
-again and again, and every small operator was measured with its launch."""
+"""A step that had to pin more than this waited for it, and its small operators were
+measured with the time of their launch: it is observed again."""
 NUM_PLAIN_STEPS = 2
 """The first one starts on an idle device; the last one is measured."""
 PLAIN_SHARE = 0.9
@@ -71,7 +71,7 @@ FIRST_SAMPLE = 3
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
 SAMPLED_STEPS = 32
-"""Of so many steps one has its hooks timed."""
+"""One step in so many has its hooks timed."""
 
 
 class Stage(Enum):
@@ -175,7 +175,10 @@ class Planner:
         return settled and self._search is None
 
     def step_starts(self, num_steps: int) -> None:
-        """The first forward of a step is about to run; `num_steps` have ended.
+        """Decide what the step is for whose first forward runs next.
+
+        Args:
+            num_steps: steps that have ended.
 
         Raises:
             ConfigError: `memory_budget_bytes` cannot be reached.
@@ -229,8 +232,8 @@ class Planner:
         self._record()
 
     def _check_memory(self) -> None:
-        """Whether any plan fits, by what the first step showed of its memory. Searched
-        for on this thread: without an answer there must be no second step.
+        """Check that a plan fits, by the first step's memory. Searches on this thread:
+        without an answer there must be no second step.
 
         Raises:
             ConfigError: none does; the text says by how much and where.
@@ -300,7 +303,7 @@ class Planner:
     # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
 
     def _may_run_plain(self) -> bool:
-        """Whether a step without ssdtrain fits, and nothing speaks against it."""
+        """Return whether a step that keeps everything fits device and memory limit."""
         capacity_bytes = self._cache.device.capacity_bytes()
         memory, profile = self._cache.device.memory(), self._seen
         if capacity_bytes is None or memory is None or profile is None:
@@ -347,7 +350,7 @@ class Planner:
             cache.ledger.clock.keep_spans = True
 
     def _without_reruns(self, step: PlainTimes) -> PlainTimes:
-        """What the last step, in which all regions ran again, takes without that."""
+        """Subtract the regions' second forwards and their stalls from the last step."""
         clock, stalls = self._cache.ledger.clock, self._cache.ledger.stalls
         spans, clock.keep_spans = clock.last_spans(), False
         regions = {} if self._seen is None else self._seen.regions
@@ -370,7 +373,7 @@ class Planner:
         return RegionTimes(step, rerun_ms, stalled.ms, stalled.out_ms).plain()
 
     def _correct(self, plain: PlainTimes) -> None:
-        """These are the times of the step without ssdtrain."""
+        """Take these as the times of a step without ssdtrain."""
         self._plain = plain
         self._corrections = Corrections(
             plain=tuple(plain),
@@ -379,8 +382,8 @@ class Planner:
         )
 
     def _plan(self) -> None:
-        """Search for a plan for the last profile; the step of before goes on until
-        there is one."""
+        """Start to search for a plan for the last profile. Steps go on as they were
+        until it is found."""
         profile = self._seen
         if profile is None:
             return
@@ -400,7 +403,7 @@ class Planner:
         self._cache.bypass = Unhooked() if fits else None
 
     def _begin_search(self, effort: int) -> None:
-        """Search beside training; where the host is the device, here and with this
+        """Search in a process beside training; on a CPU on this thread, with this
         effort."""
         if self._seen is None:
             return
@@ -521,7 +524,7 @@ class Planner:
         logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
 
     def _hand_over(self, plan: Plan) -> None:
-        """The cache follows this plan from now on."""
+        """Let the cache follow this plan from now on."""
         cache = self._cache
         cache.course.plan = plan
         cache.regions.choice = Choice.PLANNED
@@ -535,7 +538,7 @@ class Planner:
 
     @property
     def _away(self) -> Placement:
-        """What happens to a tensor that the policy moves."""
+        """Return where the observed step's policy moves tensors."""
         to_ssd = self._cache.offloader.drain is Drain.AT_ONCE
         return Placement.OFFLOAD_SSD if to_ssd else Placement.OFFLOAD
 
@@ -634,7 +637,7 @@ class Planner:
             self._observe()
 
     def _go_back(self, before: Plan) -> None:
-        """The plan in force is slower than it said: the one before is followed."""
+        """Return to the plan before: the one in force is slower than predicted."""
         logger.info("ssdtrain: plan %d is slower than it said", self.num_plans)
         self._stop_search()
         self.plan, self._trial = before, Trial(before)
@@ -675,7 +678,7 @@ class Planner:
         return meter
 
     def _module_of(self, kind: str, item: int) -> str:
-        """The module of an item of the profile."""
+        """Return the module of an item of the profile."""
         items = () if self._seen is None else self._seen.kinds.get(kind, ())
         return items[item].module if 0 <= item < len(items) else ""
 

@@ -26,7 +26,7 @@ LEAST_STEPS = 3
 
 @dataclass
 class Drift:
-    """Watches predicted against measured step times. Pure: no clock."""
+    """Compares predicted with measured step times; reads no clock."""
 
     predicted_ms: float = 0.0
 
@@ -39,7 +39,7 @@ class Drift:
         self._stray_wait = 0
 
     def planned(self, predicted_ms: float) -> None:
-        """Take a plan as the one in force from now on."""
+        """Start over with a new plan in force."""
         self.predicted_ms = predicted_ms
         self._errors.clear()
         self._strayed = 0
@@ -71,7 +71,7 @@ class Drift:
 
     @property
     def error(self) -> float | None:
-        """Middle relative error of the last steps."""
+        """Median relative error of the last steps."""
         return statistics.median(self._errors) if self._errors else None
 
     @property
@@ -80,9 +80,9 @@ class Drift:
 
 
 class Trial:
-    """Whether a plan that was found later runs as it says, beside the one before.
+    """Compares the measured steps of a new plan with those of the plan before.
 
-    A simulation does not know everything. Pure: no clock.
+    A prediction may be wrong where the simulator is; reads no clock.
     """
 
     def __init__(self, plan: Plan, before: "Trial | None" = None) -> None:

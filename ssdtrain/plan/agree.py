@@ -32,10 +32,10 @@ class Peers(Protocol):
         do not agree. `own` None: this rank has none, and tells the others so."""
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
-        """Return whether everybody says yes."""
+        """Return whether all ranks say yes."""
 
     def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
-        """Return the longest of everybody's times, one by one."""
+        """Return the element-wise maximum of all ranks' times."""
 
     @property
     def leads(self) -> bool:
@@ -52,7 +52,7 @@ class Peers(Protocol):
 
 
 class Alone:
-    """Nobody to agree with."""
+    """The peers of a rank that plans alone."""
 
     leads = True
 
@@ -69,10 +69,10 @@ class Alone:
         return tuple(own)
 
     def offer(self, answer: str) -> None:
-        """Offer it to nobody."""
+        """Do nothing: there is no other rank."""
 
     def offered(self, step: int) -> str | None:
-        """Return None: nobody offers."""
+        """Return None: there is no other rank."""
         return None
 
     def observes(self, wanted: bool, step: int) -> bool:
@@ -154,7 +154,8 @@ def _mark(marks: tuple[Mark, ...]) -> Mark:
 
 
 def _copy_slowdown(links: Sequence[Links]) -> tuple[float, float]:
-    """Return the mean, by how sure each is of it, and its standard error."""
+    """Average the ranks' copy slowdowns, weighted by their variances; return the mean
+    and its standard error."""
     weights = [1.0 / max(link.copy_slowdown_error, LEAST_ERROR) ** 2 for link in links]
     total = sum(weights)
     pairs = zip(weights, links, strict=True)

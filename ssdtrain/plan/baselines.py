@@ -21,7 +21,7 @@ WINDOW_LARGEST = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """One policy: who is placed where, and how strictly memory is freed."""
+    """A fixed policy: the placements, and how strictly memory is freed."""
 
     name: str
     placements: Placements
@@ -38,14 +38,14 @@ class Reference:
 
 
 def away(timeline: Timeline) -> Placement:
-    """Return where bytes go when they leave and nothing else is said."""
+    """Return the placement of an offloaded item when no target is named."""
     has_ssd = timeline.profile.links.ssd_write is not None
     only_ssd = has_ssd and timeline.profile.notes.get("target") == "ssd"
     return Placement.OFFLOAD_SSD if only_ssd else Placement.OFFLOAD
 
 
 def spilled(timeline: Timeline, placements: Placements) -> Placements:
-    """Send what is too much for pinned host memory on to the SSD, if there is one.
+    """Move what exceeds pinned host memory to the SSD, if there is one.
 
     The first tensors of a lane go: backward asks for them last.
     """
@@ -263,7 +263,7 @@ def _checkpointed(
     blocks: Sequence[Sequence[int]],
     again: Sequence[Sequence[int]],
 ) -> Reference:
-    """Let some of the blocks run again from their inputs; the others keep all."""
+    """Price checkpointing of some blocks; the others keep everything."""
     keep = Run(timeline, keep_all(timeline)).run()
     first = {block[0] for block in again}
     inside = {item for block in again for item in block}
@@ -341,13 +341,13 @@ def _blocks(timeline: Timeline) -> list[list[int]]:
 
 
 def _own_bytes(timeline: Timeline, item: int) -> int:
-    """Return what an item adds to memory while it is kept."""
+    """Return the bytes that keeping an item adds to the peak."""
     found = timeline.items[item]
     return 0 if found.held else found.num_bytes
 
 
 def _worst(timeline: Timeline, block: Iterable[int]) -> int:
-    """Return the most bytes in the backward of one block beside its input."""
+    """Return the largest memory of one block's backward, without its input."""
     own = set(block)
     alive = sum(_own_bytes(timeline, item) for item in own)
     freed_behind: dict[int, list[int]] = {}

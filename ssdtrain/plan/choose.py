@@ -65,7 +65,7 @@ class Contender(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Six numbers that stand for a plan; each is a position on a grid."""
+    """A plan as six positions on the axes of `_Grid`."""
 
     recipes: int
     tail: int
@@ -125,7 +125,7 @@ class Judge:
         return Contender(rank, orders, outcome, placed, style, policy)
 
     def rank(self, outcome: Outcome) -> tuple[float, ...]:
-        """Order of two outcomes under the goal: the smaller is the better plan."""
+        """Return a sort key under the goal: the smaller, the better the plan."""
         host = self._host_bytes
         written = outcome.moved_bytes["ssd_write"]
         if not self._goal.allows(written, outcome.step_ms):
@@ -190,8 +190,8 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
 
 
 def _search(judge: Judge, best: Contender) -> Contender:
-    """A little of everything, then the rest from there: a long step's coarse grid alone
-    would spend it all."""
+    """Search each family and single items briefly, then go on from the best: the coarse
+    grid of a long step alone would use up the search."""
     total = judge.left_marks
     seen: dict[Family, Contender] = {}
     for marks in (min(QUICK_MARKS, total), total - QUICK_MARKS):
@@ -310,7 +310,7 @@ class _Grid:
         return with_tail_kept(self._timeline, placements, tail)
 
     def style(self, family: Family) -> Style:
-        """Turn a position into a style; the last one is a window without end."""
+        """Return the style at a position of its axis; the last one has no window."""
         late = Late.WAIT if family.late else Late.KEEP
         if family.window >= WINDOW_PARTS:
             return Style(late=late)
@@ -507,7 +507,7 @@ def _changes(timeline: Timeline, best: Contender) -> list[Change]:
 def _turned(
     timeline: Timeline, placements: Placements, region: tuple[str, int]
 ) -> Change:
-    """Keep a region that runs again, or the other way round."""
+    """Return the placements with one region turned from kept to re-run, or back."""
     kind = region[0]
     members = [
         number

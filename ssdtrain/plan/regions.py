@@ -21,7 +21,7 @@ Region = tuple[str, int]
 
 
 def spread(timeline: Timeline) -> list[Region]:
-    """Return all region calls, in an order of which every beginning lies evenly."""
+    """Order region calls so that each prefix is spread evenly over the step."""
     found: list[tuple[float, str, int]] = []
     for kind, runs in sorted(timeline.profile.regions.items()):
         saving = {item.region for item in timeline.profile.kinds[kind]}
@@ -34,7 +34,7 @@ def spread(timeline: Timeline) -> list[Region]:
 
 
 def parts(timeline: Timeline) -> list[frozenset[Region]]:
-    """Return sets of regions from none to all, each within the next."""
+    """Return nested sets of regions, from none to all."""
     order = spread(timeline)
     count = min(len(order), MAX_PARTS)
     sizes = (
@@ -44,14 +44,14 @@ def parts(timeline: Timeline) -> list[frozenset[Region]]:
 
 
 def is_made_again(kind: str, item: Item, chosen: Collection[Region]) -> bool:
-    """Return whether a re-run of one of these regions makes the item."""
+    """Return whether re-running one of these regions produces the item."""
     return item.region >= 0 and not item.held and (kind, item.region) in chosen
 
 
 def with_regions(
     timeline: Timeline, placements: Placements, chosen: Collection[Region]
 ) -> dict[str, tuple[Placement, ...]]:
-    """Return the placements, but what these regions save is made again."""
+    """Return the placements with these regions' items marked as re-run."""
     return {
         kind: tuple(
             Placement.RERUN if is_made_again(kind, item, chosen) else placement

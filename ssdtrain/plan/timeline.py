@@ -166,7 +166,7 @@ class Timeline:
         last: list[int],
         ended: set[int],
     ) -> None:
-        """Mark a region's tensors and inputs as there when its call runs again."""
+        """Mark a region's items and inputs as resident when its call runs again."""
         until = at
         for item in self.members[run]:
             if placed[item] is Placement.RERUN and first[item] != NEVER:

@@ -95,7 +95,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Kept:
-    """An item before it is priced."""
+    """An item whose times are not known yet."""
 
     item: Item
     maker: int | None
@@ -104,7 +104,7 @@ class _Kept:
 
 @dataclass
 class _Draft:
-    """A mark that is still open."""
+    """A mark whose operators are still being collected."""
 
     phase: Phase
     item: int
@@ -126,7 +126,7 @@ class _Saved:
         """Storages of items, which are no other memory."""
 
     def pack(self, tensor: Tensor, recorder: Recorder) -> tuple[Tensor, int | None]:
-        """Join the items, or not; the tensor is kept either way."""
+        """Record the tensor if it is an item; autograd keeps the tensor itself."""
         with recorder.unnoticed():
             detached = tensor.detach()
         if _is_parameter(tensor):
@@ -145,7 +145,7 @@ class _Saved:
         return detached, self._item_of[storage]
 
     def unpack(self, packed: tuple[Tensor, int | None], recorder: Recorder) -> Tensor:
-        """Count a use."""
+        """Record that backward uses the tensor."""
         tensor, item = packed
         recorder.ignore_detach()
         if item is not None:
@@ -153,7 +153,7 @@ class _Saved:
         return tensor
 
     def measure(self, recorder: Recorder) -> None:
-        """Note the memory beside the items."""
+        """Record the memory in use beside the items."""
         if self._marks:
             alive, counted = recorder.alive, self._counted
             other = sum(n for storage, n in alive.items() if storage not in counted)
@@ -189,7 +189,7 @@ class _Saved:
     def profile(
         self, tasks: Sequence[Task], *, is_hosted: bool, **more: Any
     ) -> Profile:
-        """Price marks and recipes.
+        """Make the profile: add kernel times to marks and recipes.
 
         Args:
             tasks: of every operator.

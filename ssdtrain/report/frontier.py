@@ -1,4 +1,4 @@
-"""The frontier of a run: the least predicted peak at each price, from its profile."""
+"""The frontier of a run: the least predicted peak at each overhead."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 def frontier(profile: Profile, prices: Sequence[float] = PRICES) -> list[Point]:
-    """Return plans for each price, dearest last; none is dominated by another.
+    """Return the best plan at each overhead, largest last, without dominated ones.
 
     Args:
         profile: an observed step.
@@ -40,5 +40,5 @@ def frontier(profile: Profile, prices: Sequence[float] = PRICES) -> list[Point]:
 
 
 def point_of(prediction: Prediction) -> Point:
-    """Return where a plan stands beside the frontier."""
+    """Return the point of a plan: its overhead and its peak."""
     return Point(prediction.overhead, prediction.peak_bytes)

@@ -343,7 +343,7 @@ def _grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _by_leg(run: Run, key: str, scale: float) -> dict[str, list[tuple[float, float]]]:
-    """(step from 1, value) by leg; a step that was run again counts as it ended."""
+    """Return (step from 1, value) by leg; of a repeated step the last value."""
     found: dict[str, dict[int, float]] = {}
     for line in run.metrics:
         if isinstance(line.get(key), int | float):

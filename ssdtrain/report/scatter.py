@@ -1,4 +1,4 @@
-"""What the planner reaches beside what checkpointing would: a table and a plot."""
+"""Predicted plans beside predicted checkpointing: a table and a plot."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,7 +43,7 @@ def spots(profile: Profile) -> list[Spot]:
 
 
 def lines(points: Sequence[Spot]) -> list[str]:
-    """Write one line a point, fastest marks of its kind, and the plot below."""
+    """Format one line a point, the fastest of each kind marked, and the plot below."""
     if not points:
         return []
     keep_ms = min(point.step_ms for point in points)
@@ -57,7 +57,7 @@ def lines(points: Sequence[Spot]) -> list[str]:
 
 
 def mark_of(point: Spot) -> str:
-    """Return the letter that stands for it in the plot."""
+    """Return the letter of a point in the plot."""
     return OURS if point.is_ours else OTHERS
 
 

@@ -58,7 +58,7 @@ def read_checkpoint(
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Around `load_state_dict` calls with what `path` held.
+    """Wrap `load_state_dict` calls with values of `path`.
 
     Raises:
         DamagedFileError: the values are not of this model and optimizer.

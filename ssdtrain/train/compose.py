@@ -91,8 +91,8 @@ def values_of(config: DictConfig) -> dict[str, Any]:
 
 @contextmanager
 def _readable(source: object) -> Iterator[None]:
-    """Whatever YAML, OmegaConf or Hydra raise for a damaged file becomes a ConfigError;
-    Hydra's own errors are for users already."""
+    """Turn what YAML and OmegaConf raise for a damaged file into a ConfigError; Hydra's
+    own errors pass."""
     try:
         yield
     except (HydraException, ConfigError):

@@ -20,7 +20,7 @@ _NEVER = 2**31 - 1
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed, told to use the CPU where there is no GPU.
+    """Import DeepSpeed; without a GPU it is told to use the CPU.
 
     Raises:
         ConfigError: it is not installed.
@@ -56,7 +56,7 @@ def start(deepspeed: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What DeepSpeed prints goes to this module's debug log."""
+    """Send what DeepSpeed prints to this module's debug log."""
     printed = io.StringIO()
     with redirect_stdout(printed):
         yield
@@ -112,13 +112,13 @@ class EngineRunner:
         )
 
     def save(self, directory: str, step: int) -> None:
-        """Every rank writes its part; `latest` names the newest."""
+        """Write this rank's part of a checkpoint; `latest` names the newest."""
         self.attachable.save_checkpoint(
             directory, tag=f"step{step}", client_state={"step": step}
         )
 
     def load(self, directory: str) -> int:
-        """Read the newest; returns the step that comes next.
+        """Read the newest checkpoint; return the step that comes next.
 
         Raises:
             ConfigError: there is none.

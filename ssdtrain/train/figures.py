@@ -15,7 +15,7 @@ NAMES = (
 
 
 def figures_of(report: StepReport | None) -> dict[str, float]:
-    """Such as {"ssdtrain/stall_ms": 0.1}; empty while there is no report."""
+    """Return figures such as {"ssdtrain/stall_ms": 0.1}; none before a report."""
     if report is None:
         return {}
     return {f"ssdtrain/{name}": float(getattr(report, name)) for name in NAMES}

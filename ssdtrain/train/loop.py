@@ -59,7 +59,7 @@ class LegResult:
     last_peak_bytes: int
     """Highest in the last step, of the same bytes."""
     course: tuple[Sample, ...]
-    """Memory over the last step, sampled where nobody counts every change."""
+    """Memory over the last step; sampled with ssdtrain, exact without."""
     explained: str
     """`Session.explain()` behind the last step; empty without ssdtrain."""
     profile: Profile | None
@@ -89,9 +89,8 @@ def weights_checksum(module: nn.Module) -> int:
 
 
 def offload_directories(workload: Workload) -> tuple[str, ...]:
-    """Return what `ssdtrain.offload` is told: a directory of this rank's own below
-    each that is configured; names with placeholders (`{rank}`, `{local_rank}`) as
-    they are."""
+    """Return the directories for `ssdtrain.offload`: below each configured one a
+    directory of this rank; names with placeholders (`{rank}`) unchanged."""
     values = workload.settings.offload
     names = OffloadConfig.from_mapping(values).directories if values else ()
     below = f"rank{workload.ranks.rank}"
@@ -101,14 +100,14 @@ def offload_directories(workload: Workload) -> tuple[str, ...]:
 
 
 def storage_directories(workload: Workload) -> tuple[str, ...]:
-    """Return where this rank really writes."""
+    """Return the directories of this rank, placeholders filled in."""
     ranks = workload.ranks
     place = Rank(ranks.rank, ranks.local_rank, ranks.local_size)
     return tuple(fill(name, place) for name in offload_directories(workload))
 
 
 def attach(runner: Runner, workload: Workload) -> Session:
-    """`ssdtrain.offload` on the runner's module or engine."""
+    """Attach `ssdtrain.offload` to the runner's module or engine."""
     values = dict(workload.settings.offload)
     values["directory"] = offload_directories(workload) or None
     return offload(runner.attachable, OffloadConfig.from_mapping(values))
@@ -245,7 +244,7 @@ class Loop:
         self._sinks.write(leg.value, step, values)
 
     def _checkpoint(self, leg: Leg, step: int, saved: Written) -> Written:
-        """Save where it is due; returns what was written for checkpoints so far."""
+        """Save a checkpoint if one is due; return the bytes of all so far."""
         every = self._workload.settings.train.checkpoint_every
         if not self._is_saved(leg) or (step + 1) % every:
             return saved
@@ -286,7 +285,7 @@ def _peak_of(report: StepReport) -> int:
 
 
 def phase_of(session: Session) -> str:
-    """Return what the session is doing, in a word."""
+    """Return the session's phase for the progress line."""
     if not session.is_settled:
         return "observing"
     return "following" if session.plan is not None else "fixed policy"

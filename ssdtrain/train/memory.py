@@ -33,7 +33,7 @@ class Watch(Protocol):
 
 
 class _Held:
-    """What autograd keeps instead of the tensor: the tensor itself, counted."""
+    """Holds a saved tensor for autograd and counts its storage."""
 
     __slots__ = ("_observer", "key", "tensor")
 
@@ -103,7 +103,7 @@ class SavedObserver:
         return held.tensor if isinstance(held, _Held) else held
 
     def release(self, key: int, tensor: Tensor) -> None:
-        """A holder was dropped by autograd."""
+        """Count a storage less: autograd dropped the object that held it."""
         with self._lock:
             self._holders[key] -= 1
             if self._holders[key] == 0:

@@ -19,7 +19,7 @@ class Sink(Protocol):
     """Takes the numbers of one step."""
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
-        """`leg` is which run of a comparison; `values` are plain numbers."""
+        """Take the numbers of one step of one leg."""
 
     def close(self) -> None:
         """Flush."""
@@ -33,7 +33,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
-        """Append {"leg", "step", ...}."""
+        """Append one line: {"leg", "step", ...}."""
         self._file.write(json.dumps({"leg": leg, "step": step, **values}) + "\n")
         self._file.flush()
 
@@ -51,7 +51,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(directory))
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
-        """One scalar for each number."""
+        """Write one scalar for each number."""
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(f"{leg}/{name}", value, step)
@@ -85,7 +85,7 @@ class Terminal:
             self._live.start()
 
     def stage(self, text: str) -> None:
-        """What is being prepared."""
+        """Show what is being prepared."""
         if self._console.is_terminal:
             self._live.update(Text(f"{text} ..."))
         else:
@@ -137,7 +137,7 @@ class Sinks:
         self._terminal = terminal
 
     def stage(self, text: str) -> None:
-        """Say what is being prepared, where somebody looks."""
+        """Show what is being prepared, if a terminal is attached."""
         if self._terminal is not None:
             self._terminal.stage(text)
 

@@ -68,7 +68,7 @@ class Ranks:
         return int(shared)
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every rank, in rank order, on every rank (any picklable)."""
+        """Return all ranks' values in rank order, on every rank (any picklable)."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -94,8 +94,8 @@ class Ranks:
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def share_cores(self) -> None:
-        """Without OMP_NUM_THREADS every rank would start a thread per core of the
-        node; give each its share."""
+        """Limit this rank to its share of the cores, unless OMP_NUM_THREADS is set:
+        else every rank starts a thread per core."""
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // self.local_size))

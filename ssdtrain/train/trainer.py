@@ -1,4 +1,4 @@
-"""The run and its twin without ssdtrain: what is equal, what it cost, what it saved."""
+"""Train without and with ssdtrain; compare losses, weights, time and memory."""
 
 import os
 import statistics
@@ -68,7 +68,7 @@ class Trainer:
         return cls(RunSettings.from_mapping(values))
 
     def ranks_to_start(self) -> int:
-        """Processes that have to be started for this run; 0: this one is enough.
+        """Return how many processes this run needs; 0: this one is enough.
 
         Raises:
             ConfigError: the stages asked for do not divide them, or engine=megatron
@@ -263,7 +263,7 @@ def megatron_runner(workload: Workload) -> Runner:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """torch's deterministic algorithms, as wanted; restored afterwards."""
+    """Switch torch's deterministic algorithms on or off, and back afterwards."""
     before = torch.are_deterministic_algorithms_enabled()
     fills: Any = torch.utils.deterministic
     filling = fills.fill_uninitialized_memory
@@ -322,8 +322,7 @@ def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | 
 
 
 def peak_of(settings: RunSettings) -> str:
-    """Return what is counted: by the allocator on a GPU, on a CPU what ssdtrain looks
-    at."""
+    """Return what peaks count: allocated bytes on a GPU, saved tensors on a CPU."""
     if torch.cuda.is_available():
         return "allocated"
     least = least_bytes(settings)
@@ -331,8 +330,7 @@ def peak_of(settings: RunSettings) -> str:
 
 
 def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
-    """Return the courses of the rank with the highest peak, and everybody's time
-    line."""
+    """Return memory curves of the rank with the highest peak, and all traces."""
     first = next(iter(legs.values()))
     rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
     return {
@@ -376,7 +374,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
 
 
 def _typical(step_ms: tuple[float, ...]) -> float:
-    """Return the median without the first step, which warms up."""
+    """Return the median without the first step, which is slower."""
     return statistics.median(step_ms[1:] or step_ms)
 
 

@@ -91,7 +91,7 @@ class FusedAttention(nn.Module):
 
 
 def _kernels(mask: Tensor | None) -> Any:
-    """With a mask the fast kernel's backward adds in no fixed order."""
+    """Choose the attention kernels: with a mask the fast one is not deterministic."""
     if mask is None or not torch.are_deterministic_algorithms_enabled():
         return nullcontext()
     return sdpa_kernel(SDPBackend.MATH)

@@ -63,7 +63,7 @@ def check(settings: ModelSettings, parallel: Parallel) -> None:
 def config_of(
     settings: ModelSettings, parallel: Parallel, dtype: torch.dtype, **more: Any
 ) -> TransformerConfig:
-    """Megatron's configuration for these settings.
+    """Return Megatron's configuration for these settings.
 
     more: fields of TransformerConfig, over what the settings say.
     """
@@ -144,7 +144,7 @@ class Chunks:
         return [self._ready(build(stage)) for stage in stages]
 
     def _ready(self, module: nn.Module) -> nn.Module:
-        """On this rank's device, and all in one precision."""
+        """Move a chunk to this rank's device and precision."""
         if torch.cuda.is_available():
             module = module.cuda(torch.cuda.current_device())
         if self._config.bf16 or self._config.fp16:

@@ -114,7 +114,7 @@ class MegatronRunner:
         return float(torch.stack([one["loss"] for one in losses]).mean())
 
     def save(self, directory: str, step: int) -> None:
-        """Every rank's weights and optimizer, in a file of its own."""
+        """Write this rank's weights and optimizer to a file of its own."""
         path = self._path(directory)
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {
@@ -192,7 +192,7 @@ class MegatronRunner:
 def optimizer_config(
     settings: TrainSettings, layout: parallel.Parallel
 ) -> OptimizerConfig:
-    """Megatron's configuration of the same optimizer.
+    """Return Megatron's configuration of the same optimizer.
 
     Raises:
         ConfigError: the distributed optimizer is for adamw alone.
@@ -217,7 +217,7 @@ def optimizer_config(
 
 
 def megatron_device() -> torch.device:
-    """This rank's device, as Megatron asks for it.
+    """Return this rank's device, as Megatron asks for it.
 
     Raises:
         ConfigError: there is no GPU.
