@@ -65,7 +65,7 @@ from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.places import Place, Trip, copies_of, discard, place_for
+from ssdtrain.transfer.places import Trip, copies_of, discard
 from ssdtrain.transfer.workers import Owner
 
 
@@ -98,6 +98,7 @@ class TensorCache:
         self.policy = policy
         self.limits = limits
         self.device = offloader.device
+        self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
@@ -388,12 +389,16 @@ class TensorCache:
     def is_movable(self, tensor: Tensor) -> bool:
         """Whether a planned move may take this tensor: plain bytes on the device, no
         parameter or view of one, and not saved inside backward."""
-        base = tensor._base
+        base = tensor._base  # torch asks in Python whether something is a parameter
         return (
-            is_plain(tensor)
-            and type(tensor) is Tensor
-            and (base is None or not isinstance(base, nn.Parameter))
-            and tensor.device == self.device.torch_device
+            type(tensor) is Tensor
+            and tensor.device == self._torch_device
+            and (
+                base is None
+                or type(base) is Tensor
+                or not isinstance(base, nn.Parameter)
+            )
+            and is_plain(tensor)
             and torch._C._current_graph_task_id() == -1
         )
 
@@ -414,19 +419,6 @@ class TensorCache:
         """Whether planned moves end in pinned host memory, by copies of the device."""
         return not isinstance(self.offloader, DirectOffloader)
 
-    def place_of(self, free: list[Place], tensor: Tensor) -> Place | None:
-        """A place that is free or new; None if there is no room for one."""
-        return free.pop() if free else place_for(self.offloader.pool, tensor)
-
-    def send(self, moved: Moved, due: int) -> None:
-        """Start the copy out, and release the tensor by this mark."""
-        self.retired.watch(moved, moved.holding)
-        moved.lane.has_moved = True
-        moved.lane.num_live += 1
-        if moved.data is not None:
-            self.copies.out(moved.trip.place, moved.data)
-            self._window.add(moved, moved.data, moved.trip, due)
-
     def forward_moved(self, moved: Moved) -> None:
         """Hand the live tensor back; its copy out is of no use any more."""
         self._counters.add(Count.FORWARDED, moved.num_bytes)
@@ -445,27 +437,16 @@ class TensorCache:
         """Start to load what the plan wants back by now."""
         if self.meter is not None:
             self.meter.load(self._load_planned, record)
+        elif type(record) is Moved:
+            self.load_moved(record)
         else:
-            self._load_planned(record)
+            self._start_load(record)
 
     def _load_planned(self, record: Any) -> None:
         if type(record) is Moved:
             self.load_moved(record)
         else:
             self._start_load(record)
-
-    def use_kept(self, lane: Lane) -> None:
-        """Backward asks for an item that has stayed: a mark."""
-        self.collect()
-        if not lane.in_backward:
-            self.enter_backward(lane)
-        course = self.course.of(lane)
-        at = self.course.count_use(course)
-        if at is None:
-            return
-        self.moves.release_due()
-        if course.orders is not None:
-            self.moves.load_at(course, at, self.start_load)
 
     def place_again(self, record: Record) -> None:
         """A record that its region cannot make again goes where the policy says."""
@@ -624,11 +605,11 @@ class TensorCache:
 
     def collect(self) -> None:
         """Give back what dead records held."""
-        if self.ledger.has_handed_over:
+        if self.ledger.handed_bytes:
             self.ledger.settle()
         if self.retired.queue:
             self._bury()
-        if self._window.has_lingering:
+        if self._window.lingering:
             self._window.let_go()
 
     def _bury(self) -> None:

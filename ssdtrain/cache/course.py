@@ -4,7 +4,7 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import Key, is_held
 from ssdtrain.cache.record import (
+    NO_WAY,
     Lane,
     LaneCourse,
     Rebuilt,
     RebuiltView,
     RecordView,
+    Way,
 )
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.plan.placement import Placement
@@ -140,6 +142,7 @@ class Course:
         self.storing = OUTSIDE_PLAN
         """The region call whose inputs are packed now."""
         self._is_using = False
+        self._ways: dict[str, Way] = {}
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def step_starts(self) -> None:
@@ -151,15 +154,21 @@ class Course:
     def of(self, lane: Lane) -> LaneCourse:
         """The lane's course."""
         if lane.course is None:
-            orders = None
+            way = NO_WAY
             if self.plan is not None and lane.kind:
-                orders = self.plan.orders.get(lane.kind)
-                if orders is None:
+                way = self._way_of(lane.kind, self.plan.orders.get(lane.kind))
+                if way.orders is None:
                     self._stray()
-            lane.course = LaneCourse(self._num_lanes, orders)
+            lane.course = LaneCourse(self._num_lanes, way)
             self._num_lanes += 1
             self.observer.lane(lane.course, lane.kind)
         return lane.course
+
+    def _way_of(self, kind: str, orders: Sequence[Order] | None) -> Way:
+        known = self._ways.get(kind)
+        if known is None or known.orders is not orders:
+            known = self._ways[kind] = Way(orders)
+        return known
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
         """A new item of the lane: a mark."""

@@ -35,7 +35,8 @@ class Ledger:
         self.live_bytes = 0
         self.held_bytes = 0
         """Of these: kept leaves, which their owner holds anyway."""
-        self._handed_bytes = 0
+        self.handed_bytes = 0
+        """Let go of by the cache, and held by a node of autograd until it ends."""
         self._holder: int | None = None
         """The node of autograd that holds them."""
         self._peak_bytes = 0
@@ -78,37 +79,31 @@ class Ledger:
 
     def nothing_lives(self) -> None:
         """No record is alive: what an interrupt has left in the sums is gone."""
-        self.live_bytes, self.held_bytes = self._handed_bytes, 0
+        self.live_bytes, self.held_bytes = self.handed_bytes, 0
 
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""
-        self._handed_bytes += num_bytes
+        self.handed_bytes += num_bytes
         self._holder = asking_node()
-
-    @property
-    def has_handed_over(self) -> bool:
-        """Whether `settle` has something to look at."""
-        return self._handed_bytes != 0
 
     def settle(self) -> None:
         """What was handed over is gone, if that node has ended."""
-        if self._handed_bytes and (
+        if self.handed_bytes and (
             self._holder is None or asking_node() != self._holder
         ):
-            self._settle_down_to(0)
+            self.live_bytes -= self.handed_bytes
+            self.handed_bytes = 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """What is handed over inside is gone at the end: a recipe has read it."""
-        before = self._handed_bytes
+        before = self.handed_bytes
         try:
             yield
         finally:
-            self._settle_down_to(min(before, self._handed_bytes))
-
-    def _settle_down_to(self, num_bytes: int) -> None:
-        self.live_bytes -= self._handed_bytes - num_bytes
-        self._handed_bytes = num_bytes
+            left_bytes = min(before, self.handed_bytes)
+            self.live_bytes -= self.handed_bytes - left_bytes
+            self.handed_bytes = left_bytes
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""

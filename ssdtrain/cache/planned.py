@@ -48,7 +48,8 @@ class PlannedMoves:
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, behind its copy."""
-        self.num_acts += self._window.release_due(self._course.mark)
+        if self._window.num_due:
+            self.num_acts += self._window.release_due(self._course.mark)
 
     def load_due(
         self, lane: Lane, at: int | None, start_load: Callable[[Record], None]

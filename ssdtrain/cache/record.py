@@ -177,34 +177,48 @@ class LaneProfile:
         )
 
 
-class LaneCourse:
-    """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
+class Way:
+    """What the orders of a kind of lane say of all its lanes; made once a plan."""
 
-    def __init__(self, number: int, orders: Sequence[Order] | None) -> None:
-        self.number = number
-        """Of the lane in its step."""
+    def __init__(self, orders: Sequence[Order] | None) -> None:
         self.orders = orders
-        """None: not planned."""
-        self.num_items = 0
-        self.floating: list[int] = []
-        """Inputs of regions that did not come in their place, and may come later."""
-        self.num_uses = 0
         self.chosen = frozenset(
             order.region for order in orders or () if order.placement is Placement.RERUN
         )
-        """Region calls that run again, also if the lane leaves its plan."""
-        self.records: dict[int, weakref.ref[Any]] = {}
-        """A `Record`, or a `Moved` of a table, by item."""
         self.loads: dict[int, list[int]] = {}
-        """Items to load, by the number of the use."""
         self.reading: list[int] = []
-        """Items to read from the SSD ahead of their load, last first."""
         for item, order in enumerate(orders or ()):
             if order.release_after > 0:
                 self.loads.setdefault(order.load_at, []).append(item)
         for at in sorted(self.loads, reverse=True):
             self.reading.extend(self.loads[at])
             self.loads[at].reverse()
+
+
+NO_WAY = Way(None)
+"""Of a lane without orders."""
+
+
+class LaneCourse:
+    """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
+
+    def __init__(self, number: int, way: Way) -> None:
+        self.number = number
+        """Of the lane in its step."""
+        self.orders = way.orders
+        """None: not planned."""
+        self.num_items = 0
+        self.floating: list[int] = []
+        """Inputs of regions that did not come in their place, and may come later."""
+        self.num_uses = 0
+        self.chosen = way.chosen
+        """Region calls that run again, also if the lane leaves its plan."""
+        self.records: dict[int, weakref.ref[Any]] = {}
+        """A `Record`, or a `Moved` of a table, by item."""
+        self.loads = way.loads
+        """Items to load, by the number of the use."""
+        self.reading = way.reading.copy()
+        """Items to read from the SSD ahead of their load, last first."""
 
     def record(self, item: int) -> Any:
         """The record of an item, while it lives."""

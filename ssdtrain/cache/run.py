@@ -43,7 +43,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Count
-from ssdtrain.transfer.places import Trip, fits, refitted
+from ssdtrain.transfer.places import Trip, fits, place_for, refitted
 
 
 class Run:
@@ -81,6 +81,7 @@ class Run:
         """What autograd calls. The rows that most tensors have are served in place."""
         general, owner = self._back_generally, self._cache.owner
         regions, graph_task = self._regions, torch._C._current_graph_task_id
+        is_movable = self._cache.is_movable
 
         def pack(tensor: Tensor) -> Any:
             row = self.following()
@@ -97,6 +98,10 @@ class Run:
                     return call.hold_planned(tensor, row.own_bytes)
             if owner.is_elsewhere:
                 return self._generally(tensor)
+            if type(row) is HostRow and tensor.nbytes == row.num_bytes:
+                return (
+                    self.send(row, tensor) if is_movable(tensor) else self.leave(tensor)
+                )
             # mypy does not narrow by a set: each of these has `num_bytes`.
             if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
                 return self.pack_resized(row, tensor)
@@ -197,7 +202,8 @@ class Run:
         cache.collect()
         cache.course.mark += marks + behind.marks
         self._course.num_items = row.item + 1
-        self._live(behind.num_bytes)
+        if behind.num_bytes:
+            self._live(behind.num_bytes)
         cache.moves.release_due()
 
     def may_move(self, tensor: Tensor) -> bool:
@@ -235,20 +241,28 @@ class Run:
             return self.leave(tensor)
         cache = self._cache
         with self._lock:
-            place = cache.place_of(row.free, tensor)
+            free = row.free
+            place = free.pop() if free else place_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
             if not fits(place, tensor):
                 if place.memory.nbytes == tensor.nbytes:
-                    row.free.append(place)
+                    free.append(place)
                     return self.leave(tensor)
                 place = refitted(cache.offloader.pool, place, tensor)
                 if place is None:
                     return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
-            trip = Trip(place, row.free)
+            trip = Trip(place, free)
             moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
-            cache.send(moved, cache.course.mark + row.order.release_after)
+            cache.retired.watch(moved, moved.holding)
+            lane = self._lane
+            lane.has_moved = True
+            lane.num_live += 1
+            data: Any = moved.data
+            order = cache.copies.out(place, data)
+            due = cache.course.mark + row.order.release_after
+            cache.window.add(moved, data, trip, due, order)
             self._num_sent += 1
             self._sent_bytes += moved.num_bytes
             found = self._moved[row.item] = weakref.ref(moved)
@@ -282,11 +296,7 @@ class Run:
             if row.used_behind is not NOTHING and row not in self._used:
                 self._used.add(row)
                 self._use_quiet(row, again=False)
-            cache.collect()
-            if not self._lane.in_backward:
-                cache.enter_backward(self._lane)
-            at = cache.course.count_use(course)
-            cache.moves.release_due()
+            at = self._count_use()
             state = moved.state
             if state is RecordState.LEAVING:
                 cache.forward_moved(moved)
@@ -391,27 +401,35 @@ class Run:
         row = handle.row
         with self._lock:
             self._use_quiet(row, handle.is_closed)
-            self._cache.use_kept(self._lane)
+            at = self._count_use()
+            if at is not None and self._course.orders is not None:
+                self._cache.moves.load_at(self._course, at, self._cache.start_load)
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
-                    num_bytes = row.num_bytes + self._more(row.num_bytes)
+                    num_bytes = row.num_bytes
+                    if self._resized_bytes:
+                        num_bytes += self._more(num_bytes)
                     self.holding.live_bytes -= num_bytes
                     self._cache.ledger.hand_over(num_bytes)
 
     def begin_use(self, row: RegionItemRow) -> int | None:
         """A mark: backward asks for what a region makes again."""
-        cache = self._cache
         with self._lock:
             if row.used_behind is not NOTHING:
                 self._use_quiet(row, row in self._used)
                 self._used.add(row)
-            cache.collect()
-            if not self._lane.in_backward:
-                cache.enter_backward(self._lane)
-            at: int | None = cache.course.count_use(self._course)
-            cache.moves.release_due()
-            return at
+            return self._count_use()
+
+    def _count_use(self) -> int | None:
+        """A mark: give back what is dead, and release what is due."""
+        cache = self._cache
+        cache.collect()
+        if not self._lane.in_backward:
+            cache.enter_backward(self._lane)
+        at: int | None = cache.course.count_use(self._course)
+        cache.moves.release_due()
+        return at
 
     def end_use(self, at: int | None) -> None:
         """It is there: load what the plan wants back by now."""
@@ -433,12 +451,13 @@ class Run:
         if not again:
             self._cache.course.mark += behind.uses
             self._course.num_uses += behind.uses
-            self._live(-behind.num_bytes - self._more(behind.num_bytes))
+            num_bytes = behind.num_bytes
+            if self._resized_bytes:
+                num_bytes += self._more(num_bytes)
+            self._live(-num_bytes)
 
     def _more(self, planned_bytes: int) -> int:
         """By how much kept tensors are larger than the plan's: their share of all."""
-        if not self._resized_bytes:
-            return 0
         kept_bytes = max(1, self._table.kept_bytes)
         return self._resized_bytes * planned_bytes // kept_bytes
 

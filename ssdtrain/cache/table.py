@@ -71,6 +71,14 @@ class Table:
 
     def counters(self, num_packed: int) -> dict[Count, int]:
         """What the counters are told of kept rows and parameters, once a lane."""
+        whole = num_packed == len(self.totals)
+        return dict(self._counters) if whole else self._counted(num_packed)
+
+    @cached_property
+    def _counters(self) -> dict[Count, int]:
+        return self._counted(len(self.totals))
+
+    def _counted(self, num_packed: int) -> dict[Count, int]:
         records, kept, parameters = (
             sum(column)
             for column in zip(Totals(), *self.totals[:num_packed], strict=True)

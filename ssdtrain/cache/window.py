@@ -16,6 +16,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -84,11 +85,8 @@ class Leaver:
     order: object
     due: int | None
     """Mark at which the plan releases it; None: when the window is full."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that wait to be released."""
-        return self.data.numel()
+    num_bytes: int
+    """Of `data`."""
 
 
 class ReleaseWindow:
@@ -99,9 +97,10 @@ class ReleaseWindow:
         self._device = offloader.device
         self._leavers: OrderedDict[int, Leaver] = OrderedDict()
         """By the parcel's id (a leaver holds it), in the order of their copies."""
-        self._lingering: dict[int, None] = {}
-        """See [Note: lingering]; in the order of backward."""
-        self._num_due = 0
+        self.lingering: dict[int, None] = {}
+        """Parcels whose records are dead or forwarded: see [Note: lingering]; in the
+        order of backward."""
+        self.num_due = 0
         """Leavers that a plan releases."""
         self.num_bytes = 0
 
@@ -111,13 +110,20 @@ class ReleaseWindow:
         data: Tensor,
         parcel: Parcel | Trip,
         due: int | None = None,
+        order: object = None,
     ) -> None:
-        """Enter a record whose copy has been started."""
-        order = self._device.order()
-        leaver = Leaver(weakref.ref(record), data, parcel, order, due)
+        """Enter a record whose copy has been started.
+
+        Args:
+            order: `Device.order` when it was; None: it is asked.
+        """
+        if order is None:
+            order = self._device.order()
+        num_bytes = data.nbytes
+        leaver = Leaver(weakref.ref(record), data, parcel, order, due, num_bytes)
         self._leavers[id(parcel)] = leaver
-        self._num_due += due is not None
-        self.num_bytes += data.numel()
+        self.num_due += due is not None
+        self.num_bytes += num_bytes
 
     def oldest_has_left(self) -> bool:
         """Whether releasing the oldest would cost no wait at all."""
@@ -130,8 +136,8 @@ class ReleaseWindow:
 
     def _release(self, number: int) -> None:
         leaver = self._leavers.pop(number)
-        self._lingering.pop(number, None)
-        self._num_due -= leaver.due is not None
+        self.lingering.pop(number, None)
+        self.num_due -= leaver.due is not None
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
@@ -153,7 +159,7 @@ class ReleaseWindow:
 
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; how many."""
-        if not self._num_due:
+        if not self.num_due:
             return 0
         count = 0
         for at, leaver in enumerate(self._leavers.values()):
@@ -161,8 +167,8 @@ class ReleaseWindow:
                 break
             # Copies end in order: what stands before a due one has left as well.
             count = count if leaver.due is None else at + 1
-        for _ in range(count):
-            self.release_oldest()
+        for number in list(islice(self._leavers, count)):
+            self._release(number)
         return count
 
     def release_down_to(self, limit_bytes: int) -> None:
@@ -173,27 +179,22 @@ class ReleaseWindow:
     # -- lingering ----------------------------------------------------------------
 
     @property
-    def has_lingering(self) -> bool:
-        """Whether `let_go` has something to look at."""
-        return bool(self._lingering)
-
-    @property
     def lingering_bytes(self) -> int:
         """Memory of dead records that still waits for copies."""
-        lingering = (self._leavers[number] for number in self._lingering)
+        lingering = (self._leavers[number] for number in self.lingering)
         return sum(each.num_bytes for each in lingering if each.record() is None)
 
     def linger(self, parcel: Parcel | Trip) -> None:
         """The record of this parcel was forwarded, or is dead."""
         if id(parcel) in self._leavers:
-            self._lingering[id(parcel)] = None
+            self.lingering[id(parcel)] = None
 
     def let_go(self) -> None:
         """Drop what lingers and has left. Costs no wait."""
-        if not self._lingering:
+        if not self.lingering:
             return
         # Backward comes to the last copy first: the last to linger has left first.
-        for number in reversed(list(self._lingering)):
+        for number in reversed(list(self.lingering)):
             if not self._leavers[number].parcel.copied.query():
                 return
             self._release(number)
@@ -203,7 +204,7 @@ class ReleaseWindow:
 
         Not behind what a thread copies: the host would wait for it.
         """
-        for number in reversed(list(self._lingering)):
+        for number in reversed(list(self.lingering)):
             copied = self._leavers[number].parcel.copied
             if copied.query() or not isinstance(copied, CpuEvent):
                 self._release(number)

@@ -342,6 +342,8 @@ class CudaDevice:
         self._store = self.store_stream = torch.cuda.Stream(self.torch_device)
         self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
         self._compute = CurrentStream(self._index)
+        # Past the wrappers in Python, which cost more than the call.
+        self._wait_for = torch._C._CudaEventBase.wait
         self._stalls, self._out_stalls = Stalls(), Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
@@ -388,12 +390,12 @@ class CudaDevice:
         stream: Any = self._compute.get() if order is None else order
         if type(event) is GraphEvent:
             if not event.query():
-                stream.wait_event(event.event)
+                self._wait_for(event.event, stream)
             return
         if self._captures and self.is_capturing():
             return  # of before the capture, which began behind a synchronization
         if not self._times_waits:
-            stream.wait_event(event)
+            self._wait_for(event, stream)  # type: ignore[arg-type]
             return
         with Stall(stream, self._out_stalls if outwards else self._stalls):
             stream.wait_event(event)

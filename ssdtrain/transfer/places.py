@@ -75,8 +75,9 @@ class Arrival:
 class Copies(Protocol):
     """Copies between the device and places."""
 
-    def out(self, place: Place, source: Tensor) -> None:
-        """Start to copy a tensor out, behind the caller's present compute."""
+    def out(self, place: Place, source: Tensor) -> object:
+        """Start to copy a tensor out, behind the caller's present compute; where that
+        is: `Device.order`."""
 
     def back(self, place: Place) -> Tensor:
         """Start to copy the bytes into a new tensor on the device."""
@@ -94,12 +95,13 @@ class AnyCopies:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def out(self, place: Place, source: Tensor) -> None:
+    def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
         after = [self._device.now()]
         if place.loaded is not None:
             after.append(place.loaded)
         place.copied = self._device.copy_out(source, place.memory, after)
+        return None
 
     def back(self, place: Place) -> Tensor:
         """See `Copies`."""
@@ -136,13 +138,14 @@ class CudaCopies:
         self._record = torch._C._CudaEventBase.record
         self._wait = torch._C._CudaEventBase.wait
 
-    def out(self, place: Place, source: Tensor) -> None:
+    def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
         device, store = self._device, self._store
         if place.ready is None:
             place.ready = torch.cuda.Event()
             place.copied = torch.cuda.Event()
-        self._record(place.ready, device.order())
+        order = device.order()
+        self._record(place.ready, order)
         self._wait(place.ready, store)
         if place.loaded is not None and not place.loaded.query():
             self._wait(place.loaded, store)
@@ -156,6 +159,7 @@ class CudaCopies:
             finally:
                 torch._C._cuda_setStream(*before)
         self._record(place.copied, store)
+        return order
 
     def back(self, place: Place) -> Tensor:
         """See `Copies`."""

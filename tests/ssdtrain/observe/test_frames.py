@@ -8,6 +8,7 @@ from torch import Tensor
 from ssdtrain.cache.identity import identify, raw_bytes
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import (
+    NO_WAY,
     Lane,
     LaneCourse,
     LaneProfile,
@@ -27,7 +28,7 @@ class Saver:
 
     def __init__(self) -> None:
         self.frames = Frames(torch.device("cpu"))
-        self.course = LaneCourse(0, None)
+        self.course = LaneCourse(0, NO_WAY)
         self.row = 0
         self._lane = Lane("model", LaneProfile())
         self._retired = Retired()
