@@ -2,7 +2,8 @@
 
 The model is built and run as it is, without a GPU and without memory; a dispatch mode
 notes every operator that autograd leaves, in forward and backward. The optimizer's
-update is added as the one fused operator that it is on a GPU.
+update is added as the one fused operator that it is on a GPU. Steps that really run
+(compiled, over several ranks) are captured by `steps.py` with the same `Recorder`.
 
 [Note: as on the device]
 The meta device takes some composite paths that the device does not. Attention, and for
@@ -16,13 +17,17 @@ an error.
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
@@ -121,11 +126,28 @@ def record(recorder: "Recorder", forward: Callable[[], Any], on: Kind) -> None:
         ) from error
 
 
+class Noted(NamedTuple):
+    """An operator on its way into the graph."""
+
+    node: Node
+    """Without its tensors."""
+    read: Sequence[Tensor]
+    written: Sequence[Tensor]
+    """Its results, and what it changes."""
+    may_view: bool = False
+    """Where it makes no storage, it launches nothing."""
+
+
+Amend = Callable[[Any, tuple[Any, Any], Noted], Noted | None]
+
+
 class _Stamp:
     """Dies with its storage."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, of: object) -> None:
         self.number = number
+        self.of = of
+        """What tells recorders apart: the same storage has a number in each."""
 
 
 class Recorder(TorchDispatchMode):
@@ -134,13 +156,23 @@ class Recorder(TorchDispatchMode):
     Args:
         model: whose parameters and modules are named.
         after_node: called behind every operator.
+        amend: says of an operator what its schema does not, from the operator, its
+            arguments and its `Noted`; None leaves it out.
+        runs_compiled: compiled regions run as they were compiled, not eagerly.
     """
 
     def __init__(
-        self, model: nn.Module, after_node: Callable[["Recorder"], None] | None = None
+        self,
+        model: nn.Module,
+        after_node: Callable[["Recorder"], None] | None = None,
+        amend: Amend | None = None,
+        runs_compiled: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._after_node = after_node
+        self._amend = amend
+        self._runs_compiled = runs_compiled
+        self._token = object()
         self._is_quiet = False
         self._ignores_detach = False
         self.phase = Phase.FORWARD
@@ -157,10 +189,16 @@ class Recorder(TorchDispatchMode):
         self.alive: dict[int, int] = {}
         """Bytes of every storage alive that an operator made."""
         self._path: list[str] = []
+        self._seen: set[int] = set()
+        """Storages that a node has read or written."""
         self._states: list[Tensor] = []
         """Keeps the optimizer's state alive until the graph is made."""
         for parameter in model.parameters():
-            self._parameters.add(self._storage(parameter))
+            self._parameters.add(self._storage(local(parameter)))
+
+    def ignore_compile_internals(self) -> bool:  # type: ignore[override]
+        """Let Dynamo run compiled code under this mode (torch asks for it)."""
+        return self._runs_compiled
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -204,35 +242,50 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        ignored = self._ignores_detach and func._schema.name == "aten::detach"
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # its local operators come here
+        name = func._schema.name
+        ignored = self._ignores_detach and name == "aten::detach"
         self._ignores_detach = False
-        if self._is_quiet or ignored:
+        if self._is_quiet or ignored or name.startswith("profiler::"):
             return func(*args, **kwargs)
         out = self._result(func, args, kwargs)
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        read, written = _roles(func, args, kwargs)
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        read = tuple(self._tensor(x) for x in inputs)
-        known = {self._tensors[number].storage for number in read}
-        made = tuple(self._tensor(x) for x in results)
-        new = {self._tensors[number].storage for number in made} - known
-        is_view = not new and not func._schema.is_mutable
         node = Node(
-            name=func._schema.name,
+            name=name,
             phase=self.phase,
-            inputs=read,
-            outputs=made,
+            inputs=(),
+            outputs=(),
             module=self.module,
             attr=attributes(func, args, kwargs),
-            is_view=is_view,
-            waits_for_device=func._schema.name in SYNCHRONOUS,
+            waits_for_device=name in SYNCHRONOUS,
         )
-        for storage in new:
+        noted: Noted | None = Noted(
+            node, read, [*results, *written], may_view=not func._schema.is_mutable
+        )
+        if self._amend is not None and noted is not None:
+            noted = self._amend(func, (args, kwargs), noted)
+        if noted is not None:
+            self.note(noted)
+        return out
+
+    def note(self, noted: "Noted") -> None:
+        """Append a node."""
+        inputs = tuple(self._tensor(local(x)) for x in noted.read)
+        known = {self._tensors[number].storage for number in inputs}
+        outputs = tuple(dict.fromkeys(self._tensor(local(x)) for x in noted.written))
+        new = {self._tensors[number].storage for number in outputs} - known
+        for storage in new - self._seen:
             self._born.setdefault(storage, len(self._nodes))
             self.alive[storage] = self._sizes[storage]
-        self._nodes.append(node)
+        self._seen |= known | new
+        is_view = noted.may_view and not new
+        self._nodes.append(
+            replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
+        )
         if self._after_node is not None:
             self._after_node(self)
-        return out
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """See [Note: as on the device]."""
@@ -245,11 +298,14 @@ class Recorder(TorchDispatchMode):
     def _storage(self, tensor: Tensor) -> int:
         storage: Any = tensor.untyped_storage()
         stamp = getattr(storage, "_ssdtrain_foresight", None)
-        if stamp is None or stamp.number not in self._sizes:
-            stamp = storage._ssdtrain_foresight = _Stamp(len(self._sizes) + 1)
-            self._sizes[stamp.number] = storage.nbytes()
-            weakref.finalize(stamp, self._gone, stamp.number)
-        return int(stamp.number)
+        if stamp is None or stamp.of is not self._token:
+            number = len(self._sizes) + 1
+            stamp = storage._ssdtrain_foresight = _Stamp(number, self._token)
+            weakref.finalize(stamp, self._gone, number)
+        number = int(stamp.number)
+        # `fully_shard` frees and refills the storages of weights.
+        self._sizes[number] = max(self._sizes.get(number, 0), storage.nbytes())
+        return number
 
     @property
     def num_nodes(self) -> int:
@@ -260,6 +316,15 @@ class Recorder(TorchDispatchMode):
     def module(self) -> str:
         """Path of the module in whose forward the next operator runs."""
         return self._path[-1] if self._path else ""
+
+    def rephase(self, nodes: Sequence[int], phase: Phase) -> None:
+        """Put operators into another phase than they were taken to be of."""
+        for index in nodes:
+            self._nodes[index] = replace(self._nodes[index], phase=phase)
+
+    def has_seen(self, tensor: Tensor) -> bool:
+        """Whether an operator has read or written the tensor's storage."""
+        return self._storage(tensor) in self._seen
 
     def storage_of(self, tensor: Tensor) -> int:
         """The number of a tensor's storage."""
@@ -336,7 +401,7 @@ class Recorder(TorchDispatchMode):
         if self.num_assumed:
             notes["assumed_yes"] = str(self.num_assumed)
         gradients = {
-            self._storage(parameter.grad)
+            self._storage(local(parameter.grad))
             for parameter in self._model.parameters()
             if parameter.grad is not None
         }
@@ -356,6 +421,26 @@ class Recorder(TorchDispatchMode):
             storages=storages,
             notes=notes,
         )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _roles(func: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors that an operator reads, and those that it writes into."""
+    read: list[Tensor] = []
+    written: list[Tensor] = []
+    for at, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name, args[at] if at < len(args) else None)
+        own = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+        alias = argument.alias_info
+        if alias is not None and alias.is_write:
+            written += own
+        if not argument.is_out:
+            read += own
+    return read, written
 
 
 def attributes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

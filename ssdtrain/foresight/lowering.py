@@ -88,6 +88,8 @@ NORMS: Mapping[str, str] = {
     "_log_softmax": "log_softmax",
     "_log_softmax_backward_data": "log_softmax_backward",
 }
+FUSED = ("inductor::", "_foreach_")
+"""Several element-wise operators in one kernel: what they read and write counts."""
 NOTHING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -136,6 +138,8 @@ def lower(graph: Graph, node: Node) -> Lowered:
         return Lowered(calls=(_norm(site, NORMS[name]),))
     if name in FILLS:
         return Lowered(calls=(_memory(site, "fill"),))
+    if name.startswith(FUSED):
+        return Lowered(calls=(_memory(site, "add"),))
     if name in POINTWISE:
         return Lowered(calls=(_memory(site, _variant(site, POINTWISE[name])),))
     return Lowered(calls=(_memory(site, "copy"),), is_generic=True)

@@ -147,6 +147,8 @@ def _task(
         stream=node.stream,
         after=after,
         group=node.attr.get("group"),
+        signal=node.attr.get("signal"),
+        waits_for=tuple(filter(None, [node.attr.get("waits_for")])),
         # A CPU's host runs the kernel itself.
         host_waits=node.waits_for_device
         or (device.spec.kind is Kind.CPU and node.stream is Stream.COMPUTE),
@@ -216,8 +218,9 @@ class Steady:
 
 
 def steady(priced: Priced, device: Device, links: Links | None = None) -> Steady:
-    """Settle a step's clock, and run it behind others like it."""
-    tasks: Sequence[Task] = priced.tasks
+    """Settle a step's clock, and run it behind others like it, on one rank: what other
+    ranks send is there."""
+    tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
     step_us, clock = steady_us(tasks, links=links), 1.0
     if device.power is not None:
         clock = device.power.clock(step_us, priced.bound_us, priced.joules)
@@ -266,6 +269,8 @@ def repeated(tasks: Sequence[Task], num_steps: int) -> list[Task]:
                 task,
                 after=tuple(earlier + shift for earlier in task.after),
                 group=None if task.group is None else (step, task.group),
+                signal=None if task.signal is None else (step, task.signal),
+                waits_for=tuple((step, signal) for signal in task.waits_for),
             )
             for task in tasks
         ]

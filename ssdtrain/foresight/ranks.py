@@ -15,7 +15,7 @@ from ssdtrain.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
 from ssdtrain.foresight.pipeline import ChunkTimes, pipeline_tasks
-from ssdtrain.foresight.price import price, steady_us
+from ssdtrain.foresight.price import estimate_step, price, steady_us
 from ssdtrain.foresight.simulate import Task, simulate
 from ssdtrain.foresight.wires import Wires
 
@@ -92,6 +92,27 @@ def estimate_ranks(
         step_us=steady_us(tasks, slow) if layout.slower > 1.0 else steady_us(tasks),
         alone_us=steady_us(alone),
         communication_us=moved,
+    )
+
+
+def estimate_graphs(
+    graphs: Sequence[Graph], device: Device, wires: Wires
+) -> RanksEstimate:
+    """The steady state of ranks whose steps were captured, each its own.
+
+    Raises:
+        ConfigError: a collective lacks a rank, or a receive its send.
+    """
+    ranks = [price(graph, device, wires).tasks for graph in graphs]
+    moved = [
+        sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
+        for tasks in ranks
+    ]
+    alone = [estimate_step(graph, device, wires).step_us for graph in graphs]
+    return RanksEstimate(
+        step_us=steady_us(*ranks, links=wires.links),
+        alone_us=max(alone),
+        communication_us=max(moved),
     )
 
 

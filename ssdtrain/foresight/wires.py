@@ -34,6 +34,7 @@ class Wires:
     fabric: Fabric | None = None
     """To other ranks; None: the graph has no collectives."""
     num_ranks: int = 1
+    """Of a collective whose node does not name its own."""
 
     def microseconds(self, node: Node) -> float:
         """Time of a node when nothing else is under way.
@@ -46,7 +47,8 @@ class Wires:
             if self.fabric is None:
                 raise ConfigError(f"{node.name} needs the fabric between ranks")
             kind = Collective(node.attr["collective"])
-            return self.fabric.microseconds(kind, num_bytes, self.num_ranks)
+            num_ranks = int(node.attr.get("ranks", self.num_ranks))
+            return self.fabric.microseconds(kind, num_bytes, num_ranks)
         return self._curve(node).seconds(num_bytes) * 1e6
 
     def _curve(self, node: Node) -> Curve:

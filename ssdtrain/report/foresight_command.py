@@ -28,17 +28,18 @@ from ssdtrain.foresight.device import (
 )
 from ssdtrain.foresight.fit import fit_forest, score
 from ssdtrain.foresight.gather import gather, read_times
-from ssdtrain.foresight.graph import Graph, write_graph
+from ssdtrain.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.price import StepEstimate, estimate_step
-from ssdtrain.foresight.ranks import Layout, Spread, estimate_ranks
+from ssdtrain.foresight.ranks import Layout, Spread, estimate_graphs, estimate_ranks
 from ssdtrain.foresight.sharding import Lookups, candidates
 from ssdtrain.foresight.sharding import Table as EmbeddingTable
-from ssdtrain.foresight.spec import Kind
-from ssdtrain.foresight.wires import fabric_of
+from ssdtrain.foresight.spec import Kind, links_of
+from ssdtrain.foresight.steps import capture_step
+from ssdtrain.foresight.wires import Wires, fabric_of
 from ssdtrain.jsonfile import load_as, write_json
-from ssdtrain.report.subject import build_of
+from ssdtrain.report.subject import build_of, function_of
 from ssdtrain.report.table import bytes_text
 
 HELP = "predict a training step from its operators, without running it"
@@ -48,7 +49,12 @@ EXAMPLES = """actions and examples:
              time, peak and where the time goes; --ranks N spreads it over N GPUs as
              --spread says; --slower 1.2: one of them is slower
   capture    ssdtrain foresight capture --model my.py:build --save graph.json
-             the execution graph (JSON, Chakra's names)
+             the execution graph (JSON, Chakra's names), from the meta device
+             torchrun --nproc-per-node 2 -m ssdtrain foresight capture \\
+                                 --step my.py:prepare --save graph.json
+             from a step that runs: compiled, FSDP2, DeepSpeed, Megatron; prepare()
+             gives (module or modules, step); every rank writes its graph.rankN.json
+             ssdtrain foresight predict --graph graph.rank*.json --device h200
   gather     ssdtrain foresight gather --times times.jsonl --seconds 60
              time kernels of a random design on this machine's GPU (or, with --on cpu,
              its CPU); goes on where it ended
@@ -75,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=sorted(_ACTIONS))
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
+    )
+    parser.add_argument(
+        "--step", metavar="FILE.py:FUNCTION", help="a step that runs, to capture"
+    )
+    parser.add_argument(
+        "--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank"
     )
     parser.add_argument("--micro-batch", type=int, default=1, metavar="N")
     parser.add_argument(
@@ -162,20 +174,32 @@ def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
 
 def _capture(args: argparse.Namespace) -> None:
     _needed(args, "save")
-    graph = _graph(args)
-    write_graph(args.save, graph)
-    print(f"{len(graph.nodes)} operators written to {args.save}")
+    path = Path(args.save)
+    if args.step is None:
+        graph = _graph(args)
+    else:
+        models, step = function_of(args.step, "--step")()
+        graph = capture_step(step, models, notes={"step": args.step})
+        if torch.distributed.is_initialized():
+            rank = torch.distributed.get_rank()
+            path = path.with_suffix(f".rank{rank}{path.suffix}")
+    write_graph(path, graph)
+    print(f"{len(graph.nodes)} operators written to {path}")
 
 
 def _predict(args: argparse.Namespace) -> None:
     device = load_device(args.device)
-    graph = _graph(args, device.spec.kind)
+    graphs = [read_graph(path) for path in args.graph or ()]
+    graph = graphs[0] if graphs else _graph(args, device.spec.kind)
     if args.calibrated:
         device = calibrated(device, args.seconds, args.seed)
-    step = estimate_step(graph, device)
+    wires = _wires(args, device, graphs)
+    step = estimate_step(graph, device, wires)
     peak = estimate_peak(graph, device.context_bytes)
     ranks = None
-    if args.ranks > 1:
+    if len(graphs) > 1:
+        ranks = estimate_graphs(graphs, device, wires)
+    elif args.ranks > 1:
         layout = Layout(
             spread=args.spread,
             num_ranks=args.ranks,
@@ -193,12 +217,24 @@ def _predict(args: argparse.Namespace) -> None:
         return
     _print(device, step, peak.peak_bytes)
     if ranks is not None:
+        how = "captured" if graphs else args.spread.value
         print(
-            f"{args.ranks} ranks ({args.spread.value}): step "
+            f"{len(graphs) or args.ranks} ranks ({how}): step "
             f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
             f"{ranks.alone_us / 1e3:.2f} ms, communication "
             f"{ranks.communication_us / 1e3:.2f} ms, at the highest clock."
         )
+
+
+def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wires:
+    """Links for what captured graphs move."""
+    streams = {node.stream for graph in graphs for node in graph.nodes}
+    between = Stream.COMMUNICATION in streams
+    own = streams - {Stream.COMPUTE, Stream.COMMUNICATION}
+    return Wires(
+        links=links_of(device.spec) if own else None,
+        fabric=_fabric(args) if between else None,
+    )
 
 
 def _fabric(args: argparse.Namespace) -> Fabric:

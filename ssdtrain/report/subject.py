@@ -85,20 +85,33 @@ def build_of(text: str, sequence: int) -> Build:
     place, _, name = text.rpartition(":")
     if place == "blocks":
         return _blocks(name, sequence)
-    if not place.endswith(".py") or not Path(place).is_file():
+    if not place.endswith(".py"):
         raise ConfigError(
             "--model expects blocks:HIDDENxLAYERS, such as blocks:8192x4, or "
             f"FILE.py:FUNCTION, got {text!r}."
         )
+    function = function_of(text, "--model")
+    return lambda micro_batch: Subject(*function(micro_batch))
+
+
+def function_of(text: str, option: str) -> Callable[..., Any]:
+    """Return the function that `FILE.py:FUNCTION` names.
+
+    Raises:
+        ConfigError: there is no such file or function.
+    """
+    place, _, name = text.rpartition(":")
+    if not place.endswith(".py") or not Path(place).is_file():
+        raise ConfigError(f"{option} expects FILE.py:FUNCTION, got {text!r}.")
     spec = importlib.util.spec_from_file_location("ssdtrain_subject", place)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"--model: {place} cannot be imported")
+        raise ConfigError(f"{option}: {place} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"--model: {place} has no function {name!r}")
-    return lambda micro_batch: Subject(*function(micro_batch))
+        raise ConfigError(f"{option}: {place} has no function {name!r}")
+    return function
 
 
 def _blocks(text: str, sequence: int) -> Build:

@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ssdtrain.foresight.graph import write_graph
+from ssdtrain.foresight.steps import capture_step
 from tests.ranks import leave
 
 WIDTH, BATCH, LAYERS, NUM_RANKS, NUM_STEPS = 256, 8, 3, 2, 3
@@ -220,6 +222,13 @@ def main() -> None:
             model(x).backward()
             optimizer.step()
     found = {"step_us": clock.step, "collectives": clock.collectives}
+
+    def step() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    write_graph(out.with_suffix(f".graph{rank}.json"), capture_step(step, model))
     out.with_suffix(f".{rank}.json").write_text(json.dumps(found))
     leave()
 

@@ -8,11 +8,22 @@ import pytest
 import torch
 
 from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
+from ssdtrain.foresight.collectives import straight_fabric
+from ssdtrain.foresight.device import bare_device
+from ssdtrain.foresight.graph import (
+    Graph,
+    Node,
+    Stream,
+    data_dependencies,
+    read_graph,
+)
 from ssdtrain.foresight.lowering import NOTHING
+from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded
+from ssdtrain.foresight.ranks import estimate_graphs
 from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task, simulate
 from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.wires import Wires
 from tests.ranks import run_ranks
 from tests.ssdtrain.foresight import real_ranks as real
 
@@ -68,6 +79,30 @@ def length_us(graph: Graph, node: Node, rank: int) -> float:
     return real.kernel_us(node.name, elements, rank)
 
 
+def check_captured(directory: Path, spread: Graph) -> None:
+    """What both ranks captured of the step as it ran, against the graph that was spread
+    from one rank's: collectives in their order, products, and a price together."""
+    graphs = [read_graph(directory / f"rank.graph{rank}.json") for rank in range(2)]
+    wanted = [
+        (n.attr["collective"], n.attr["num_bytes"])
+        for n in spread.nodes
+        if "collective" in n.attr
+    ]
+    for graph in graphs:
+        found = [n for n in graph.nodes if "collective" in n.attr]
+        assert [(n.attr["collective"], n.attr["num_bytes"]) for n in found] == wanted
+        assert {n.attr["ranks"] for n in found} == {2}
+        assert {n.phase for n in graph.nodes} == set(Phase)
+        names = [n.name for n in graph.nodes]
+        expected = [n.name for n in spread.nodes]
+        for name in ("aten::addmm", "aten::mm", "fsdp::chunk_cat"):
+            assert names.count(name) == expected.count(name)
+    device, wires = bare_device("h100"), Wires(fabric=straight_fabric(10.0, 100.0))
+    together = estimate_graphs(graphs, device, wires)
+    assert together.communication_us > 0
+    assert together.step_us == pytest.approx(together.alone_us)  # nobody is late
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_simulated_ranks_are_real_ones(how: str, tmp_path: Path) -> None:
     """Every operator of a real step, with its waits for a slower rank, in virtual time:
@@ -85,6 +120,7 @@ def test_simulated_ranks_are_real_ones(how: str, tmp_path: Path) -> None:
     found = simulate([tasks_of(graph, rank) for rank in range(real.NUM_RANKS)])
     for rank, one in zip(found.ranks, seen, strict=True):
         assert rank.step_us == pytest.approx(one["step_us"], rel=1e-9)
+    check_captured(tmp_path, graph)
     alone = simulate([tasks_of(graph, 1)]).step_us
     assert found.ranks[0].step_us > 1.2 * simulate([tasks_of(graph, 0)]).step_us
     assert found.step_us >= alone

@@ -20,6 +20,8 @@ from standin import CPU, cpu_for_cuda
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.foresight.graph import write_graph
+from ssdtrain.foresight.steps import capture_step
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
 from tests.ranks import leave
@@ -289,6 +291,13 @@ def compare(cell: Cell, out: Path) -> dict[str, Any]:
     return result
 
 
+def captured(cell: Cell, out: Path) -> None:
+    """Write the graph of one step, as foresight sees it on this rank."""
+    training = Training(cell)
+    graph = capture_step(lambda: training.step(0), training.chunks, num_warm=1)
+    write_graph(out / f"{cell.name}.graph{dist.get_rank()}.json", graph)
+
+
 def planned(cell: Cell) -> dict[str, Any]:
     """What the planner decided, after a warm-up, an observed and a planned step."""
     training = Training(cell)
@@ -318,6 +327,8 @@ def run(chosen: list[Cell], out: Path) -> dict[str, Any]:
             results[cell.name] = compare(cell, out)
             if cell.agreed:
                 results[cell.name]["plan"] = planned(cell)
+            if cell.agreed or cell.wrapped:
+                captured(cell, out)
         parallel.stop()
     return results
 

@@ -1,12 +1,18 @@
 """Megatron-Core on two real gloo ranks: bitwise equal, bytes moved, all restored."""
 
 import json
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ssdtrain.foresight.collectives import straight_fabric
+from ssdtrain.foresight.device import bare_device
+from ssdtrain.foresight.graph import read_graph
+from ssdtrain.foresight.ranks import estimate_graphs
+from ssdtrain.foresight.wires import Wires
 from tests.ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("law_ranks.py")
@@ -58,10 +64,40 @@ def check_plans(ranks: list[dict[str, Any]]) -> None:
     assert first["lanes"] == last["lanes"] == 4
 
 
+def check_captured(out: Path) -> None:
+    """Foresight's graphs of pipelined, tensor-parallel and wrapped steps, and their
+    price together."""
+    device, wires = bare_device("h100"), Wires(fabric=straight_fabric(10.0, 100.0))
+    for name in ("gpt, 1f1b", "gpt, tp 2", "distributed optimizer"):
+        ranks = [read_graph(out / f"{name}.graph{rank}.json") for rank in range(2)]
+        kinds = [
+            Counter(n.attr["collective"] for n in g.nodes if "collective" in n.attr)
+            for g in ranks
+        ]
+        phases = [Counter(node.phase for node in graph.nodes) for graph in ranks]
+        assert all(count > 10 for own in phases for count in own.values()), name
+        found = estimate_graphs(ranks, device, wires)
+        if name == "gpt, 1f1b":
+            for mine, other in (ranks, ranks[::-1]):
+                sent = [n.attr["signal"] for n in mine.nodes if "signal" in n.attr]
+                got = [
+                    n.attr["waits_for"] for n in other.nodes if "waits_for" in n.attr
+                ]
+                assert sent == got and len(sent) == 4  # micro-batches
+            # The last stage waits for the first: half a bubble of 1 / (4 + 1).
+            assert found.step_us > 1.05 * found.alone_us
+        else:
+            assert kinds[0] == kinds[1]
+            word = "all_reduce" if name == "gpt, tp 2" else "reduce_scatter"
+            assert kinds[0][word] > 0, name
+            assert found.step_us >= found.alone_us
+
+
 def test_law_on_two_ranks(tmp_path: Path) -> None:
     ranks = every_cell(tmp_path)
     assert len(ranks[0]) == 11 + 8
     check_plans(ranks)
+    check_captured(tmp_path)
     for rank, cells in enumerate(ranks):
         for name, cell in cells.items():
             assert cell["num_gradients"] > 10, name
