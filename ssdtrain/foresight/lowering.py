@@ -348,6 +348,8 @@ def _index(site: _Site) -> list[Call]:
 def _index_put(site: _Site) -> list[Call]:
     """Sorted and added, as an embedding's gradient."""
     table, values = site.inputs[0], site.inputs[-1]
+    if not values.shape:  # one number, where a mask says
+        return [_memory(site, "where")]
     columns = values.shape[-1] if len(site.inputs) == 3 else 1
     rows = max(1, values.elements // max(1, columns))
     table_rows = max(1, table.elements // max(1, columns))

@@ -10,8 +10,8 @@ Forward, backward and update are told apart by what runs: autograd's engine is a
 in backward; an update is what an optimizer's step does, or what runs without gradients
 behind the last backward and outside of every module. Collectives are noted with their
 bytes and their group's size; a send and its receive carry one name, so that graphs of
-several ranks can be simulated together. Compiled regions run compiled: their products and
-library calls are seen as everything else, their generated kernels by the calls that
+several ranks can be simulated together. Compiled regions run compiled: their products
+and library calls are seen as everything else, their generated kernels by the calls that
 the generated code makes. A CUDA graph's replay shows nothing of itself.
 (tests/ssdtrain/foresight/test_steps.py, test_real_ranks.py)
 """

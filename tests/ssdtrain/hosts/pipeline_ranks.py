@@ -20,6 +20,8 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.foresight.graph import write_graph
+from ssdtrain.foresight.steps import capture_step
 from tests.ranks import leave
 
 # The shared-memory op is compiled at start; without a compiler that fails.
@@ -54,7 +56,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def run(settings: dict[str, Any] | None) -> dict[str, Any]:
+def run(settings: dict[str, Any] | None, graph: Path | None = None) -> dict[str, Any]:
     torch.manual_seed(0)
     layers = [
         LayerSpec(nn.Embedding, VOCABULARY, HIDDEN),
@@ -76,6 +78,9 @@ def run(settings: dict[str, Any] | None) -> dict[str, Any]:
         "losses": losses,
         "parameters": [p.detach().flatten().tolist() for p in module.parameters()],
     }
+    if graph is not None:
+        found = capture_step(lambda: engine.train_batch(batches), engine, num_warm=0)
+        write_graph(graph, found)
     if session is not None:
         result["reports"] = [report.as_dict() for report in session.steps]
         session.close()
@@ -99,7 +104,8 @@ def main() -> None:
         directory = out / f"ssd{rank}"
         directory.mkdir()
         settings["directory"] = str(directory)
-    results = {"without": run(None), "with": run(settings)}
+    graph = out / f"graph{rank}.json" if target == "host" else None
+    results = {"without": run(None, graph), "with": run(settings)}
     (out / f"rank{rank}.json").write_text(json.dumps(results))
     leave()
 
