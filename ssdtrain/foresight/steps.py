@@ -36,10 +36,10 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.capture import Noted, Recorder, local
 from ssdtrain.foresight.collectives import Collective
 from ssdtrain.foresight.graph import Graph, Node, Stream
 from ssdtrain.foresight.overheads import Phase
+from ssdtrain.foresight.recorder import Noted, Recorder, local
 
 NUM_WARM = 2
 """Steps before the captured one: compilers compile, buckets settle."""

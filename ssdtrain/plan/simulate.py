@@ -16,9 +16,10 @@ its writes and reads. For all other transfers compute waits anyway. Nor is any s
 shorter than the host's own time: its lead over the device is used up once.
 
 [Note: the host's queue]
-`Mark.host_ms` is what the program itself takes the host; `Mark.ms` already holds the
-device's waits for that. So only what comes on top shows, and where the host is ahead
-of the device it does not show at all. A plan that keeps everything installs no hooks.
+`Mark.host_ms` is what the program itself takes the host; in an observed profile
+`Mark.ms` already holds the device's waits for that (in one made on paper it does not).
+So only what comes on top shows, and where the host is ahead of the device it does not
+show at all. A plan that keeps everything installs no hooks.
 (tests/ssdtrain/plan/test_simulate.py, tests/ssdtrain/plan/test_host.py)
 """
 

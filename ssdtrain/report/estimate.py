@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.capture import Recorder, record
+from ssdtrain.foresight.capture import record
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.price import price, steady
+from ssdtrain.foresight.recorder import Recorder
 from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.foresight.spec import Kind
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile

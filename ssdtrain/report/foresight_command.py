@@ -17,7 +17,7 @@ from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Family
-from ssdtrain.foresight.capture import STATES, capture
+from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import Fabric, load_fabric
 from ssdtrain.foresight.device import (
     DEFAULT_DEVICE,
@@ -33,6 +33,7 @@ from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.price import StepEstimate, estimate_step
 from ssdtrain.foresight.ranks import Layout, Spread, estimate_graphs, estimate_ranks
+from ssdtrain.foresight.recorder import STATES
 from ssdtrain.foresight.sharding import Lookups, candidates
 from ssdtrain.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.foresight.spec import Kind, links_of

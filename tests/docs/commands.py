@@ -53,6 +53,8 @@ def check(words: list[str]) -> None:
     program = words[0] if words else "cd"
     if program == "ssdtrain":
         _ssdtrain(words[1:])
+    elif program in LAUNCHERS and "ssdtrain" in words:
+        _ssdtrain(words[words.index("ssdtrain") + 1 :])
     elif program in LAUNCHERS and "--config" in words:
         _trains(words[words.index("--config") :])
     elif program.startswith("recipes/"):
