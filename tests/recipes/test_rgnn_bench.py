@@ -16,6 +16,7 @@ from recipes.bench.rgnn import layers as rgnn
 from recipes.bench.rgnn import plot
 from recipes.bench.rgnn import tables as rgnn_table
 from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, plan
+from recipes.bench.rgnn.contenders import Graphs, build
 from recipes.bench.rgnn.measure import OutOfTimeError, category, deadline, measure
 from recipes.bench.rgnn.records import Records
 from recipes.bench.rgnn.results import Results
@@ -211,6 +212,25 @@ def test_summary_counts_our_own_failures() -> None:
     row = rgnn_table.summary(results).splitlines()[2]
     assert "| 4.00 | 2.76 | 4.00 (g) | 4.00 (g) | 1 | 1 | 0 |" in row
     assert "| oom | 8.000 | pyg | - |" in rgnn_table.details(results)
+
+
+def test_a_graph_that_another_process_made_is_read(tmp_path: Path) -> None:
+    """And without what was kept with it, as its executables."""
+    makes, reads = (Graphs(torch.device("cpu"), 0.01, tmp_path) for _ in range(2))
+    made = makes.get("aifb")
+    cell = Cell(
+        graph="aifb",
+        model=LayerKind.RGCN,
+        task=Task.INFERENCE,
+        dtype="tf32",
+        width=4,
+    )
+    layer = build(cell, Contender.HECTOR, made)
+    layer.module(layer.x, made)
+    read = reads.get("aifb")
+    assert torch.equal(read.src, made.src) and not read.state.executables
+    assert read.node_type_names == made.node_type_names
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_ablation_choice_widths_and_memory() -> None:

@@ -22,7 +22,7 @@ from recipes.bench.megatron.tables import megatron
 from recipes.bench.models.tables import models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
-from recipes.bench.rgnn.tables import accuracy, batches, rgnn
+from recipes.bench.rgnn.tables import accuracy, batches, compilation, rgnn
 from recipes.bench.safety.tables import (
     mutants,
     sanitize,
@@ -186,6 +186,7 @@ PAGES = {
             ("rgnn", rgnn),
             ("rgnn", of_file("accuracy", accuracy)),
             ("rgnn", of_file("batches", batches)),
+            ("rgnn", of_file("compile", compilation)),
         ),
         "The layers' own times beside their ablation are older than their last "
         "changes. Relational attention in bfloat16, trained on small graphs, is bound "

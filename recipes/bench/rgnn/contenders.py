@@ -74,7 +74,8 @@ class Graphs:
         else:
             spec = scaled(TABLE_3_3[name], self.scale)
             found = generate(spec, seed=0, device=self.device)
-            values = {f.name: getattr(found, f.name) for f in fields(found)}
+            # What is kept with a graph, as its executables, is no part of it.
+            values = {f.name: getattr(found, f.name) for f in fields(found) if f.init}
             torch.save(values, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)
         self._current = (name, found)

@@ -315,7 +315,12 @@ def batches(data: dict[str, Any]) -> str:
         parts.append(
             f"The first training step of an RGAT layer of a width that no kernel was "
             f"made for: {first['empty_s']} s with empty caches, {first['kept_s']} s in "
-            "a new process with the caches kept."
+            "a new process with the caches kept"
+            + (
+                f", {first['shipped_s']} s with a bundle of the kernels."
+                if "shipped_s" in first
+                else "."
+            )
         )
     return "\n\n".join([*parts, where(data)])
 
@@ -332,6 +337,30 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def compilation(data: dict[str, Any]) -> str:
+    """What a first step compiles, without a GPU."""
+    about = data["settings"]
+    rows = [
+        [
+            kind,
+            str(c["empty"]["kernels"]),
+            *(number(c[way]["cpu_s"]) for way in ("empty", "kept", "shipped")),
+            number(c["empty"]["cpu_s"] / c["shipped"]["cpu_s"], 0),
+        ]
+        for kind, c in data["cells"].items()
+        if "error" not in c
+    ]
+    text = (
+        f"**Compilation alone**, for compute capability {about['arch'] / 10} on a "
+        f"machine without a GPU: a training step of a layer of {about['width']} "
+        "channels on AIFB's sizes in a new process, imports excluded. Seconds of CPU "
+        "time: with empty caches, with what the first process left, and with empty "
+        "caches and a bundle (`hector kernels add`) of the kernels."
+    )
+    head = ["", "kernels", "empty", "kept", "shipped", "empty / shipped"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
 def accuracy(data: dict[str, Any]) -> str:
