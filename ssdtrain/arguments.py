@@ -1,6 +1,7 @@
 """Command-line arguments that several commands take."""
 
 import argparse
+import math
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import parse_fraction, parse_size
@@ -23,6 +24,26 @@ def fraction_argument(text: str) -> float:
         return parse_fraction("this", text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("this ")) from None
+
+
+def count_argument(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"expects a whole number of 1 or more, got {text!r}"
+        )
+    return int(text)
+
+
+def positive_argument(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expects a number above 0, got {text!r}")
+    return value
 
 
 def show(parser: argparse.ArgumentParser, help: str, examples: str) -> None:

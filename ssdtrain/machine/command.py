@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from ssdtrain.arguments import show, size_argument
+from ssdtrain.arguments import positive_argument, show, size_argument
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
 from ssdtrain.machine.doctor import Examination, Request, examine
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-seconds",
-        type=float,
+        type=positive_argument,
         default=SsdBudget().max_seconds,
         metavar="S",
         help="seconds for each directory, and for each GPU (default: 20)",

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
-from ssdtrain.arguments import show
+from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
 from ssdtrain.foresight.layers import LayerTimes, layer_times
@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drives = parser.add_argument_group("drives and assumptions")
     drives.add_argument("--ssd", default="d7-p5620", help="drive (default: d7-p5620)")
     drives.add_argument(
-        "--ssds", type=int, default=4, metavar="N", help="drives a GPU (default: 4)"
+        "--ssds",
+        type=count_argument,
+        default=4,
+        metavar="N",
+        help="drives a GPU (default: 4)",
     )
     drives.add_argument(
         "--assume",
@@ -55,10 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     drives.add_argument("--cost", action="store_true", help="add the cost table")
     drives.add_argument(
-        "--years", type=float, default=3.0, help="span of the cost table (default: 3)"
+        "--years",
+        type=positive_argument,
+        default=3.0,
+        help="span of the cost table (default: 3)",
     )
     drives.add_argument(
-        "--gpu-price", type=float, metavar="USD", help="price of one GPU"
+        "--gpu-price", type=positive_argument, metavar="USD", help="price of one GPU"
     )
     parser.add_argument("--plot", metavar="PNG", help="plot as Figure 5.10 does")
     parser.add_argument("--json", action="store_true", help="print JSON, no tables")
@@ -68,23 +75,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_system(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpu", help="GPU (default: a100-pcie)")
     group.add_argument("--model", help="a model of the table (see --list)")
-    group.add_argument("--hidden", type=int, help="or its size: hidden dimension,")
-    group.add_argument("--layers", type=int, help="layers,")
-    group.add_argument("--heads", type=int, help="heads (default: hidden / 128),")
-    group.add_argument("--sequence", type=int, help="tokens a sequence (2048)")
-    group.add_argument("--gpus", type=int, default=8, help="GPUs in all (default: 8)")
-    group.add_argument("--tensor", type=int, default=1, help="tensor parallelism")
-    group.add_argument("--pipeline", type=int, default=1, help="pipeline stages")
-    group.add_argument("--chunks", type=int, default=1, help="model chunks a GPU")
+    group.add_argument(
+        "--hidden", type=count_argument, help="or its size: hidden dimension,"
+    )
+    group.add_argument("--layers", type=count_argument, help="layers,")
+    group.add_argument(
+        "--heads", type=count_argument, help="heads (default: hidden / 128),"
+    )
+    group.add_argument(
+        "--sequence", type=count_argument, help="tokens a sequence (2048)"
+    )
+    group.add_argument(
+        "--gpus", type=count_argument, default=8, help="GPUs in all (default: 8)"
+    )
+    group.add_argument(
+        "--tensor", type=count_argument, default=1, help="tensor parallelism"
+    )
+    group.add_argument(
+        "--pipeline", type=count_argument, default=1, help="pipeline stages"
+    )
+    group.add_argument(
+        "--chunks", type=count_argument, default=1, help="model chunks a GPU"
+    )
     group.add_argument(
         "--sequence-parallel", action="store_true", help="divide norms and dropouts too"
     )
     group.add_argument("--zero3", action="store_true", help="shard the training state")
-    group.add_argument("--batch", type=int, help="sequences a step (default: 16 a GPU)")
-    group.add_argument("--micro-batch", type=int, default=1, help="sequences at once")
+    group.add_argument(
+        "--batch", type=count_argument, help="sequences a step (default: 16 a GPU)"
+    )
+    group.add_argument(
+        "--micro-batch", type=count_argument, default=1, help="sequences at once"
+    )
     group.add_argument(
         "--tflops",
-        type=float,
+        type=positive_argument,
         help="reached TFLOP/s a GPU (default: peak x efficiency)",
     )
     group.add_argument(
@@ -146,9 +171,27 @@ def _cases(args: argparse.Namespace) -> tuple[Case, ...]:
     if args.cases is not None and own:
         raise ConfigError("--cases and a system of your own exclude one another")
     if not own:
+        _refuse_unused(args)
         which = CaseSet.FIGURE_5_10 if args.cases is None else parse_set(args.cases)
         return cases(which, gpu)
     return (_own_case(args, gpu),)
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise ConfigError for settings of a system of one's own without a model."""
+    parser = argparse.ArgumentParser()
+    _add_system(parser.add_argument_group())
+    own = vars(parser.parse_args([]))
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, default in own.items()
+        if name != "gpu" and getattr(args, name) != default
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} describe a system of your own, which expects --model, "
+            "or --hidden and --layers"
+        )
 
 
 def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import show
+from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.calibrate import family_scales, host_scale
 from ssdtrain.foresight.call import Family
@@ -89,22 +89,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank"
     )
-    parser.add_argument("--micro-batch", type=int, default=1, metavar="N")
+    parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
     parser.add_argument(
-        "--sequence", type=int, default=1024, help="of blocks: (default 1024)"
+        "--sequence",
+        type=count_argument,
+        default=1024,
+        help="of blocks: (default 1024)",
     )
     parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
-    parser.add_argument("--ranks", type=int, default=1, help="number of GPUs")
+    parser.add_argument(
+        "--ranks", type=count_argument, default=1, help="number of GPUs"
+    )
     parser.add_argument(
         "--spread", type=Spread, choices=list(Spread), default=Spread.DDP
     )
     parser.add_argument(
-        "--slower", type=float, default=1.0, help="factor by which one rank is slower"
+        "--slower",
+        type=positive_argument,
+        default=1.0,
+        help="factor by which one rank is slower",
     )
     parser.add_argument(
-        "--micro-batches", type=int, default=1, help="of a pipeline's step"
+        "--micro-batches", type=count_argument, default=1, help="of a pipeline's step"
     )
-    parser.add_argument("--chunks", type=int, default=1, help="of a pipeline's rank")
+    parser.add_argument(
+        "--chunks", type=count_argument, default=1, help="of a pipeline's rank"
+    )
     parser.add_argument(
         "--fabric",
         metavar="NAME",
@@ -121,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="FILE", help="write what was made")
     parser.add_argument("--times", metavar="FILE", help="kernel times (JSON lines)")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="budget of a gather"
+        "--seconds", type=positive_argument, default=60.0, help="budget of a gather"
     )
     parser.add_argument(
         "--on",

@@ -10,7 +10,13 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import fraction_argument, show, size_argument
+from ssdtrain.arguments import (
+    count_argument,
+    fraction_argument,
+    positive_argument,
+    show,
+    size_argument,
+)
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import (
@@ -70,8 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", choices=["micro_batch"], help="compare sizes at one --batch"
     )
-    parser.add_argument("--batch", type=int, default=64, help="of a step (--sweep)")
-    parser.add_argument("--stages", type=int, default=1, help="of the pipeline")
+    parser.add_argument(
+        "--batch", type=count_argument, default=64, help="of a step (--sweep)"
+    )
+    parser.add_argument(
+        "--stages", type=count_argument, default=1, help="of the pipeline"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no tables")
 
 
@@ -80,9 +90,12 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
     )
-    parser.add_argument("--micro-batch", type=int, default=1, metavar="N")
+    parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
     parser.add_argument(
-        "--sequence", type=int, default=1024, help="of blocks: (default 1024)"
+        "--sequence",
+        type=count_argument,
+        default=1024,
+        help="of blocks: (default 1024)",
     )
     parser.add_argument(
         "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
@@ -111,11 +124,13 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tflops",
-        type=float,
+        type=positive_argument,
         help="or two rates that operators reach, no host time: 1e12 FLOPs a second",
     )
     parser.add_argument(
-        "--memory-gb-per-s", type=float, help="and 1e9 bytes a second of memory"
+        "--memory-gb-per-s",
+        type=positive_argument,
+        help="and 1e9 bytes a second of memory",
     )
 
 

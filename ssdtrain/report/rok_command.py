@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import show
+from ssdtrain.arguments import count_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.baselines import references
@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show(parser, HELP, EXAMPLES)
     add_subject(parser)
     parser.add_argument(
-        "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], metavar="N"
+        "--batches",
+        type=count_argument,
+        nargs="+",
+        default=[1, 2, 4, 8, 16],
+        metavar="N",
     )
     parser.add_argument(
         "--results", metavar="FILE", help="of recipes/bench/planner/rok.py"

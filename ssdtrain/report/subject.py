@@ -1,5 +1,6 @@
 """What `ssdtrain plan` and `ssdtrain rok` look at: a model for one micro-batch."""
 
+import argparse
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain.api
+from ssdtrain.arguments import count_argument
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import Device
@@ -116,8 +118,8 @@ def function_of(text: str, option: str) -> Callable[..., Any]:
 
 def _blocks(text: str, sequence: int) -> Build:
     try:
-        hidden, num_layers = map(int, text.split("x"))
-    except ValueError:
+        hidden, num_layers = map(count_argument, text.split("x"))
+    except (ValueError, argparse.ArgumentTypeError):
         raise ConfigError(
             f"--model blocks: expects HIDDENxLAYERS, such as 8192x4, got {text!r}"
         ) from None

@@ -59,16 +59,8 @@ def check(words: list[str]) -> None:
         _trains(words[words.index("--config") :])
     elif program.startswith("recipes/"):
         _recipe(ROOT / program, words[1:])
-    elif program in ("python", "python3"):
-        _script(words[1:])
-    elif program == "pip":
-        _pip(words[1:])
-    elif program == "make":
-        _make(words[1:])
-    elif program == "pytest":
-        missing = [w for w in words[1:] if "/" in w and not (ROOT / w).exists()]
-        if missing:
-            raise CommandError(f"no {missing}")
+    elif program in OTHERS:
+        OTHERS[program](words[1:])
     elif program not in BUILTINS:
         raise CommandError(f"{program}: unknown here; mark the block not run")
 
@@ -152,3 +144,18 @@ def _make(words: list[str]) -> None:
     for word in words:
         if f"\n{word}:" not in targets:
             raise CommandError(f"no target {word}")
+
+
+def _pytest(words: list[str]) -> None:
+    missing = [word for word in words if "/" in word and not (ROOT / word).exists()]
+    if missing:
+        raise CommandError(f"no {missing}")
+
+
+OTHERS = {
+    "make": _make,
+    "pip": _pip,
+    "pytest": _pytest,
+    "python": _script,
+    "python3": _script,
+}

@@ -63,8 +63,10 @@ def test_a_missing_directory_is_a_problem_with_advice(
 def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--no-measure", "--save", "x.json") == 2
     assert "leave one out" in capsys.readouterr().err
-    assert doctor("--max-seconds", "-1") == 2
-    assert "max_seconds" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        doctor("--max-seconds", "-1")
+    assert stopped.value.code == 2
+    assert "--max-seconds: expects a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,32 @@ def test_tables_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--cases", "table-5.4", "--hidden", "8"], "exclude"),
         (["--model", "gpt-175b", "--hidden", "8"], "exclude"),
         (["--hidden", "8"], "--layers"),
-        (["--ssds", "0"], "drives"),
-        (["--cost", "--years", "0"], "years"),
+        (["--gpus", "16"], "--gpus describe a system of your own, which expects"),
+        (["--zero3", "--tflops", "9", "--gpu", "h100-sxm"], "--zero3, --tflops"),
     ],
 )
 def test_settings_that_cannot_work(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*arguments) == 2
+    assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--ssds", "0"], "--ssds: expects a whole number of 1 or more, got '0'"),
+        (["--cost", "--years", "0"], "--years: expects a number above 0, got '0'"),
+        (["--gpu-price", "nan"], "--gpu-price: expects a number above 0"),
+        (["--layers=-1", "--hidden", "8"], "whole number of 1 or more, got '-1'"),
+    ],
+)
+def test_numbers_are_above_zero(
+    arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+    assert stopped.value.code == 2
     assert word in capsys.readouterr().err
 
 
