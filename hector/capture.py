@@ -28,7 +28,7 @@ WARM_UP = 3
 
 
 class CapturedStep:
-    """`step()` as one CUDA graph; see [Note: captured steps].
+    """Run `step()` as one CUDA graph; see [Note: captured steps].
 
     The first calls run the step itself, so every call is one step. Results are the
     tensors of the last call: clone what is to be kept. Random numbers go on from call
@@ -46,7 +46,7 @@ class CapturedStep:
         self._results: Any = None
 
     def __call__(self) -> Any:
-        """One step."""
+        """Run one step."""
         if self._left:
             self._left -= 1
             return self._aside()
@@ -60,7 +60,7 @@ class CapturedStep:
         return self._results
 
     def _aside(self) -> Any:
-        """On a stream of its own, as captures want their warm-up."""
+        """Run the step on a stream of its own, as captures want their warm-up."""
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
@@ -70,13 +70,13 @@ class CapturedStep:
 
 
 def padded_size(count: int) -> int:
-    """The next larger one of 8 sizes an octave; at least 64."""
+    """Return the next larger one of 8 sizes an octave; at least 64."""
     step = max(8, 1 << max(count.bit_length() - 4, 0))
     return max(64, -(-count // step) * step)
 
 
 class CapturedBatches:
-    """Training steps on mini-batches, one CUDA graph for each of a few sizes.
+    """Run training steps on mini-batches, one CUDA graph for each of a few sizes.
 
     `step(batch, *tensors, *rows)` gets a `SampledBatch` with spare nodes and edges
     behind the real ones ([Note: padded batches]) and must look at nothing but its
@@ -86,22 +86,22 @@ class CapturedBatches:
     def __init__(
         self, step: Callable[..., Any], graph: HeteroGraph, max_sizes: int = 8
     ) -> None:
-        """`max_sizes`: graphs that are kept; the least recently used one leaves."""
+        """Keep at most `max_sizes` graphs; the least recently used one leaves."""
         if max_sizes < 1:
             raise ValueError(f"expected max_sizes of at least 1, got {max_sizes}")
         self.step, self.graph, self.max_sizes = step, graph, max_sizes
         self._sizes: OrderedDict[Hashable, _Padded] = OrderedDict()
 
     def __len__(self) -> int:
-        """Sizes that are kept."""
+        """Return how many sizes are kept."""
         return len(self._sizes)
 
     def __call__(
         self, drawn: Drawn, *tensors: Tensor, rows: Sequence[Tensor] = ()
     ) -> Any:
-        """One step on what was drawn from the graph, on `tensors`, whose shapes decide
-        the size as well, and on `rows` [drawn nodes, ...], zeros behind them. Results
-        are overwritten by later steps."""
+        """Run one step on what was drawn from the graph, on `tensors`, whose shapes
+        decide the size as well, and on `rows` [drawn nodes, ...], zeros behind them.
+        Results are overwritten by later steps."""
         nodes = padded_size(drawn.node_ids.numel() + 1)
         edges = padded_size(drawn.edge_ids.numel())
         kinds = tuple((t.shape, t.dtype) for t in (drawn.seeds, *tensors))
@@ -127,7 +127,7 @@ class CapturedBatches:
 
 
 class _Room:
-    """Memory for batches of one size, and the batch that lies in it."""
+    """Hold memory for batches of one size, and the batch that lies in it."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class _Room:
         tensors: Sequence[Tensor],
         rows: Sequence[Tensor],
     ) -> None:
-        """`sizes`: nodes and edges; `seeds`, `tensors` and `rows` are of the shapes of
-        a batch's."""
+        """Make room for `sizes` (nodes, edges); `seeds`, `tensors` and `rows` are of
+        the shapes of a batch's."""
         nodes, edges = sizes
         device = graph.device
         self._graph = graph
@@ -170,7 +170,7 @@ class _Room:
             mine[nodes:].zero_()
 
     def batch(self) -> SampledBatch:
-        """The batch as a graph with spare nodes and edges."""
+        """Return the batch as a `SampledBatch` with spare nodes and edges."""
         graph = self._graph
         made = padded_subgraph(graph, self._node_ids, self._edge_ids, self._num_nodes)
         # Spare nodes read the last node's features.
@@ -179,7 +179,7 @@ class _Room:
 
 
 class _Padded(NamedTuple):
-    """The step on the batches of one size.
+    """Run the step on the batches of one size.
 
     `run` refers to the room and the room to neither: all of it goes with its owner.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Features:
-    """Features by name, gathered when they are asked for."""
+    """Map feature names to rows, gathered when they are asked for."""
 
     def __init__(self, get: Callable[[str], Any]) -> None:
         self._get = get
@@ -17,7 +17,8 @@ class Features:
 
 
 class EdgeBatch:
-    """The argument of message functions: `src`, `dst` and `data` by name."""
+    """Give a message function the rows of `src`, `dst` and the edge (`data`) by
+    name."""
 
     def __init__(
         self,
@@ -29,20 +30,21 @@ class EdgeBatch:
         self._ends, self._softmax = ends, softmax
 
     def edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sources, destinations and ids of the edges."""
+        """Return sources, destinations and ids of the edges, int64 [edges] each."""
         return self._ends()
 
     def batch_size(self) -> int:
+        """Return how many edges there are."""
         return self._ends()[0].numel()
 
     def softmax(self, score: Any) -> Any:
-        """Softmax of edge rows over the edges with the same destination."""
+        """Return the softmax of edge rows over the edges with the same destination."""
         return self._softmax(score)
 
 
 class NodeBatch:
-    """The argument of reduce and apply functions: `data`, and `mailbox` with messages
-    [nodes, degree, ...] in a reduce function."""
+    """Give a reduce or apply function node rows (`data`); in a reduce function
+    `mailbox` holds the messages [nodes, degree, ...]."""
 
     def __init__(
         self,
@@ -53,8 +55,9 @@ class NodeBatch:
         self.data, self.mailbox, self._ids = data, mailbox, ids
 
     def nodes(self) -> Tensor:
-        """Ids of the nodes."""
+        """Return the ids of the nodes, int64 [nodes]."""
         return self._ids()
 
     def batch_size(self) -> int:
+        """Return how many nodes there are."""
         return self._ids().numel()

@@ -12,7 +12,7 @@ READOUTS = ("sum", "mean", "max", "min")
 
 
 def batch(graphs: Sequence[Graph]) -> Graph:
-    """One graph with the given ones as its components, in order.
+    """Join graphs into one `Graph` whose components they are, in order.
 
     Features that all of them have are joined; `batch_num_nodes` and `batch_num_edges`
     say whose rows are whose. Programs compiled for one batch serve the next.
@@ -43,7 +43,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
 
 
 def unbatch(graph: Graph) -> list[Graph]:
-    """The graphs of a batch with their rows of all features."""
+    """Return the graphs that `batch` joined, each with its rows of all features."""
     nodes, edges = list(graph.batch_num_nodes), list(graph.batch_num_edges)
     src, dst = (e.split(edges) for e in graph.edges())
     first = accumulate(nodes, initial=0)
@@ -62,24 +62,25 @@ def unbatch(graph: Graph) -> list[Graph]:
 
 
 def readout_nodes(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
-    """[graphs, ...]: sum, mean, max or min of a node feature in each graph of a batch;
-    zeros for a graph without nodes."""
+    """Return [graphs, ...]: the sum, mean, max or min of a node feature in each graph
+    of a batch; zeros for a graph without nodes."""
     return _readout(graph.ndata[feature], graph.batch_num_nodes, reducer)
 
 
 def readout_edges(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
-    """`readout_nodes` of an edge feature."""
+    """Return [graphs, ...]: `readout_nodes` of an edge feature."""
     return _readout(graph.edata[feature], graph.batch_num_edges, reducer)
 
 
 def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
-    """[nodes, ...]: for each node the row of its graph."""
+    """Return [nodes, ...]: for each node the row of its graph."""
     sizes = torch.tensor(graph.batch_num_nodes, device=rows.device)
     return rows.repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
 
 
 def softmax_nodes(graph: Graph, feature: str) -> Tensor:
-    """Softmax of a node feature over the nodes of each graph."""
+    """Return the softmax of a node feature over the nodes of each graph, [nodes,
+    ...]."""
     x = graph.ndata[feature]
     peak = broadcast_nodes(graph, _readout(x.detach(), graph.batch_num_nodes, "max"))
     e = torch.exp(x - peak)

@@ -21,7 +21,7 @@ from hector.message.functions import Combine, MessageFunction, ReduceFunction, R
 
 @dataclass(frozen=True)
 class Bucket:
-    """Nodes that receive equally many messages."""
+    """Hold nodes that receive equally many messages, and the ids of those edges."""
 
     nodes: Tensor
     """int64 [num_nodes]."""
@@ -30,7 +30,7 @@ class Bucket:
 
 
 class Groups:
-    """The edges of each destination, in the order of their ids, as buckets."""
+    """Sort edges by destination into `Bucket`s, in the order of their ids."""
 
     def __init__(self, dst: Tensor, num_nodes: int) -> None:
         grouping = group_by(dst, num_nodes)
@@ -42,7 +42,8 @@ class Groups:
         self._packing: tuple[Tensor, Tensor, Tensor] | None = None
 
     def exact(self) -> list[Bucket]:
-        """A bucket a degree above 0. Waits for the device on first use."""
+        """Return a `Bucket` for each degree above 0. The first use waits for the
+        device."""
         if self._exact is None:
             sizes = self.degrees.unique().tolist()
             self._exact = [
@@ -53,7 +54,8 @@ class Groups:
         return self._exact
 
     def padded(self) -> list[Bucket]:
-        """Buckets of degrees up to a power of two; missing edges have id num_edges."""
+        """Return `Bucket`s of degrees up to a power of two; missing edges have id
+        num_edges."""
         if self._padded is None:
             largest = int(self.degrees.max()) if self.num_edges else 0
             found, low, size = [], 0, 1
@@ -74,9 +76,9 @@ class Groups:
         return Bucket(nodes, edges)
 
     def packing(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Nodes with messages by falling degree, the edges in the order of a packed
-        sequence (first messages of all nodes, second ones, ...), and how many nodes
-        have an i-th message (on the CPU, as PyTorch wants it)."""
+        """Return nodes with messages by falling degree, their edges in the order of a
+        `PackedSequence` (first messages of all nodes, second ones, ...), and how many
+        nodes have an i-th message (on the CPU, as PyTorch wants it)."""
         if self._packing is None:
             order = torch.argsort(self.degrees, descending=True, stable=True)
             falling = self.degrees[order]
@@ -97,7 +99,8 @@ class Groups:
 
 
 def combine(f: MessageFunction, left: Tensor, right: Tensor | None) -> Tensor:
-    """A built-in message of real rows; missing leading axes of a row count as 1."""
+    """Combine real rows as a built-in message function does; missing leading axes of a
+    row count as 1."""
     if right is None:
         return left
     rank = max(left.dim(), right.dim())
@@ -120,7 +123,7 @@ def combine(f: MessageFunction, left: Tensor, right: Tensor | None) -> Tensor:
 
 
 def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tensor:
-    """[num_nodes, ...]: a reducer that is no sum or maximum."""
+    """Reduce messages to [num_nodes, ...] by a reducer that is no sum or maximum."""
     if f.reducer is Reducer.LSTM:
         return _lstm(f, messages, groups)
     fill = {Reducer.MUL: 1.0, Reducer.MEDIAN: float("inf")}[f.reducer]
@@ -144,8 +147,9 @@ def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tenso
 def _scattered(
     buckets: Sequence[Bucket], rows: Sequence[Tensor], groups: Groups, like: Tensor
 ) -> Tensor:
-    """[num_nodes, ...]: the rows of all buckets in their places, written once; zeros
-    for nodes without messages. Without buckets rows are as those of `like`."""
+    """Put the rows of all buckets into their places in [num_nodes, ...], each
+    written once; nodes without messages get zeros. Without buckets rows are as those
+    of `like`."""
     joined = torch.cat(tuple(rows)) if rows else like[:0]
     empty = joined.new_zeros(groups.degrees.numel(), *joined.shape[1:])
     if not rows:
@@ -183,8 +187,8 @@ def reduce_user(
     messages: Mapping[str, Tensor],
     groups: Groups,
 ) -> dict[str, Tensor]:
-    """A user's reduce function on the buckets of every degree; nodes without messages
-    get zeros."""
+    """Run a user's reduce function on the buckets of every degree; nodes without
+    messages get zeros."""
     parts: dict[str, list[Tensor]] = {}
     buckets = groups.exact()
     for i, bucket in enumerate(buckets):
@@ -201,7 +205,8 @@ def reduce_user(
 
 
 def checked(made: Any, rows: int, what: str) -> dict[str, Tensor]:
-    """What a user function returned; ValueError unless it is a dict of `rows` rows."""
+    """Return what a user function gave; ValueError unless it is a dict of `rows`
+    rows."""
     if not isinstance(made, Mapping):
         raise ValueError(f"expected a dict from the {what}, got {type(made).__name__}")
     for name, value in made.items():
@@ -214,7 +219,7 @@ def checked(made: Any, rows: int, what: str) -> dict[str, Tensor]:
 
 
 def levels_of(src: Tensor, dst: Tensor, num_nodes: int) -> Iterator[Tensor]:
-    """Nodes by the longest path that leads to them: no edge inside a level.
+    """Group nodes by the longest path that leads to them: no edge is inside a level.
 
     Raises ValueError for a graph with a cycle.
     """

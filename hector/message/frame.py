@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Frame(MutableMapping[str, Tensor]):
-    """Named tensors with the same number of rows on one device.
+    """Hold named tensors with the same number of rows on one device.
 
     A column is replaced, never written to: what a caller or autograd holds stays.
     """
@@ -19,7 +19,8 @@ class Frame(MutableMapping[str, Tensor]):
         rows: str,
         fill: Callable[[str], Tensor] | None = None,
     ) -> None:
-        """`fill` makes a column that was not set: a part of a graph gathers rows."""
+        """Take `fill`, which makes a column that was not set: a part of a graph gathers
+        rows."""
         self.num_rows, self.device, self.rows = num_rows, device, rows
         self.fill = fill
         self._columns: dict[str, Tensor] = {}
@@ -39,7 +40,8 @@ class Frame(MutableMapping[str, Tensor]):
         self._columns[name] = value
 
     def check(self, name: str, value: Tensor) -> None:
-        """ValueError unless `value` has a row for each node or edge, on the device."""
+        """Raise ValueError unless `value` has a row for each node or edge, on the
+        device."""
         if not isinstance(value, Tensor) or value.shape[:1] != (self.num_rows,):
             found = list(getattr(value, "shape", ())) or type(value).__name__
             raise ValueError(
@@ -61,14 +63,16 @@ class Frame(MutableMapping[str, Tensor]):
         return len(self._columns)
 
     def copied(self) -> "Frame":
-        """The same columns; what is set in one frame is not seen in the other."""
+        """Return a frame of the same columns; what is set in one is not seen in the
+        other."""
         made = Frame(self.num_rows, self.device, self.rows, self.fill)
         made._columns = dict(self._columns)
         return made
 
 
 class EdgeFrame(Frame):
-    """Edge features in the caller's order, and in the graph's where that was asked for.
+    """Hold edge features in the caller's order, and in the graph's where that was asked
+    for.
 
     [Note: two orders] Compiled programs read edge rows sorted by destination. A column
     is permuted when the other order is first read, and both are kept: attention that
@@ -112,7 +116,7 @@ class EdgeFrame(Frame):
         return len({**self._columns, **self._sorted})
 
     def sorted(self, name: str) -> Tensor:
-        """The column in the graph's order."""
+        """Return the column in the graph's order, made of the caller's on first use."""
         if name not in self._sorted:
             given = self[name]
             self._sorted[name] = (
@@ -127,11 +131,12 @@ class EdgeFrame(Frame):
         self._sorted[name] = value
 
     def either(self, name: str) -> Tensor:
-        """The column in whichever order is at hand: for its shape and dtype."""
+        """Return the column in whichever order is at hand: for its shape and dtype."""
         known = self._sorted.get(name)
         return self[name] if known is None else known
 
     def copied(self) -> "EdgeFrame":
+        """Return a frame of the same columns, both orders among them."""
         made = EdgeFrame(self.num_rows, self.device, self.fill)
         made._columns, made._sorted = dict(self._columns), dict(self._sorted)
         made.order, made.inverse = self.order, self.inverse

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Side(Enum):
-    """Whose feature an operand of a message is."""
+    """Name whose feature an operand of a message is."""
 
     SOURCE = "u"
     DESTINATION = "v"
@@ -44,7 +44,7 @@ class Side(Enum):
 
 
 class Combine(Enum):
-    """How a message is made of its two operands."""
+    """Name how a message is made of its two operands."""
 
     COPY = "copy"
     ADD = "add"
@@ -56,8 +56,8 @@ class Combine(Enum):
 
 
 class Reducer(Enum):
-    """How the messages of one destination become one row. Nodes without messages get
-    zeros."""
+    """Name how the messages of one destination become one row. Nodes without messages
+    get zeros."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -76,7 +76,8 @@ class Reducer(Enum):
 
 @dataclass(frozen=True)
 class MessageFunction:
-    """`left` combined with `right`: (side, field) each; `right` is None for a copy."""
+    """Combine `left` with `right`, a (`Side`, field) each; `right` is None for a
+    copy."""
 
     combine: Combine
     left: tuple[Side, str]
@@ -86,7 +87,7 @@ class MessageFunction:
 
 @dataclass(frozen=True)
 class ReduceFunction:
-    """Field `message` reduced to node field `out`."""
+    """Reduce message field `message` to node field `out`."""
 
     reducer: Reducer
     message: str
@@ -99,7 +100,7 @@ class ReduceFunction:
 
 @dataclass(frozen=True, eq=False)
 class PureCall:
-    """A user function with the values that it reads besides its batch."""
+    """Bind a user function to the values that it reads besides its batch."""
 
     function: Callable[..., Any]
     values: tuple[Any, ...]
@@ -109,7 +110,7 @@ class PureCall:
 
     @property
     def facts(self) -> Hashable:
-        """What its program depends on.
+        """Return what its program depends on.
 
         Raises:
             ValueError: a value is neither a tensor nor hashable.
@@ -126,8 +127,8 @@ class PureCall:
 
 
 def _fact(value: Any) -> Hashable:
-    """What a trace sees of a value. True, 1 and 1.0 are equal, as are zeros of either
-    sign; what is computed with them is not."""
+    """Return what a trace sees of a value. True, 1 and 1.0 are equal, as are zeros of
+    either sign; what is computed with them is not."""
     if isinstance(value, Tensor):
         return (value.shape, value.dtype)
     if isinstance(value, tuple):
@@ -154,12 +155,12 @@ def pure(function: Callable[..., Any]) -> Callable[..., PureCall]:
 
 
 def copy_u(u: str, out: str) -> MessageFunction:
-    """The source's feature."""
+    """Return the message function that copies the source's feature `u`."""
     return MessageFunction(Combine.COPY, (Side.SOURCE, u), None, out)
 
 
 def copy_e(e: str, out: str) -> MessageFunction:
-    """The edge's feature."""
+    """Return the message function that copies the edge's feature `e`."""
     return MessageFunction(Combine.COPY, (Side.EDGE, e), None, out)
 
 
@@ -202,10 +203,11 @@ median = _reducer(Reducer.MEDIAN)
 
 
 def softmax(msg: str, out: str, temperature: float = 1.0) -> ReduceFunction:
-    """Sum of the messages m weighted by softmax(temperature * m)."""
+    """Return the reducer that sums messages m weighted by softmax(temperature * m)."""
     return ReduceFunction(Reducer.SOFTMAX, msg, out, temperature=temperature)
 
 
 def lstm(msg: str, out: str, module: nn.LSTM) -> ReduceFunction:
-    """The last hidden state of `module` over the messages [width] of a node."""
+    """Return the reducer that gives the last hidden state of `module` over the messages
+    [width] of a node."""
     return ReduceFunction(Reducer.LSTM, msg, out, module=module)

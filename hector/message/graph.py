@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Graph:
-    """Directed edges between the nodes 0 to `num_nodes` - 1, with features.
+    """Hold directed edges between the nodes 0 to `num_nodes` - 1, with features.
 
     `ndata` and `edata` hold them by name. Functions with names of DGL do what DGL's do;
     see `hector.message.functions` for the built-in ones.
@@ -73,7 +73,7 @@ class Graph:
         sampled: bool = False,
         programs: Programs | None = None,
     ) -> None:
-        """Edges from `src[i]` to `dst[i]`; edge ids are positions.
+        """Make edges from `src[i]` to `dst[i]`; edge ids are positions.
 
         `sampled`: one of many graphs alike, see `HeteroGraph.sampled`. Raises
         ValueError on non-integer, ragged or out-of-range input.
@@ -106,24 +106,27 @@ class Graph:
 
     @property
     def device(self) -> torch.device:
+        """Return where the edges lie."""
         return self._src.device
 
     def num_nodes(self) -> int:
+        """Return how many nodes there are, those without edges among them."""
         return self._num_nodes
 
     def num_edges(self) -> int:
+        """Return how many edges there are."""
         return self._src.numel()
 
     def edges(self) -> tuple[Tensor, Tensor]:
-        """Sources and destinations, int64 [edges]."""
+        """Return sources and destinations, int64 [edges] each."""
         return self._src, self._dst
 
     def in_degrees(self) -> Tensor:
-        """int64 [nodes]."""
+        """Return how many edges end in each node, int64 [nodes]."""
         return self._in_degrees
 
     def out_degrees(self) -> Tensor:
-        """int64 [nodes]."""
+        """Return how many edges begin in each node, int64 [nodes]."""
         return self._out_degrees
 
     @cached_property
@@ -136,7 +139,8 @@ class Graph:
 
     @cached_property
     def structure(self) -> HeteroGraph:
-        """What compiled programs run on: the edges sorted by destination."""
+        """Return the `HeteroGraph` that compiled programs run on: edges sorted by
+        destination."""
         kind = torch.zeros_like(self._src)
         made = HeteroGraph.from_pyg(
             torch.stack((self._src, self._dst)),
@@ -154,18 +158,18 @@ class Graph:
 
     @cached_property
     def groups(self) -> Groups:
-        """The edges of each destination in the caller's order."""
+        """Return the edges of each destination in the caller's order."""
         return Groups(self._dst, self._num_nodes)
 
     def derived(self, make: Callable[["Graph"], T]) -> T:
-        """What `make` makes of the edges, made once."""
+        """Return what `make` makes of the edges, made once."""
         if make not in self._derived:
             self._derived[make] = make(self)
         found: T = self._derived[make]
         return found
 
     def to(self, device: torch.device | str) -> "Graph":
-        """The graph and its features on `device`."""
+        """Return the graph and its features on `device`."""
         made = Graph(
             self._src.to(device),
             self._dst.to(device),
@@ -181,7 +185,7 @@ class Graph:
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
-        """Features that are set inside are gone behind it."""
+        """Drop features that are set inside when it ends."""
         nodes, edges = self.ndata, self.edata
         self.ndata, self.edata = nodes.copied(), edges.copied()
         try:
@@ -221,7 +225,8 @@ class Graph:
             self._write(self.edata, name, ids, value)
 
     def _edge_rows(self, func: Message) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Results of a message function: in the graph's order, or in the caller's."""
+        """Return a message function's results: in the graph's order, or in the
+        caller's."""
         try:
             if isinstance(func, MessageFunction):
                 key = ("apply", func, self._builtin_shapes(func))
@@ -255,7 +260,7 @@ class Graph:
         reduce_func: Reduce,
         apply_node_func: Any = None,
     ) -> None:
-        """`update_all` along some edges, ids or (sources, destinations); nodes that
+        """Run `update_all` along some edges, ids or (sources, destinations); nodes that
         receive nothing stay as they are."""
         ids = self._edge_ids(edges)
         if ids.numel():
@@ -269,7 +274,8 @@ class Graph:
         reduce_func: Reduce,
         apply_node_func: Any = None,
     ) -> None:
-        """`update_all` along the edges into the nodes `v`, which all are updated."""
+        """Run `update_all` along the edges into the nodes `v`, which all are
+        updated."""
         nodes = integers("v", v).to(self.device).unique()
         mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
         ids = mask.index_fill(0, nodes, True)[self._dst].nonzero().flatten()
@@ -283,7 +289,7 @@ class Graph:
         reduce_func: Reduce,
         apply_node_func: Any = None,
     ) -> None:
-        """`send_and_recv` along the edges out of the nodes `u`."""
+        """Run `send_and_recv` along the edges out of the nodes `u`."""
         nodes = integers("u", u).to(self.device)
         mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
         ids = mask.index_fill(0, nodes, True)[self._src].nonzero().flatten()
@@ -296,12 +302,12 @@ class Graph:
         reduce_func: Reduce,
         apply_node_func: Any = None,
     ) -> None:
-        """`pull` for each set of nodes in turn."""
+        """Run `pull` for each set of nodes in turn."""
         for nodes in levels:
             self.pull(nodes, message_func, reduce_func, apply_node_func)
 
     def topological_levels(self) -> Sequence[Tensor]:
-        """Nodes by the longest path that leads to them, found once.
+        """Return nodes by the longest path that leads to them, found once.
 
         Raises ValueError if there is a cycle.
         """
@@ -337,7 +343,7 @@ class Graph:
         return self._reduced(message, reduce)
 
     def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
-        """Built-in functions: their program is found without a trace."""
+        """Run built-in functions: their program is found without a trace."""
         facts = (message, reduce.reducer, reduce.temperature)
         key = ("update", *facts, self._builtin_shapes(message))
         return self._run(
@@ -347,7 +353,7 @@ class Graph:
     def _whole(
         self, t: Trace, message: Message, reduce: Reduce, apply: Apply | None
     ) -> dict[str, Rows]:
-        """A call as symbols."""
+        """Trace a whole call."""
         if isinstance(message, MessageFunction):
             messages = {message.out: message_rows(t, message)}
         else:
@@ -379,8 +385,8 @@ class Graph:
         parts: tuple[Message | Reduce | Apply | None, ...],
         call: Callable[[Trace], dict[str, Rows]],
     ) -> dict[str, Tensor]:
-        """Results of `call`, made of `parts` that were declared pure: they are traced
-        once for features of a shape."""
+        """Return the results of `call`, made of `parts` that were declared pure: they
+        are traced once for features of a shape."""
         tensors = [
             v
             for p in parts
@@ -480,7 +486,7 @@ class Graph:
         self.counts[f"in memory: {error}"] += 1
 
     def _messages(self, message: Message) -> dict[str, Tensor]:
-        """The messages of all edges in the caller's order."""
+        """Return the messages of all edges in the caller's order."""
         if isinstance(message, MessageFunction):
             left = self._side(*message.left)
             right = None if message.right is None else self._side(*message.right)
@@ -526,7 +532,7 @@ class Graph:
         return reduce_user(call, messages, self.groups)
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
-        """Real messages through a compiled reducer."""
+        """Reduce real messages by a compiled reducer."""
         again = replace(reduce, message="m", out="out")
         with self.local_scope():
             self.edata["m"] = messages if messages.dim() < 4 else messages.flatten(1)
@@ -544,7 +550,8 @@ class Graph:
         return torch.arange(self._num_nodes, device=self.device)
 
     def edge_softmax(self, score: Tensor) -> Tensor:
-        """Softmax of edge rows [edges, ...] over the edges with one destination.
+        """Return the softmax of edge rows [edges, ...] over the edges with one
+        destination.
 
         Raises:
             ValueError: the scores are no floating-point numbers.
@@ -572,7 +579,8 @@ class Graph:
         return ids
 
     def _find(self, u: Tensor, v: Tensor) -> Tensor:
-        """Ids of the edges from `u` to `v`: all of them where there are several."""
+        """Return the ids of the edges from `u` to `v`: all of them where there are
+        several."""
         keys = self._src * self._num_nodes + self._dst
         wanted = u * self._num_nodes + v
         missing = ~torch.isin(wanted, keys)
@@ -606,7 +614,7 @@ class Graph:
 
     @staticmethod
     def _write(frame: Frame, name: str, ids: Tensor, value: Tensor) -> None:
-        """A new column with changed rows; a new feature is zero elsewhere."""
+        """Set a new column with changed rows; a new feature is zero elsewhere."""
         old = frame[name] if name in frame else None
         if old is None or old.shape[1:] != value.shape[1:]:
             old = value.new_zeros(frame.num_rows, *value.shape[1:])
@@ -620,7 +628,7 @@ class Graph:
 
 
 class _Part(Graph):
-    """Some edges of a graph and the nodes that they touch, numbered anew; features are
+    """Number some edges of a `Graph` and the nodes that they touch anew; features are
     gathered when they are read."""
 
     def __init__(self, whole: Graph, ids: Tensor, extra: Tensor | None) -> None:
@@ -663,7 +671,7 @@ class _Part(Graph):
 
 
 def _call_edges(t: Trace, func: Callable[[EdgeBatch], Any]) -> dict[str, Rows]:
-    """A message function on symbols."""
+    """Call a message function on traced `Rows`."""
     src, dst, data = (
         Features(partial(t.feature, side))
         for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
@@ -677,7 +685,7 @@ def _call_nodes(
     mailbox: Mapping[str, Rows],
     results: Mapping[str, Rows],
 ) -> dict[str, Rows]:
-    """A reduce or apply function on symbols; `results` hide features."""
+    """Call a reduce or apply function on traced `Rows`; `results` hide features."""
 
     def get(name: str) -> Rows:
         return results[name] if name in results else t.node_feature(name)
@@ -689,7 +697,7 @@ def _call_nodes(
 
 
 def _rows(made: Any) -> dict[str, Rows]:
-    """What a user function returned on symbols."""
+    """Return what a user function gave for traced `Rows`, checked."""
     if not isinstance(made, Mapping):
         raise ValueError(f"expected a dict from a function, got {type(made).__name__}")
     if not all(isinstance(r, Rows) for r in made.values()):
@@ -707,7 +715,7 @@ def _key(trace: Trace, made: Mapping[str, Rows]) -> tuple[object, ...]:
 
 
 def _without(tensor: Tensor, axes: int) -> Tensor:
-    """Without leading axes of size 1."""
+    """Return the shape without leading axes of size 1."""
     return tensor.view(tensor.shape[axes:]) if axes else tensor
 
 

@@ -11,7 +11,7 @@ from hector.nn.common import glorot
 
 
 def _scale(g: Graph) -> Tensor:
-    """[nodes, 1]: 1 / sqrt(neighbours), the node itself among them."""
+    """Return [nodes, 1]: 1 / sqrt(neighbours), the node itself among them."""
     return (g.in_degrees() + 1).float().rsqrt()[:, None]
 
 
@@ -35,7 +35,7 @@ class GraphConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """[nodes, out_channels] for x [nodes, in_channels]."""
+        """Return [nodes, out_channels] for x [nodes, in_channels]."""
         with g.local_scope():
             g.ndata["h"], g.ndata["scale"] = self.lin(x), g.derived(_scale).to(x.dtype)
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
@@ -59,7 +59,7 @@ class SAGEConv(nn.Module):
             self.lstm = nn.LSTM(in_channels, in_channels, batch_first=True)
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """[nodes, out_channels] for x [nodes, in_channels]."""
+        """Return [nodes, out_channels] for x [nodes, in_channels]."""
         linear = self.reducer in ("sum", "mean")
         first = linear and self.lin_l.in_features > self.lin_l.out_features
         with g.local_scope():
@@ -89,7 +89,7 @@ class GINConv(nn.Module):
         self.net, self.eps = net, nn.Parameter(torch.tensor(eps))
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """`net`'s result for x [nodes, width]."""
+        """Return `net`'s result for x [nodes, width]."""
         with g.local_scope():
             g.ndata["h"] = x
             g.update_all(
@@ -125,7 +125,7 @@ class GATConv(nn.Module):
             glorot(t)
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
-        """[nodes, heads * out_channels] for x [nodes, in_channels]."""
+        """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         # Scores are linear in x: two columns a head, not two passes over its rows.
         weight = self.lin.weight.view(self.heads, -1, x.shape[1])
         att = torch.cat((self.att_src, self.att_dst))
@@ -176,7 +176,7 @@ class GatedGCNConv(nn.Module):
         self.edge, self.eps = nn.Linear(channels, channels), eps
 
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-        """Node rows and edge rows of the next layer for x [nodes, channels] and
+        """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
         with g.local_scope():
             g.ndata["own"], g.ndata["near"] = self.own(x), self.near(x)
@@ -207,7 +207,8 @@ class GMMConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def forward(self, g: Graph, x: Tensor, pseudo: Tensor) -> Tensor:
-        """[nodes, out_channels] for x [nodes, in_channels] and pseudo [edges, dim]."""
+        """Return [nodes, out_channels] for x [nodes, in_channels] and pseudo [edges,
+        dim]."""
         with g.local_scope():
             g.ndata["h"] = self.lin(x).view(len(x), len(self.mu), -1)
             g.edata["p"] = pseudo

@@ -24,7 +24,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class Known:
-    """A trace of pure functions: valid where features have these shapes."""
+    """Hold a trace of pure functions: valid where features have these shapes."""
 
     key: Hashable
     reads: tuple[tuple[Side, str, tuple[int, ...]], ...]
@@ -35,7 +35,7 @@ class Known:
 
 
 class Programs:
-    """Programs under one set of options; the least recently used one leaves first.
+    """Keep programs under one set of options; the least recently used one leaves first.
 
     Graphs share them: what was compiled for one graph serves the next one.
     """
@@ -51,7 +51,7 @@ class Programs:
         return len(self._made)
 
     def traces(self, facts: Hashable) -> list[Known]:
-        """What was traced of pure functions with these facts, to be added to."""
+        """Return what was traced of pure functions with these facts, to be added to."""
         found = self._pure.setdefault(facts, [])
         self._pure.move_to_end(facts)
         while len(self._pure) > self.capacity:
@@ -65,8 +65,8 @@ class Programs:
         build: Callable[[], tuple[Trace, Sequence[Sym]]],
         tensors: Callable[[str], Tensor],
     ) -> tuple[Tensor, ...]:
-        """The results of the program of `key`, built when it is new; `tensors` gives
-        an input by its name."""
+        """Run the program of `key`, built when it is new; `tensors` gives an input by
+        its name."""
         made = self._made.get(key)
         if made is None:
             made = self._make(*build())

@@ -32,7 +32,7 @@ from hector.passes.canonicalize import edge_softmax
 
 
 class UntraceableError(Exception):
-    """A user function did what has no meaning in the IR."""
+    """Say that a user function did what has no meaning in the IR."""
 
 
 Shapes = Callable[[Side, str], tuple[int, ...]]
@@ -40,7 +40,7 @@ Shapes = Callable[[Side, str], tuple[int, ...]]
 
 
 class Trace:
-    """One program in the making: its inputs, and the tensors that functions bring."""
+    """Build one program: its inputs, and the tensors that functions bring."""
 
     def __init__(self, shapes: Shapes) -> None:
         self.state = State(Builder(), num_nodes=-1)
@@ -56,7 +56,7 @@ class Trace:
         return self.state.builder
 
     def feature(self, side: Side, name: str) -> "Rows":
-        """A feature seen from edges."""
+        """Return a node or edge feature as edges see it."""
         domain = Domain.EDGE if side is Side.EDGE else Domain.NODE
         sym = self._input(domain, name, self._shape(side, name))
         if side is not Side.EDGE:
@@ -65,7 +65,7 @@ class Trace:
         return Rows(self, sym)
 
     def node_feature(self, name: str) -> "Rows":
-        """A feature of the nodes themselves."""
+        """Return a feature of the nodes themselves."""
         shape = self._shape(Side.DESTINATION, name)
         return Rows(self, self._input(Domain.NODE, name, shape))
 
@@ -85,7 +85,7 @@ class Trace:
         return self._inputs[key]
 
     def parameter(self, tensor: Tensor, rank: int) -> Param:
-        """A tensor that a function brought, as an operand of rows of `rank`."""
+        """Return a tensor that a function brought as an operand of rows of `rank`."""
         shape, dropped = tuple(tensor.shape), 0
         while len(shape) > max(rank - 1, 0) and shape[0] == 1:
             shape, dropped = shape[1:], dropped + 1
@@ -94,7 +94,7 @@ class Trace:
         return self.matrix(tensor, dropped)
 
     def matrix(self, tensor: Tensor, dropped: int = 0) -> Param:
-        """A tensor as it is, but for leading axes of size 1."""
+        """Return a tensor as it is, but for leading axes of size 1."""
         shape = tuple(tensor.shape)[dropped:]
         for name, (known, axes) in self.captured.items():
             if known is tensor and axes == dropped:
@@ -109,7 +109,7 @@ class Trace:
 
 
 class Rows:
-    """A traced value with a row an edge or a node.
+    """Stand for a value with a row an edge or a node while a user function is traced.
 
     In a mailbox (`boxed`) it stands for [nodes, messages, ...], otherwise for
     [rows, ...].
@@ -203,7 +203,7 @@ class Rows:
         raise UntraceableError("the length of a traced value")
 
     def reduced(self, node: Node, rank: int | None = None) -> "Rows":
-        """Another value of the same trace, one row a node."""
+        """Return another value of the same trace, one row a node."""
         return Rows(self.trace, Sym(node, rank or self.sym.rank))
 
 
@@ -280,7 +280,7 @@ def _relu(x: Rows, inplace: bool = False) -> Rows:
 
 
 def _linear(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Rows:
-    """`nn.Linear` on edges; on nodes PyTorch's own product is faster."""
+    """Apply `nn.Linear` to edge rows; on nodes PyTorch's own product is faster."""
     if x.boxed or x.sym.rank != 2 or x.sym.node.domain is not Domain.EDGE:
         raise UntraceableError("a product other than of edge rows [width]")
     w = x.trace.matrix(weight)
@@ -312,7 +312,7 @@ def _cat(parts: Sequence[Any], dim: int = 0) -> Rows:
 
 
 def _axis(x: Rows, dim: Any) -> int:
-    """0 for the messages of a mailbox, else the axis inside a row, from 1."""
+    """Return 0 for the messages of a mailbox, else the axis inside a row, from 1."""
     if isinstance(dim, tuple | list) and len(dim) == 1:
         (dim,) = dim
     if not isinstance(dim, int):
@@ -349,7 +349,7 @@ def _extreme(kind: Reducer) -> Callable[..., Rows]:
 
 
 class _Extremes(tuple[Rows, None]):
-    """What `max(dim=1)` gives: values, and indices that nothing traced can use."""
+    """Hold what `max(dim=1)` gives: values, and indices that nothing traced can use."""
 
     @property
     def values(self) -> Rows:
@@ -370,7 +370,7 @@ def _softmax(x: Rows, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) 
 
 
 def softmax_rows(x: Rows) -> Rows:
-    """Softmax of edge rows over the edges with the same destination."""
+    """Return the softmax of edge rows over the edges with the same destination."""
     node = edge_softmax(x.trace.builder, x.sym.node, Index.DST)
     return _with(x, Sym(node, x.sym.rank))
 
@@ -477,8 +477,8 @@ _COMBINE: dict[Combine, Op] = {
 
 
 def message_rows(trace: Trace, f: MessageFunction) -> Rows:
-    """The messages of a built-in function. As in DGL, missing leading axes of a row
-    count as 1."""
+    """Return the messages of a built-in function. As in DGL, missing leading axes of a
+    row count as 1."""
     left = trace.feature(*f.left)
     if f.right is None:
         return left
@@ -504,7 +504,7 @@ FUSED |= {Reducer.STD, Reducer.SOFTMAX}
 
 
 def reduce_rows(x: Rows, f: ReduceFunction) -> Rows:
-    """Node rows of a built-in reducer of `FUSED`."""
+    """Return node rows of a built-in reducer of `FUSED`."""
     node = reduce_node(x.trace, x.sym.node, f.reducer, f.temperature)
     return Rows(x.trace, Sym(node, x.sym.rank))
 

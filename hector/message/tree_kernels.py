@@ -107,7 +107,7 @@ def _level_backward(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 
 
 class TritonCell:
-    """The kernels of a level of a forest; float32, bfloat16 and float16."""
+    """Launch the kernels of a level of a forest; float32, bfloat16 and float16."""
 
     @staticmethod
     def forward(m: Any, lv: Any, at: Any) -> None:
@@ -138,11 +138,13 @@ class TritonCell:
 
 
 def _shape(width: int) -> tuple[int, int]:
-    """Columns a program holds, and its warps: two columns a thread or more."""
+    """Return the columns that a program holds, and its warps: two columns a thread or
+    more."""
     block = triton.next_power_of_2(width)
     return block, max(1, min(block // 64, MAX_WARPS))
 
 
 def _device(t: torch.Tensor) -> Any:
-    """Triton launches on the current device; the interpreter runs on a CPU."""
+    """Make the device of `t` current, where Triton launches; the interpreter runs on a
+    CPU."""
     return torch.cuda.device(t.device) if t.is_cuda else torch.no_grad()

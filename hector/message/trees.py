@@ -22,7 +22,7 @@ from hector.message.graph import Graph
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes first to last - 1, and the edges that end in them."""
+    """Hold nodes first to last - 1, and the edges that end in them."""
 
     first: int
     last: int
@@ -31,8 +31,8 @@ class Level:
 
 
 class Levels:
-    """A forest with its nodes in the order of their levels, leaves first; edges lead
-    from children to parents."""
+    """Order the nodes of a forest by their `Level`s, leaves first; edges lead from
+    children to parents."""
 
     def __init__(self, graph: Graph) -> None:
         levels = graph.topological_levels()
@@ -60,7 +60,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a run over the levels fills: rows by position."""
+    """Hold what a run over the levels fills: rows by position."""
 
     x: Tensor
     """[nodes, 4 * hidden]: the inputs' part of the input, output, update and forget
@@ -74,7 +74,8 @@ class _Memory:
 
 
 class TorchCell:
-    """A level in PyTorch's operations: any device, dtype and graph without cycles."""
+    """Compute a level in PyTorch's operations: any device, dtype and graph without
+    cycles."""
 
     @staticmethod
     def forward(m: _Memory, lv: Levels, at: Level) -> None:
@@ -114,7 +115,7 @@ class TorchCell:
 
 
 def _cell(lv: Levels, like: Tensor) -> Any:
-    """Who computes levels: one generated kernel where each node has one parent."""
+    """Return who computes levels: `TritonCell` where each node has one parent."""
     if lv.forest and like.is_cuda and like.dtype is not torch.float64:
         from hector.message.tree_kernels import TritonCell
 
@@ -123,7 +124,7 @@ def _cell(lv: Levels, like: Tensor) -> Any:
 
 
 class _Run(torch.autograd.Function):
-    """All levels, leaves first; see [Note: one product a level]."""
+    """Run all levels, leaves first; see [Note: one product a level]."""
 
     @staticmethod
     def forward(
@@ -169,7 +170,7 @@ class _Run(torch.autograd.Function):
 def run_levels(
     gates: Tensor, hidden: Tensor, levels: Levels, cell: Any
 ) -> tuple[Tensor, Tensor]:
-    """States and memory cells by position, for the inputs' part of the gates
+    """Return states and memory cells by position, for the inputs' part of the gates
     [nodes, 4 * width] and the matrix of children's rows [width, 4 * width]."""
     found: tuple[Tensor, Tensor] = _Run.apply(gates, hidden, levels, cell)  # type: ignore[no-untyped-call]
     return found
@@ -187,8 +188,8 @@ class TreeLSTM(nn.Module):
         nn.init.orthogonal_(self.hidden)
 
     def forward(self, g: Graph, x: Tensor) -> tuple[Tensor, Tensor]:
-        """States and memory cells [nodes, hidden] for x [nodes, in_channels]; edges
-        lead from children to parents.
+        """Return states and memory cells [nodes, hidden] for x [nodes, in_channels];
+        edges lead from children to parents.
 
         Raises ValueError if there is a cycle.
         """
