@@ -146,6 +146,18 @@ class TensorCache:
         self.regions.hooks_are(pack, unpack)
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
+    def forward_ends(self) -> None:
+        """End the forward that ran, whatever an interrupt left of it: at its own end,
+        too, and in torch's, which then leaves the hooks."""
+        pack = self.regions.pack
+        if pack is not None:
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            if top is not None and top[0] is pack:
+                torch._C._autograd._pop_saved_tensors_default_hooks()
+            self.regions.forward_ends()
+        if not self.owner.is_elsewhere:  # forked inside this forward
+            self.lanes.finish()
+
     def timed(self) -> AbstractContextManager[None]:
         """Around one forward with hooks."""
         return nullcontext() if self.timer is None else self.timer.forward()
@@ -642,6 +654,7 @@ class TensorCache:
             self.retired.forget_oldest()
         if not self.retired.num_alive:
             self.ledger.nothing_lives()
+            self.lanes.nothing_lives()
 
     def collect_now(self) -> None:
         """`collect`, for callers outside the hooks."""

@@ -16,15 +16,18 @@ class Lanes:
         self._profiles: dict[tuple[str, int], LaneProfile] = {}
         self._in_flight: set[Lane] = set()
         self._latest: Lane | None = None
+        self._open: Lane | None = None
+        """Begun and not ended."""
         self.current = self._outside()
 
     def begin(self, chunk: str, micro_batch: int | None = None) -> Lane:
         """Open a lane; everything packed from now on joins it."""
+        self.finish()
         kind = (chunk, len(self._in_flight))
         profile = self._profiles.setdefault(kind, LaneProfile())
         label = chunk if micro_batch is None else f"{chunk}[{micro_batch}]"
         lane = Lane(label, profile, f"{chunk}/{len(self._in_flight)}")
-        self._latest = lane
+        self._open = self._latest = lane
         self.current = lane
         return lane
 
@@ -37,6 +40,16 @@ class Lanes:
             run.end()
         if lane.num_live > 0:
             self._in_flight.add(lane)
+        self._open = None
+
+    def finish(self) -> None:
+        """Close the lane that an interrupt kept from its end, if there is one."""
+        if self._open is not None:
+            self.end(self._open)
+
+    def nothing_lives(self) -> None:
+        """No record is alive: lanes that an interrupt left in flight have ended."""
+        self._in_flight.clear()
 
     def start_backward(self, lane: Lane) -> None:
         """Backward has come to a lane."""

@@ -178,6 +178,7 @@ class Hints:
         chunk = chunk or self._chunk
         micro_batch = self._micro_batch if micro_batch is None else micro_batch
         self._micro_batch = None
+        self._cache.forward_ends()
         lane = self._cache.lanes.begin(chunk, micro_batch)
         self._lanes[(chunk, micro_batch)] = lane
         self._cache.recipes.forward_begins()
@@ -188,9 +189,7 @@ class Hints:
                 yield
         finally:
             self._inside = None
-            self._cache.regions.forward_ends()
-            if not self._cache.owner.is_elsewhere:  # forked inside this forward
-                self._cache.lanes.end(lane)
+            self._cache.forward_ends()
 
     @contextmanager
     def _captured(self, chunk: str, micro_batch: int | None) -> Iterator[None]:
@@ -235,6 +234,8 @@ class Hints:
 
     def wait_io(self) -> None:
         """Settle the I/O of backward passes that ended: buffers become free."""
+        if self._inside is None or self._inside() is None:
+            self._cache.forward_ends()
         self._cache.collect_now()
 
     def step_end(self) -> None:

@@ -98,3 +98,32 @@ def test_an_interrupt_before_any_line_leaves_nothing(
             at += STRIDE
     assert len(places) > 4
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["cache/lanes.py", "hosts/hints.py"])
+def test_a_forward_that_is_interrupted_at_its_end_is_finished(file: str) -> None:
+    """Every second line of a forward's beginning and end, under a table."""
+    torch.manual_seed(0)
+    net = Net()
+    with ssdtrain.offload(
+        net, target="host", plan="auto", min_bytes=0, max_overhead=1.0
+    ) as session:
+        for _ in range(4):
+            step(net)
+            session.hints.step_end()
+        lanes, places = session.cache.lanes, []
+        for at in range(1, 40, 2):
+            with interrupted(at, lambda name: name.endswith(file)) as place:
+                try:
+                    step(net)
+                except KeyboardInterrupt:
+                    places += place
+            if not place:
+                break
+            assert held(session) == "", places[-1]
+            assert lanes.is_idle and session.cache.retired.num_alive == 0, places[-1]
+            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            assert top is None, places[-1]
+            session.hints.step_end()
+    ends = {"cache/lanes.py": "end:", "hosts/hints.py": "forward:"}
+    assert sum(place.startswith(ends[file]) for place in places) > 2, places
