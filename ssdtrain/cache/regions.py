@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -56,6 +57,7 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector
+from ssdtrain.regions.watch import set_training
 
 logger = logging.getLogger(__name__)
 
@@ -81,26 +83,28 @@ class Choice(Enum):
     """Those of the lane's plan."""
 
 
-class Look(NamedTuple):
-    """What a tensor of a re-run must have in common with the forward's."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    stride: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Look":
-        """Of a tensor, which may be sparse or a subclass."""
-        strided = tensor.layout is torch.strided and not tensor.is_nested
-        return cls(tensor.shape, tensor.dtype, tensor.stride() if strided else None)
+Owner = weakref.ref[Any] | None
 
 
-class Place(NamedTuple):
-    """One tensor that autograd saved in a region call."""
+class Place(tuple[torch.Size, torch.dtype, tuple[int, ...] | None, Owner]):
+    """One tensor that autograd saved in a region call: shape, dtype and strides, which
+    that of a re-run must have as well, and who waits for it (a `Record` or a
+    `PlaceHandle`; None: it was stored, or is a recipe's). A tuple: made without a call
+    of Python."""
 
-    look: Look
-    owner: "weakref.ref[Record] | weakref.ref[PlaceHandle] | None"
-    """Who waits for it; None: it was stored, or is a recipe's."""
+    __slots__ = ()
+
+    @property
+    def owner(self) -> Any:
+        """Who waits for it, and lives."""
+        return None if self[3] is None else self[3]()
+
+
+def place_of(tensor: Tensor, owner: Owner) -> Place:
+    """The place of a tensor, which may be sparse or a subclass."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    stride = tensor.stride() if strided else None
+    return Place((tensor.shape, tensor.dtype, stride, owner))
 
 
 class FromRegion(NamedTuple):
@@ -301,7 +305,7 @@ class RegionCall:
         owner = None
         if isinstance(source, RecordView) and source.record.region is self:
             owner = weakref.ref(source.record)
-        self._places.append(Place(Look.of(tensor), owner))
+        self._places.append(place_of(tensor, owner))
         return handle
 
     def makes(self, entry: Entry) -> bool:
@@ -317,14 +321,14 @@ class RegionCall:
         handle = PlaceHandle(self, tensor, num_bytes)
         if not is_bytes:
             handle.version = None
-        self._places.append(Place(Look.of(tensor), weakref.ref(handle)))
+        self._places.append(place_of(tensor, weakref.ref(handle)))
         return handle
 
     def hold_planned(self, tensor: Tensor, num_bytes: int) -> PlaceHandle:
         """The next place, for a row of a table: plain bytes, of which so many count."""
         handle = PlaceHandle(self, tensor, num_bytes)
-        look = Look(tensor.shape, tensor.dtype, tensor.stride())
-        self._places.append(Place(look, weakref.ref(handle)))
+        owner = weakref.ref(handle)
+        self._places.append(Place((tensor.shape, tensor.dtype, tensor.stride(), owner)))
         verifier = self._cache.verifier
         if verifier.left > 0:
             verifier.left -= 1
@@ -336,7 +340,7 @@ class RegionCall:
 
     def place(self, tensor: Tensor) -> None:
         """The next place; the tensor is stored."""
-        self._places.append(Place(Look.of(tensor), None))
+        self._places.append(place_of(tensor, None))
 
     @property
     def num_places(self) -> int:
@@ -393,7 +397,7 @@ class RegionCall:
                 self._cache.place_again(record)
         nothing = self._cache.nothing
         for place in self._places if self.drops else ():
-            owner = None if place.owner is None else place.owner()
+            owner = place.owner
             if type(owner) is PlaceHandle:
                 owner.drop(nothing)
         self._booked.clear()
@@ -481,12 +485,12 @@ class RegionCall:
         course.observer.runs_again()
         clock = self._cache.ledger.clock
         collector = Collector(
-            lambda number, tensor: found.append(self._take(number, tensor)),
+            partial(self._take, found),
             len(self._places),
             stops_early=self._random_end is None,
         )
         before = None
-        training = self.region.watch.set_training(self._training)
+        training = set_training(self._training)
         if self._random_end is not None:
             before = RandomState.now(self._device)
             self._random.restore(self._device)
@@ -497,7 +501,7 @@ class RegionCall:
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
         finally:
-            self.region.watch.set_training(training)
+            set_training(training)
             drawn = None
             if before is not None:
                 drawn = RandomState.now(self._device)
@@ -522,25 +526,33 @@ class RegionCall:
             return tensor
         return tensor.detach().requires_grad_(leaf.requires_grad)
 
-    def _take(self, number: int, tensor: Tensor) -> Tensor:
-        """What is kept of a tensor until all are there: no part of the graph."""
+    def _take(self, found: list[Tensor], number: int, tensor: Tensor) -> None:
+        """Keep of a tensor until all are there: no part of the graph."""
         place = self._places[number]
-        if Look.of(tensor) != place.look:
+        shape, dtype, stride, owned = place
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            made = place_of(tensor, None)[:3]
+        else:
+            made = tensor.shape, tensor.dtype, tensor.stride()
+        if made != (shape, dtype, stride):
             raise RegionError(
-                f"{self.region.path}: the saved tensor {number} was {place.look} in "
-                f"its forward and is {Look.of(tensor)} now that it ran again. Set "
+                f"{self.region.path}: the saved tensor {number} was {place[:3]} in "
+                f"its forward and is {made} now that it ran again. Set "
                 "regions to leave it out, or recompute='off'."
             )
-        owner = None if place.owner is None else place.owner()
-        if isinstance(owner, Record):
+        owner = None if owned is None else owned()
+        if owner is None:
+            found.append(self._cache.nothing)
+        elif type(owner) is PlaceHandle:
+            found.append(tensor.detach())
+        else:
             key, _ = identify(tensor)
-            return raw_bytes(tensor, key)
-        return self._cache.nothing if owner is None else tensor.detach()
+            found.append(raw_bytes(tensor, key))
 
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0
         for place, tensor in zip(self._places, found, strict=True):
-            owner = None if place.owner is None else place.owner()
+            owner = place.owner
             if isinstance(owner, Record):
                 if owner.state is RecordState.DROPPED:
                     owner.made_again(tensor)
@@ -580,7 +592,7 @@ class RegionCall:
             for record in self.records.values():
                 record.drop_again()
             for place in self._places:
-                owner = None if place.owner is None else place.owner()
+                owner = place.owner
                 if isinstance(owner, PlaceHandle) and owner.tensor is not None:
                     owner.tensor = None
                     self.handed_over(owner.num_bytes)
@@ -744,6 +756,7 @@ class Regions:
                     f"its argument of type {type(leaf).__name__} may change (a KV "
                     "cache? set use_cache=False)"
                 )
+        region.watch.look()
         return region.watch.hooks()
 
     def refuse_compiled(self, region: Region) -> None:

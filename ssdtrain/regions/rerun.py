@@ -34,7 +34,10 @@ class Collector:
     def pack(self, tensor: Tensor) -> Tensor:
         """Hand a saved tensor out."""
         counts = torch._C._current_graph_task_id() == self._task
-        if not counts or is_parameter(tensor):
+        # Asking whether something is a parameter is a call of Python: seldom needed.
+        base = tensor._base
+        plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
+        if not counts or (not plain and is_parameter(tensor)):
             return tensor.detach()
         number, self.num_taken = self.num_taken, self.num_taken + 1
         if number < self._num_places:

@@ -76,9 +76,17 @@ class Watch:
                     return f"{name}.forward writes to {written}"
         return None
 
+    def look(self) -> None:
+        """A call begins: find the modules. `hooks`, `state`, `training` and `versions`
+        are of those until the next one."""
+        modules = modules_of(self._module)
+        if modules != self._modules:
+            self._modules = modules
+            self._interesting = [list(_interesting(each)) for each in modules]
+
     def hooks(self) -> str | None:
         """A module inside whose forward hooks would run twice; None: there is none."""
-        for module in modules_of(self._module):
+        for module in self._modules:
             if module is self._module:  # its own hooks run around the forward
                 continue
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -104,12 +112,8 @@ class Watch:
 
     def state(self) -> list[Any]:
         """What a forward might change, as it is now."""
-        modules = modules_of(self._module)
-        if modules != self._modules:
-            self._modules = modules
-            self._interesting = [list(_interesting(each)) for each in modules]
         found: list[Any] = []
-        for module, names in zip(modules, self._interesting, strict=True):
+        for module, names in zip(self._modules, self._interesting, strict=True):
             own = vars(module)
             found.append(dict(own))
             found.append(dict(module._buffers))
@@ -128,6 +132,7 @@ class Watch:
 
     def change(self, before: list[Any]) -> str | None:
         """What has changed since; None: nothing."""
+        self.look()
         behind = self.state()
         if len(behind) != len(before):
             return "a module or an attribute came or went"
@@ -138,29 +143,31 @@ class Watch:
         self._num_clean += 1
         return None
 
-    def training(self) -> list[bool]:
+    def training(self) -> list[tuple[nn.Module, bool]]:
         """`training` of each module."""
-        return [module.training for module in modules_of(self._module)]
-
-    def set_training(self, wanted: list[bool]) -> list[bool]:
-        """Set it back; what it was."""
-        before = self.training()
-        if before != wanted:
-            for module, value in zip(modules_of(self._module), wanted, strict=True):
-                module.training = value
-        return before
+        return [(module, module.training) for module in self._modules]
 
     def versions(self) -> list[tuple[Tensor, int]]:
         """Of the parameters and buffers that a re-run reads again."""
         found: list[tuple[Tensor, int]] = []
-        for module in modules_of(self._module):
+        for module in self._modules:
             for tensors in (module._parameters, module._buffers):
-                found.extend(
-                    (tensor, tensor._version)
-                    for tensor in tensors.values()
-                    if tensor is not None
-                )
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        found.append((tensor, tensor._version))
         return found
+
+
+def set_training(wanted: list[tuple[nn.Module, bool]]) -> list[tuple[nn.Module, bool]]:
+    """Set `Watch.training` back; what it was where it was another."""
+    before = [
+        (module, module.training)
+        for module, value in wanted
+        if module.training is not value
+    ]
+    for module, was in before:
+        module.training = not was
+    return before
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
@@ -212,7 +219,7 @@ def _version_or_self(value: Any) -> Any:
 
 
 def _difference(old: Any, new: Any) -> str | None:
-    if isinstance(old, dict) and isinstance(new, dict):
+    if type(old) is dict and type(new) is dict:
         if old.keys() != new.keys():
             names = ", ".join(map(str, old.keys() ^ new.keys()))
             return f"its attribute {names} came or went"

@@ -357,6 +357,7 @@ def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
     watch = Watch(layer)
     for _ in range(4):
+        watch.look()
         before = watch.state()
         layer(torch.randn(2, 3, WIDTH))
         assert watch.change(before) is None
