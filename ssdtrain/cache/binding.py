@@ -165,6 +165,7 @@ class Binding:
             item=owner.item,
             is_first=first,
             is_plain=plain,
+            is_held=owner.holding.held_bytes > 0,
             is_dense=dense,
             is_rebuilt=rebuilt is not None,
             compiled=None if rebuilt is None or not first else rebuilt.compiled,
@@ -184,6 +185,7 @@ class Binding:
         general = self._items_served_generally(orders)
         counts = Counter(spec.item for spec in self._specs)
         sparse = {spec.item for spec in self._specs if not spec.is_dense}
+        sparse |= self._read
         if not self._cache.moves_to_host:
             sparse.update(range(len(orders)))
         loud = {number for number, spec in enumerate(self._specs) if spec.is_loud}
@@ -246,7 +248,9 @@ class Binding:
                 own_bytes = spec.num_bytes if is_last else 0
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
             elif isinstance(row, COUNTING_USES):
-                row.used_behind, behind = behind, NOTHING
+                # A wrapper's part is asked for past the row.
+                if not (spec.is_wrapped and isinstance(row, MoveRow | AgainRow)):
+                    row.used_behind, behind = behind, NOTHING
 
     def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:
         """The first row of each region: what was kept or freed before it must be
@@ -282,6 +286,22 @@ class Binding:
             return Totals(1)
         return Totals()
 
+    @cached_property
+    def _read(self) -> set[int]:
+        """Items that recipes read, and of which a row can open a record without a
+        search: plain bytes that no region makes or stores, and no owner holds."""
+        others = {
+            spec.item
+            for spec in self._specs
+            if not spec.is_plain
+            or spec.is_wrapped
+            or spec.is_remade
+            or spec.is_placed
+            or spec.is_held
+            or spec.serves >= 0
+        }
+        return self._inputs - others - {-1}
+
     def _items_served_generally(self, orders: Any) -> set[int]:
         """Rebuilt ones, and what their recipes read."""
         found = {
@@ -292,7 +312,7 @@ class Binding:
         for item, order in enumerate(orders):
             if order.placement not in PLANNED and item not in self._remade:
                 found.add(item)
-        return (found | self._inputs) - {-1}
+        return (found | self._inputs) - self._read - {-1}
 
     @cached_property
     def _remade(self) -> set[int]:
@@ -317,9 +337,11 @@ class Binding:
         if spec.item < 0:
             return KeptRow(spec.num_bytes)
         order = orders[spec.item]
-        if order.release_after <= 0:
+        if order.release_after <= 0 and spec.item not in self._read:
             return KeptItemRow(spec, order.name, closes=closes)
-        return MoveRow(spec, order) if spec.is_first else AgainRow(spec)
+        if spec.is_first:
+            return MoveRow(spec, order, number)
+        return AgainRow(spec, number)
 
 
 def _item_of(handle: Handle) -> int:

@@ -415,11 +415,12 @@ class TensorCache:
         )
 
     def move(self, tensor: Tensor, key: Key, order: Order, item: int) -> Record:
-        """Open a record whose placement is known, and start to move it."""
+        """Open a record whose placement is known, and start to move it if it moves."""
         record = self._new_record(key, order.name, item)
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        due = self.course.mark + order.release_after
+        after = order.release_after
+        due = self.course.mark + after if after > 0 else None
         entry = Entry(item, order, due, order.name, False)
         self._book(record, leaves=self.moves.send(record, entry))
         return record

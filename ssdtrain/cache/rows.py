@@ -39,6 +39,8 @@ class Spec:
     """Whether it is the item's first handle."""
     is_plain: bool = True
     """False: only the general path, or a recipe, can tell."""
+    is_held: bool = False
+    """Whether it stays, and its owner holds it anyway."""
     is_rebuilt: bool = False
     """Whether a recipe made it again."""
     compiled: Compiled | None = None
@@ -255,12 +257,22 @@ class KeptItemRow:
 
 
 class MoveRow:
-    """An item that the plan moves away."""
+    """An item with a record: one that the plan moves away, or that recipes read."""
 
-    __slots__ = ("behind", "extent_bytes", "item", "marks", "num_bytes", "order")
+    __slots__ = (
+        "behind",
+        "extent_bytes",
+        "item",
+        "marks",
+        "num_bytes",
+        "number",
+        "order",
+        "used_behind",
+    )
 
-    def __init__(self, spec: "Spec", order: Order) -> None:
-        self.behind = NOTHING
+    def __init__(self, spec: "Spec", order: Order, number: int) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.number = number
         self.extent_bytes = spec.extent_bytes
         self.num_bytes = spec.num_bytes
         self.item = spec.item
@@ -268,7 +280,7 @@ class MoveRow:
         self.order = order
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Identify its bytes and send them off."""
+        """Identify its bytes, and send them off if the plan says so."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.move(self, tensor)
         return run.leave(tensor)
@@ -328,13 +340,15 @@ class HostAgainRow:
 
 
 class AgainRow:
-    """Another handle of an item that moves."""
+    """Another handle of an item of a `MoveRow`."""
 
-    __slots__ = ("item", "num_bytes")
+    __slots__ = ("item", "num_bytes", "number", "used_behind")
 
-    def __init__(self, spec: "Spec") -> None:
+    def __init__(self, spec: "Spec", number: int) -> None:
+        self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
+        self.number = number
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same record, if these are its bytes."""
@@ -445,13 +459,13 @@ class WrappedRow:
 COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow, RegionItemRow)
 """Rows that count when they are packed, also for the quiet ones before them."""
 COUNTING_USES = (
-    *(GeneralRow, KeptItemRow, HostRow, HostAgainRow, RebuiltRow),
-    *(RebuiltAgainRow, RegionItemRow),
+    *(GeneralRow, KeptItemRow, MoveRow, AgainRow, HostRow, HostAgainRow),
+    *(RebuiltRow, RebuiltAgainRow, RegionItemRow),
 )
 """Rows that count when they are used."""
 QUIET = (KeptRow, RegionRow)
 """Rows that do not count."""
-BY_NUMBER = (GeneralRow, RebuiltRow, RebuiltAgainRow)
+BY_NUMBER = (GeneralRow, MoveRow, AgainRow, RebuiltRow, RebuiltAgainRow)
 """Rows whose handles know the row by its number."""
 
 

@@ -38,6 +38,7 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
+    bare,
     is_like,
 )
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
@@ -211,7 +212,7 @@ class Run:
         return self._cache.is_movable(tensor)  # type: ignore[no-any-return]
 
     def move(self, row: MoveRow, tensor: Tensor) -> Handle:
-        """A mark: an item whose bytes leave."""
+        """A mark: an item with a record, whose bytes may leave."""
         with self._lock:
             key, view = identify(tensor)
             other = key.end_byte - key.start_byte != row.extent_bytes
@@ -220,6 +221,7 @@ class Run:
             self._advance(row, row.marks)
             record = self._cache.move(tensor, key, row.order, row.item)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
+            handle.number = row.number
             self._cache.recipes.note(tensor, handle)
             return handle
 
@@ -231,6 +233,8 @@ class Run:
             if record is None or record.key != key:
                 return self.leave(tensor)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
+            if type(row) is AgainRow:
+                handle.number = row.number
             self._cache.recipes.note(tensor, handle)
             return handle
 
@@ -439,7 +443,7 @@ class Run:
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
-        row = self._table.rows[handle.number]
+        row = bare(self._table.rows[handle.number])
         if isinstance(row, BY_NUMBER) and row.used_behind is not NOTHING:
             with self._lock:
                 self._use_quiet(row, row in self._used)

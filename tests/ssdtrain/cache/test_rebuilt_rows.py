@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.rows import RebuiltAgainRow, RebuiltRow
+from ssdtrain.cache.rows import (
+    MoveRow,
+    RebuiltAgainRow,
+    RebuiltRow,
+    bare,
+)
+from ssdtrain.cache.tables import Tables
 from ssdtrain.errors import ActivationChangedError, InPlaceError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
@@ -62,20 +68,19 @@ def batch(number: int) -> Tensor:
     return torch.randn(ROWS, WIDTH)
 
 
-def rebuilding(session: ssdtrain.Session) -> Plan:
-    """Everything that a recipe can make is made, everything else stays."""
+def rebuilding(session: ssdtrain.Session, others: Placement = Placement.KEEP) -> Plan:
+    """Everything that a recipe can make is made, everything else stays or moves."""
     profile = session.profile
     assert profile is not None and session.plan is not None
     orders = {}
     for kind, own in session.plan.orders.items():
         items = profile.kinds[kind]
+        moves = others is not Placement.KEEP
         orders[kind] = tuple(
             replace(
                 order,
-                placement=Placement.KEEP
-                if item.recipe is None
-                else Placement.RECOMPUTE,
-                release_after=0,
+                placement=others if item.recipe is None else Placement.RECOMPUTE,
+                release_after=2 if moves and item.recipe is None else 0,
                 load_at=0,
             )
             for order, item in zip(own, items, strict=True)
@@ -125,6 +130,34 @@ def test_a_settled_step_searches_for_nothing() -> None:
     for recipe in ("GeluBackward0", "MulBackward0", "NativeLayerNormBackward0"):
         assert last.recipes[recipe] > 0
     assert not last.fallbacks
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_marks_and_bytes_are_the_general_paths(
+    others: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What recipes read has records, also where rows open them."""
+    found, mark = [], 0
+    step = changing("")
+    with ssdtrain.offload(net := Net(), **SETTINGS) as session:
+        for number, _ in enumerate(train(net, step, FIRST_TABLE + 6)):
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session, others))
+            if number == FIRST_TABLE + 2:
+                (table,) = session.cache.tables.tables.values()
+                kinds = {type(bare(row)) for row in table.rows}
+                assert {RebuiltRow, MoveRow} <= kinds
+                general = lambda own, cache, lane, plan, all: all  # noqa: E731
+                monkeypatch.setattr(Tables, "hooks_of", general)
+            before, mark = mark, session.cache.course.mark
+            if number > FIRST_TABLE:
+                found.append(mark - before)
+        reports = session.steps[-5:]
+    assert len(set(found)) == 1, found
+    for name in ("num_records", "bytes_saved", "bytes_kept", "bytes_offloaded"):
+        assert len({getattr(report, name) for report in reports}) == 1, name
+    for name in ("bytes_recomputed", "bytes_reloaded", "saved_peak_bytes"):
+        assert len({getattr(report, name) for report in reports}) == 1, name
 
 
 @pytest.mark.parametrize("how", ["epsilon", "tanh", "silu", "clamp"])
