@@ -1,4 +1,14 @@
-"""What a policy tells the cache to do with a record that no plan has an order for."""
+"""What a policy tells the cache to do with a record that no plan has an order for.
+
+[Note: policies beside plans]
+A plan names releases and loads by marks, which takes an observed step. Before there is
+one (the first steps, which must fit and may not wait for long), after a lane has left
+its plan, and for what a recipe or a region stores outside of its order, somebody must
+decide with what is known at that moment: bytes on their way out, and whether compute is
+busy. So policies stay, and `plan="offload-all"`, which observes nothing, is one of
+them. What they decide is carried out by the same records, window and offloader.
+(tests/ssdtrain/cache/test_window.py)
+"""
 
 from ssdtrain.cache.record import Record
 from ssdtrain.cache.window import Pace, ReleaseWindow

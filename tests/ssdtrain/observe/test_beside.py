@@ -1,0 +1,112 @@
+"""Ranks whose plans are searched for beside training: one searches, all follow."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.errors import ConfigError
+from ssdtrain.hosts import meshes
+from ssdtrain.observe import planner
+from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.search import Search
+from ssdtrain.transfer.device import CpuDevice
+from tests.ranks import LONGEST_S
+
+SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 1.0}
+NUM_STEPS = 16
+
+
+class Rank(Alone):
+    """Ranks in one process that share a list of answers."""
+
+    def __init__(self, answers: list[str], *, leads: bool) -> None:
+        self.leads = leads
+        self._answers = answers
+        self._num_taken = 0
+
+    def offer(self, answer: str) -> None:
+        self._answers.append(answer)
+
+    def offered(self, step: int) -> str | None:
+        if self._num_taken == len(self._answers):
+            return None
+        self._num_taken += 1
+        return self._answers[self._num_taken - 1]
+
+
+class Ranks:
+    """Two models that train in turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.searches: list[Search] = []
+        self.answers: list[str] = []
+        monkeypatch.setattr(CpuDevice, "runs_beside", True)
+        monkeypatch.setattr(planner, "Search", self._search)
+        monkeypatch.setattr(planner, "choose", self._never)
+        monkeypatch.setattr("ssdtrain.plan.search.choose", self._never)
+        self.sessions, self._models = [], []
+        for leads in (True, False):
+            peers = Rank(self.answers, leads=leads)
+            monkeypatch.setattr(meshes, "peers", lambda modules, alone, own=peers: own)
+            torch.manual_seed(0)
+            parts = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
+            model = nn.Sequential(*parts)
+            self._models.append(model)
+            self.sessions.append(ssdtrain.offload(model, **SETTINGS, **settings))
+
+    def _search(self, request: Any) -> Search:
+        self.searches.append(Search(request))
+        return self.searches[-1]
+
+    def _never(self, *asked: Any) -> Any:
+        raise AssertionError("searched on the training thread")
+
+    def train(self, ranks: Sequence[int] = (0, 1)) -> None:
+        """A step of each; a request is sent at once, its answer is waited for."""
+        end = time.monotonic() + LONGEST_S
+        for search in self.searches:
+            while search.is_sending:
+                search.advance()
+            last = search.folder / "1.json"
+            while search.folder.exists() and not (last.exists() or search.is_over):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        for rank in ranks:
+            self._models[rank](torch.ones(16, 32)).sum().backward()
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+
+
+def test_one_rank_searches_and_all_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    try:
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        first, second = ranks.sessions
+        assert len(ranks.searches) == 1 and len(ranks.answers) >= 2
+        assert first.plan is not None and first.plan.prediction is not None
+        assert first.plan == second.plan
+        assert all(session.is_settled for session in ranks.sessions)
+        assert any(
+            plan.release_after for own in first.plan.orders.values() for plan in own
+        )
+    finally:
+        ranks.close()
+
+
+def test_all_ranks_hear_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, memory_budget_bytes=1000)
+    try:
+        for rank in (0, 1):
+            with pytest.raises(ConfigError, match="least reachable peak"):
+                for _ in range(NUM_STEPS):
+                    ranks.train([rank])
+    finally:
+        ranks.close()
