@@ -29,6 +29,8 @@ COPIED = (
     "ssdtrain",
     "pydirect",
     "hector",
+    "recipes/bench/common",
+    "recipes/bench/safety",
     "tests/pitfalls",
     "tests/ssdtrain",
     "tests/pydirect",
