@@ -419,10 +419,12 @@ class TensorCache:
         record = self._new_record(key, order.name, item)
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        after = order.release_after
-        due = self.course.mark + after if after > 0 else None
-        entry = Entry(item, order, due, order.name, False)
-        self._book(record, leaves=self.moves.send(record, entry))
+        leaves = False
+        if order.release_after > 0:
+            due = self.course.mark + order.release_after
+            entry = Entry(item, order, due, order.name, False)
+            leaves = self.moves.send(record, entry)
+        self._book(record, leaves=leaves)
         return record
 
     # -- what rows of a table ask for -----------------------------------------------

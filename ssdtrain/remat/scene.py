@@ -76,7 +76,12 @@ def modes_may_alter() -> bool:
 def epsilon_now() -> Epsilon | None:
     """Of the normalization that is running: [Note: epsilon]."""
     frame = operators_frame()
-    if frame is None or not any(frame.f_code is code for code in _NORMS):
+    if frame is None:
+        return None
+    for code in _NORMS:  # two: a generator would cost more
+        if frame.f_code is code:
+            break
+    else:
         return None
     value = frame.f_locals.get("eps")
     return Epsilon(value) if value is None or isinstance(value, float | int) else None
