@@ -5,8 +5,8 @@ import functools
 import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Lock, Thread
@@ -157,12 +157,11 @@ class _Counted:
         with self._lock:
             self._num_done += 1
             done = self._num_done
-        if done <= self._num_kernels:  # then they are loaded, in the same pool
-            self._tell(f"compiled {done} of {self._num_kernels} kernels")
+        self._tell(f"compiled {done} of {self._num_kernels} kernels")
 
 
 class _Compilers(ThreadPoolExecutor):
-    """Threads that compile; each result is counted."""
+    """Threads that compile, and load what is compiled; each compilation is counted."""
 
     def __init__(self, num_threads: int, count: _Counted) -> None:
         super().__init__(num_threads)
@@ -174,6 +173,30 @@ class _Compilers(ThreadPoolExecutor):
         future.add_done_callback(self._count.one_more)
         return future
 
+    def load(self, device: int | None, kernel: Any) -> "Future[Any]":
+        """Make a compiled kernel ready to launch."""
+        return super().submit(_load, device, kernel)
+
+
+def _as_compiled(made: Sequence[Any]) -> Iterator[Any]:
+    """Kernels as their compilations end; those that were there already come first."""
+    waiting = {}
+    for kernel in made:
+        future = getattr(kernel, "future", None) if _in_pool(kernel) else None
+        if future is None:
+            yield kernel
+        else:
+            waiting[future] = kernel
+    for future in as_completed(waiting):
+        # Triton enters it in its own cache, in the thread that asked for it.
+        yield waiting[future].result()
+
+
+def _in_pool(kernel: Any) -> bool:
+    from triton.runtime._async_compile import FutureKernel
+
+    return isinstance(kernel, FutureKernel)
+
 
 def compile_together(
     wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
@@ -184,7 +207,7 @@ def compile_together(
     Half of a compilation is the assembler's process and most of the rest runs without
     Python's lock, so threads do. Some versions of Triton then run a C compiler for the
     launcher of each signature, when the kernel is first launched: that is done here,
-    for all of them at once.
+    beside the compilations that still run.
     """
     from triton import AsyncCompileMode
 
@@ -198,18 +221,20 @@ def compile_together(
     wanted = sorted(wanted, key=lambda w: not _is_product(w[0]))
 
     def compile_all() -> None:
+        loads = []
         with _Compilers(workers, count) as pool:
             with AsyncCompileMode(pool):
                 made = [launch.compile(dtypes) for launch, dtypes in wanted]
-            if ahead is not None:
-                for kernel in made:
-                    ahead.made(kernel)
-                return
-            device = (
-                torch.cuda.current_device() if torch.cuda.is_initialized() else None
-            )
-            list(pool.map(functools.partial(_load, device), made))
+                for kernel in _as_compiled(made):
+                    if ahead is not None:
+                        ahead.made(kernel)
+                    else:
+                        loads.append(pool.load(device, kernel))
+        for load in loads:
+            load.result()
 
+    known = ahead is None and torch.cuda.is_initialized()
+    device = torch.cuda.current_device() if known else None
     # Triton leaves the mode active when a compilation fails; it ends with this copy of
     # the context, and the next plan compiles.
     copy_context().run(compile_all)

@@ -21,14 +21,15 @@ class Kernel:
     ) -> None:
         self.name, self.error, self.compiled = name, error, False
         self.__name__ = name
-        self.order, self.loaded = order, False
+        self.order, self.loads = order, threading.Event()
+        self.waits_for: Kernel | None = None
 
     @property
     def run(self) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        self.loaded = True
+        self.loads.set()
 
-    def warmup(self, *args: object, grid: object) -> "Kernel":
+    def warmup(self, *args: object, grid: object) -> Any:
         from triton.runtime._async_compile import active_mode
 
         mode = active_mode.get()
@@ -39,13 +40,14 @@ class Kernel:
         # Later versions also ask what to do after a failure.
         if "cleanup_fn" in inspect.signature(mode.submit).parameters:
             steps.append(lambda *_: None)
-        mode.submit(self.name, *steps)
-        return self
+        return mode.submit(self.name, *steps)
 
-    def _compile(self) -> str:
+    def _compile(self) -> "Kernel":
         if self.error:
             raise RuntimeError(self.error)
-        return self.name
+        if self.waits_for is not None:
+            assert self.waits_for.loads.wait(60), "it is loaded when all are compiled"
+        return self
 
     def _finish(self, kernel: object) -> None:
         self.compiled = True
@@ -77,7 +79,17 @@ def test_products_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == [names[1], names[3], names[0], names[2]]
     assert prepare_compiler() is prepare_compiler() and prepare_compiler().done()
     # Launchers are made in the pool as well, not one by one as they are used.
-    assert all(k.loaded for k in kernels)
+    assert all(k.loads.is_set() for k in kernels)
+
+
+def test_kernels_are_loaded_beside_compilations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    quick, slow = Kernel("quick"), Kernel("slow")
+    slow.waits_for = quick
+    compile_together([(launch, {}) for launch in _launches(quick, slow)])
+    assert slow.compiled and slow.loads.is_set()
 
 
 def test_who_waits_for_a_compilation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
