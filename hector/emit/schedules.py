@@ -46,6 +46,9 @@ NARROW_TILE, WIDE_TILE = 64, 128
 """Columns of a product's tile."""
 LONG_TYPE = 512
 """Mean rows of a type from which on tiles of 128 rows are nearly all full."""
+FILLING_ROWS = 1 << 15
+"""So many rows, 128 a program, are two programs for each of 128 multiprocessors; fewer
+leave some without work, which costs more than reading twice."""
 MAX_TILE = 4096
 """Elements of the widest tile that a traversal keeps in registers."""
 HEAVY_TILE = 8192
@@ -102,15 +105,17 @@ def _gemm(k: Gemm, arrays: Sizes, precision: DotPrecision) -> GemmSchedule:
     types = arrays.rows(Domain.NTYPE if domain is Domain.NODE else Domain.ETYPE)
     if k.type_index is Index.ALL:
         types = 1
-    if arrays.rows(domain) < LONG_TYPE * types:
+    if arrays.rows(domain) < max(LONG_TYPE * types, FILLING_ROWS):
         return GemmSchedule(block_cols=WIDE_TILE)
     return GemmSchedule(block_rows=WIDE_TILE, block_cols=WIDE_TILE, num_warps=8)
 
 
 def _outer(k: Outer, arrays: Sizes, precision: DotPrecision) -> OuterSchedule:
     """See [Note: wide tiles]."""
-    chunk = _chunk(arrays.rows(k.domain))
-    if min(k.out.shape[1:]) <= NARROW_TILE or precision.splits:
+    rows = arrays.rows(k.domain)
+    chunk = _chunk(rows)
+    narrow = min(k.out.shape[1:]) <= NARROW_TILE
+    if narrow or precision.splits or rows < FILLING_ROWS:
         return OuterSchedule(chunk_rows=chunk)
     return OuterSchedule(
         chunk_rows=chunk, block_left=WIDE_TILE, block_right=WIDE_TILE, num_warps=8

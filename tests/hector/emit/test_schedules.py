@@ -74,6 +74,16 @@ def test_short_types_keep_short_tiles() -> None:
             assert chosen == GemmSchedule(block_cols=128)
 
 
+def test_few_rows_are_given_to_many_programs() -> None:
+    """Seven thousand, of one type: AIFB's nodes."""
+    for k in products(128):
+        chosen = default_schedule(k, Graph(7_000, 1), precision=TF32)
+        if isinstance(k, Gemm):
+            assert chosen == GemmSchedule(block_cols=128)
+        else:
+            assert chosen == OuterSchedule(chunk_rows=128)
+
+
 def test_programs_of_one_tile_are_neighbours() -> None:
     """See [Note: programs of one tile]."""
     for k in products(130):
