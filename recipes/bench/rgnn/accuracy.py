@@ -55,7 +55,7 @@ SETTINGS: dict[str, Any] = {
 """Chosen with seeds 0, 1, 100 and 101: a test of the choice takes others."""
 SETS = ("aifb", "mutag", "mag")
 WAYS = ("full", "batches")
-LEVEL, SEEDS = 0.05, 10
+LEVEL, FIRST_SEED, SEEDS = 0.05, 10, 10
 NOISE = 0.3
 """Standard deviation of the made features around what they tell."""
 NUM_CLASSES, NUM_PAPERS, NUM_LABELLED, FEATURES = 4, 6_000, 1_200, 16
@@ -246,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--sets", nargs="+", default=list(SETS), choices=SETS)
     add("--models", nargs="+", default=[k.value for k in KINDS])
     add("--seeds", type=int, default=SEEDS)
-    add("--first-seed", type=int, default=0)
+    add("--first-seed", type=int, default=FIRST_SEED)
     args = parser.parse_args(argv)
     cells = Cells(args.out, args.budget_s, SETTINGS)
     works = {name: load(name, args.data) for name in args.sets}

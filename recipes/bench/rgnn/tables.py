@@ -381,7 +381,8 @@ def accuracy(data: dict[str, Any]) -> str:
     ]
     text = (
         "**Accuracy of mini-batch training.** Test accuracy in percent from the "
-        "same initial weights, equally many steps; fanouts "
+        "same initial weights, equally many steps, with seeds that chose no setting; "
+        "fanouts "
         f"{' and '.join(map(str, data['settings']['fanouts']))} in each relation. "
         "`mag` is a part of ogbn-mag's graph with made features and labels. p of an "
         "exact sign-flip test of the seeds' differences, and with Holm's correction "
