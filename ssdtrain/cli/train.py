@@ -346,7 +346,12 @@ def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
     (directory / "memory.json").write_text(memory, encoding="utf-8")
     title = f"memory over step {recorded['step']} (the last), rank {recorded['rank']}"
     path, peaks = directory / "memory.png", recorded["peak_bytes"]
-    draw(recorded["memory"], what, path, title=title, peaks=peaks)
+    try:
+        draw(recorded["memory"], what, path, title=title, peaks=peaks)
+    except ImportError as error:  # a picture less is no reason to lose the run
+        from ssdtrain.train.targets import in_a_line
+
+        print(f"ssdtrain: no {path.name}: {in_a_line(error)}", file=sys.stderr)
     for profile, plan in recorded["planned"][:1]:
         if profile is not None:
             PROFILE_FILE.write(directory / "profile.json", profile)

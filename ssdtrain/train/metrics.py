@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ssdtrain.errors import ConfigError
+
 PLAIN_INTERVAL_S = 10.0
 """Seconds between two lines where there is no terminal."""
 
@@ -40,6 +42,17 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def check_tensorboard() -> None:
+    """Raise ConfigError if TensorBoard's writer is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "train.tensorboard=true needs tensorboard, which is not installed: pip "
+            "install 'ssdtrain[train]', or set train.tensorboard=false"
+        ) from error
 
 
 class TensorBoard:

@@ -43,6 +43,7 @@ _EXTRAS = {
     "triton": "gnn",
     "deepspeed": "deepspeed",
     "megatron": "megatron",
+    "tokenizers": "train",
     "transformers": "train",
     "tensorboard": "train",
     "matplotlib": "train",

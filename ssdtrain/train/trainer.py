@@ -28,7 +28,7 @@ from ssdtrain.train.loop import (
 )
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import NO_GPU
-from ssdtrain.train.metrics import Sinks, Terminal, open_sinks
+from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard, open_sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages
 from ssdtrain.train.plain import PlainRunner
@@ -97,6 +97,8 @@ class Trainer:
         ranks.share_cores()
         if torch.cuda.is_available():
             torch.cuda.set_device(ranks.device())
+        if ranks.is_first and self.settings.train.tensorboard:
+            check_tensorboard()
         terminal = self._terminal(ranks)
         try:
             with deterministic(self.settings.train.deterministic):

@@ -341,6 +341,16 @@ def test_a_plain_run_writes_its_files(
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
 
 
+def test_what_is_not_installed_is_told(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as missing:
+        missing.setitem(sys.modules, "torch.utils.tensorboard", None)
+        told = refused("train", *TINY, "train.tensorboard=true")
+    assert "install 'ssdtrain[train]', or set train.tensorboard=false" in told
+    assert [*(tmp_path / "runs").iterdir()] == []
+
+
 PEAKS = {WITHOUT: (9_000_000, 7_000_000), WITH: (5_000_000, 3_000_000)}
 """Of all steps and of the last one; the sampled course below misses both."""
 
@@ -392,12 +402,18 @@ def test_the_picture_and_the_table_tell_the_same_peak(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Recorded=Recorded))
-    main(["train", "-q", *TINY, f"trainer._target_={__name__}.Recorded"])
+    words = ["train", "-q", *TINY, f"trainer._target_={__name__}.Recorded"]
+    code = main(words)
     lines = capsys.readouterr().out.splitlines()
     [row] = [line for line in lines if "activation peak, last step" in line]
     _, _, without, with_, *_ = (cell.strip() for cell in row.split("│"))
     assert (without, with_) == ("7.00 MB", "3.00 MB")
     assert drawn == [f"{WITHOUT}, peak {without}", f"{WITH}, peak {with_}"]
+    # A picture that cannot be drawn costs a line, and not the run.
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(words) == code
+    told = capsys.readouterr().err
+    assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
 
 
 def test_a_sweeps_table_tells_its_runs_apart_on_a_narrow_terminal() -> None:
