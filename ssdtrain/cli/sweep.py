@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.report.table import WITH, WITHOUT, bytes_text
@@ -113,7 +114,8 @@ def table_of(found: Sequence[dict[str, Any]]) -> Table:
         # What tells the runs apart is never cut short.
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for run in found:
-        table.add_row(*(_text(name, run.get(name)) for name in names))
+        # As text: overrides hold brackets, which rich would take for markup.
+        table.add_row(*(Text(_text(name, run.get(name))) for name in names))
     return table
 
 

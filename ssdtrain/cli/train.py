@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -169,6 +170,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(words)
 
 
+FIRST_RANK_S = 10.0
+"""So long the first rank has to refuse what another one refuses."""
+
+
 class _Run:
     """One run of one composed config, on this rank or on ranks of its own."""
 
@@ -213,6 +218,9 @@ class _Run:
             ready = True
         except ConfigError as error:
             _keep_traceback(error, path)
+            if self._ranks.run_directory is not None and not self._ranks.is_first:
+                # Mostly the first rank says the same: then we are ended meanwhile.
+                time.sleep(FIRST_RANK_S)
             raise
         finally:
             if made and not ready:

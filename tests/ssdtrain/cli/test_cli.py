@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from ssdtrain.report.table import WITH, WITHOUT
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
+from ssdtrain.train.ranks import RUN_DIRECTORY
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.cli.conftest import TINY, Refused
@@ -341,6 +343,24 @@ def test_a_plain_run_writes_its_files(
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
 
 
+def test_ranks_that_refuse_the_same_say_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rank's end ends the others, which wait for it before they speak."""
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM)
+    )
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Breaking=Breaking))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "-q", f"trainer._target_={__name__}.Breaking"])
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_not_installed_is_told(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -417,7 +437,7 @@ def test_the_picture_and_the_table_tell_the_same_peak(
 
 
 def test_a_sweeps_table_tells_its_runs_apart_on_a_narrow_terminal() -> None:
-    words = "offload=host,model=gpt"
+    words = "offload=host,data.files=[/gpt]"
     found = [{"overrides": words, "status": 0, "last_loss": 4.4, "step_ms": 3837.9}]
     out = io.StringIO()
     Console(file=out, width=40).print(table_of(found))
