@@ -136,6 +136,8 @@ class Planner:
         self._pinned_bytes = 0
         self._search: Search | None = None
         """Beside training; it finds a plan quickly, and then the best that it can."""
+        self._ended: list[Search] = []
+        """Searches that are over, and whose processes end."""
         self._reading: Reading | None = None
         """Of what the leading rank's search has found."""
         self._plain: PlainTimes | None = None
@@ -183,6 +185,7 @@ class Planner:
         Raises:
             ConfigError: `memory_budget_bytes` cannot be reached.
         """
+        self._ended = [search for search in self._ended if not search.clear()]
         if num_steps == self._step:
             if self._stage is Stage.OBSERVING:
                 self._observe()  # a forward without a backward: begin again
@@ -217,6 +220,7 @@ class Planner:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()
         self._stop_search()
+        self._clear()
         self._cache.bypass = self._cache.timer = None
         self._take_meter()
         self._trace.enabled = self._wants_trace
@@ -473,6 +477,7 @@ class Planner:
                 return answer
             return None  # a quick search may find nothing where a longer one does
         self._search, text = None, search.text
+        self._ended.append(search)
         if answer is None and self.plan is not None:
             logger.warning("ssdtrain: no other plan: %s", search.error)
             return None
@@ -494,6 +499,7 @@ class Planner:
             ConfigError: nothing was, and there is no other plan.
         """
         if answer.error and self.plan is None:
+            self._clear()  # training ends here
             raise ConfigError(answer.error)
         if answer.error:
             logger.warning("ssdtrain: the plan stays: %s", answer.error)
@@ -511,6 +517,11 @@ class Planner:
         self._reading = None
         if search is not None:
             search.stop()
+            self._ended.append(search)
+
+    def _clear(self) -> None:
+        while self._ended:
+            self._ended.pop().clear(wait=True)
 
     def _follow_from_now(self) -> None:
         self._rest(Stage.FOLLOWING)

@@ -135,7 +135,8 @@ class Reading:
 
 
 class Search:
-    """One search that runs beside training. `advance` it at step boundaries."""
+    """One search that runs beside training. `advance` it at step boundaries, and when
+    it is over `clear` it."""
 
     def __init__(self, request: Request) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
@@ -215,8 +216,6 @@ class Search:
         answer = None if reading is None else reading.advance()
         if reading is not None and answer is not None:
             self._reading, self.text = None, reading.text
-            if not self._unread:
-                self.stop()
         return answer
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
@@ -224,20 +223,33 @@ class Search:
         _, told = process.communicate()
         lines = told.decode(errors="replace").strip().splitlines()
         self.error = lines[-1] if lines else f"exit {process.returncode}"
-        self._unread = []
-        self.stop()
+        self._unread, self._process = [], None
 
     def stop(self) -> None:
-        """End the search and its process. Idempotent."""
+        """Give the search up. Waits for nothing. Idempotent."""
         if os.getpid() != self._pid:  # a fork of the process that searches
             return
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.kill()
-        if process is not None and process.stderr and not process.stderr.closed:
-            process.communicate()
         self._unsent, self._unread, self._reading = None, [], None
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def clear(self, *, wait: bool = False) -> bool:
+        """Remove what a search that is over has left: a process that ends takes longer
+        than a step may.
+
+        Returns:
+            Whether nothing is left; False while its process ends, unless `wait`.
+        """
+        if os.getpid() != self._pid:
+            return True
+        process = self._process
+        if process is not None:
+            if not wait and process.poll() is None:
+                return False
+            process.communicate()
+            self._process = None
         self._directory.cleanup()
+        return True
 
 
 def main(arguments: list[str]) -> int:

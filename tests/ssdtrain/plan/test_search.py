@@ -46,8 +46,9 @@ def all_of(search: Search) -> list[Answer]:
         answer = search.advance()
         if answer is not None:
             found.append(answer)
-        elif search.folder.exists():
+        else:
             time.sleep(0.01)
+    assert search.clear(wait=True) and not search.folder.exists()
     return found
 
 
@@ -57,7 +58,7 @@ def test_the_same_plans_as_here() -> None:
     found = all_of(search)
     assert found == list(answers(request))
     assert found[0].plan == choose(request.profile, request.goal, EFFORTS[0])
-    assert not search.folder.exists() and not search.error
+    assert not search.error
 
 
 def test_what_was_measured_since_counts() -> None:
@@ -112,7 +113,8 @@ def test_a_search_can_be_given_up() -> None:
     search.advance()
     search.stop()
     search.stop()
-    assert not folder.exists() and search.is_over and search.advance() is None
+    assert search.is_over and search.advance() is None
+    assert search.clear(wait=True) and search.clear() and not folder.exists()
 
 
 class Calls:
@@ -161,7 +163,7 @@ def test_the_training_thread_does_little_in_each_step() -> None:
                 plans.append(answer.plan)
             elif not search.is_sending:
                 time.sleep(0.01)
-        assert len(plans) == 2
+        assert search.clear(wait=True) and len(plans) == 2
         assert not calls.files & {"choose.py", "simulate.py", "timeline.py"}
         most.append(max(steps))
     assert most[0] < 24 * PART
