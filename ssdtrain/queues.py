@@ -9,9 +9,9 @@ beforehand.
 A rank has a host, a compute stream, a communication stream and links: copies out and
 in, writes to the SSD and reads from it. Each serves in order, one piece of work at a
 time: work starts when it is ready and the queue is free. Opposite directions of one
-wire slow one another down for as long as both are busy, and copies slow compute down
-meanwhile; the piece that starts later pays. Time has no unit here: a driver uses one
-for all.
+wire slow one another down for as long as both are busy, and copies and collectives
+slow compute down meanwhile; the piece that starts later pays. Time has no unit here: a
+driver uses one for all.
 (tests/ssdtrain/test_queues.py, tests/ssdtrain/plan/test_recorded_steps.py)
 """
 
@@ -70,12 +70,19 @@ class Rank:
     Args:
         links: how transfers hinder one another and compute; None: not at all.
         gap: between two pieces of work on one queue that wait for nothing.
+        collective_slowdown: fraction by which kernels are slower beside a collective.
     """
 
-    def __init__(self, links: Links | None = None, gap: float = 0.0) -> None:
+    def __init__(
+        self,
+        links: Links | None = None,
+        gap: float = 0.0,
+        collective_slowdown: float = 0.0,
+    ) -> None:
         wire = 0.0 if links is None else links.duplex_slowdown
         ssd = 0.0 if links is None else links.ssd_duplex_slowdown
         self._slowdown = 0.0 if links is None else links.copy_slowdown
+        self._collective_slowdown = collective_slowdown
         self.host = 0.0
         """When the host has come to the work at hand."""
         self.compute, self.communication = Queue(gap), Queue(gap)
@@ -91,11 +98,25 @@ class Rank:
 
     def run(self, ready: float, length: float) -> float:
         """Return when a kernel, or some, that are ready at `ready` have ended."""
+        added = 0.0
         if self._slowdown:
             start = ready if ready > self.compute.free else self.compute.free
             beside = self.out.beside(start, length) + self.into.beside(start, length)
-            length += self._slowdown * beside
-        return self.compute.serve(ready, length)
+            added = self._slowdown * beside
+        if self._collective_slowdown:
+            start = ready if ready > self.compute.free else self.compute.free
+            beside = self.communication.beside(start, length)
+            added += self._collective_slowdown * beside
+        return self.compute.serve(ready, length + added)
+
+    def collective(self, ready: float, length: float) -> float:
+        """Return when a collective that is ready at `ready` has ended. Kernels that are
+        on their way already end later for it."""
+        end = self.communication.serve(ready, length)
+        if self._collective_slowdown:
+            beside = self.compute.beside(end - length, length)
+            self.compute.free += self._collective_slowdown * beside
+        return end
 
     def wait_for_host(self) -> float:
         """Hold compute until the host is there; return how long that was."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
-from ssdtrain.jsonfile import Format
+from ssdtrain.jsonfile import Format, Fraction
 
 
 class Collective(str, Enum):
@@ -66,6 +66,9 @@ class Fabric:
 
     curves: Mapping[Collective, Curve]
     name: str = ""
+    compute_slowdown: Fraction = 0.0
+    """Fraction by which kernels are slower while a collective runs beside them: it
+    takes multiprocessors, and products that filled whole waves need another one."""
 
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int

@@ -4,9 +4,8 @@ What several ranks add is in `parallel.py`. Every edit gives a new graph; none n
 model again. Lifetimes of storages follow the edited order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import ELEMENT_BYTES
@@ -18,6 +17,7 @@ from ssdtrain.foresight.graph import (
     Stream,
     TensorInfo,
 )
+from ssdtrain.foresight.lowering import FUSED, is_pointwise
 from ssdtrain.foresight.overheads import Phase
 
 
@@ -92,7 +92,7 @@ def with_dtype(graph: Graph, before: str, after: str) -> Graph:
     return replace(graph, tensors=tensors, storages=storages)
 
 
-def fused(graph: Graph, start: int, end: int, name: str = "aten::add") -> Graph:
+def fused(graph: Graph, start: int, end: int, name: str = FUSED[0]) -> Graph:
     """Nodes `start` to `end` (exclusive) as one element-wise kernel.
 
     What only they read and write between them is not materialized.
@@ -109,16 +109,56 @@ def fused(graph: Graph, start: int, end: int, name: str = "aten::add") -> Graph:
         if t in later or graph.tensors[t].storage in lasting
     }
     own = {graph.tensors[t].storage for t in made}
-    inputs = _unique(
-        t for node in inside for t in node.inputs if graph.tensors[t].storage not in own
-    )
-    outputs = _unique(t for t in made if graph.tensors[t].storage in kept)
+    read = {t for node in inside for t in node.inputs}
+    inputs = _largest(graph, (t for t in read if graph.tensors[t].storage not in own))
+    outputs = _largest(graph, (t for t in made if graph.tensors[t].storage in kept))
     node = Node(name=name, phase=inside[0].phase, inputs=inputs, outputs=outputs)
     return graph.with_nodes((*graph.nodes[:start], node, *graph.nodes[end:]))
 
 
-def _unique(numbers: Any) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(numbers))
+def _largest(graph: Graph, numbers: Iterable[int]) -> tuple[int, ...]:
+    """Of every storage one tensor: a kernel reads, and writes, it once."""
+    found: dict[int, int] = {}
+    for number in sorted(numbers):
+        storage, size = graph.tensors[number].storage, graph.tensors[number].num_bytes
+        if storage not in found or size > graph.tensors[found[storage]].num_bytes:
+            found[storage] = number
+    return tuple(found.values())
+
+
+def fused_pointwise(graph: Graph) -> Graph:
+    """Element-wise nodes that follow on one another as one kernel each, as a compiler
+    would join them; views between them do not part them."""
+    for start, end in reversed(_chains(graph)):
+        graph = fused(graph, start, end)
+    return graph
+
+
+def _chains(graph: Graph) -> list[tuple[int, int]]:
+    """Ranges of two and more element-wise nodes, each of which reads what one before it
+    in the range made."""
+    found: list[tuple[int, int]] = []
+    start, end, count = 0, 0, 0
+    made: set[int] = set()
+    for index, node in enumerate(graph.nodes):
+        joins = (
+            bool(made)
+            and (node.is_view or is_pointwise(node))
+            and node.phase is graph.nodes[start].phase
+            and any(graph.tensors[t].storage in made for t in node.inputs)
+        )
+        if not joins:
+            if count > 1:
+                found.append((start, end))
+            start, count, made = index, 0, set()
+            if not is_pointwise(node):
+                continue
+        made |= {graph.tensors[t].storage for t in node.outputs}
+        if not node.is_view:
+            end, count = index + 1, count + 1
+    if count > 1:
+        found.append((start, end))
+    return found
 
 
 def split_product(graph: Graph, index: int, parts: int) -> Graph:

@@ -4,6 +4,7 @@ The profiler makes each event longer. Its costs an event are fitted so that the
 programs' host times add up to what they took without it. See [Note: host overheads].
 """
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from ssdtrain.foresight.overheads import HostCost, Phase
 # Steps of the grid on which the profiler's costs are sought.
 GRID_STEPS = 41
 LARGEST_EVENT_US = 4.0
+VIEWS = tuple(
+    f"aten::{name}"
+    for name in ("t", "view", "transpose", "permute", "detach", "expand", "slice")
+)
+UNKNOWN_VIEW_US = 6.0
 FIELDS = ("t1", "t2", "t3", "t4", "t5", "num_launches")
 
 
@@ -62,6 +68,17 @@ class HostTable:
     def knows(self, name: str) -> bool:
         """Whether the operator was seen in any phase."""
         return any((phase, name) in self._costs for phase in Phase)
+
+    @property
+    def view_us(self) -> float:
+        """What a view takes the host, the gap before it included: the median over
+        kinds of views. By it, work that is Python's is scaled between machines."""
+        found = [
+            cost.t1 + cost.t5
+            for (_, name), cost in self._costs.items()
+            if name in VIEWS and not cost.num_launches
+        ]
+        return statistics.median(found) if found else UNKNOWN_VIEW_US
 
     def as_dict(self) -> dict[str, tuple[float, ...]]:
         """T1 to T5 and the number of launches by `phase operator`."""

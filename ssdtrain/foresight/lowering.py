@@ -145,6 +145,13 @@ def lower(graph: Graph, node: Node) -> Lowered:
     return Lowered(calls=(_memory(site, "copy"),), is_generic=True)
 
 
+def is_pointwise(node: Node) -> bool:
+    """Whether a node computes every element of its result from one of each input."""
+    name = node.name.removeprefix("aten::")
+    own = name in POINTWISE or name in FILLS or name in ("_to_copy", "clone")
+    return (own and name not in ("cat", "stack", "cumsum")) and not node.is_view
+
+
 def _variant(site: _Site, variant: str) -> str:
     """Binary operators with a number are unary ones."""
     if variant in ("add", "mul"):

@@ -4,14 +4,16 @@
 Beside the collectives there are kernels: DistributedDataParallel copies every gradient
 into its bucket and, when all are reduced, back; `fully_shard` packs its shards, copies
 what was gathered into the parameters, and packs the gradients. Its gathers are asked
-for one unit ahead in backward. A bucket closes when it is full; the first one is small,
-so that communication starts early. Compared with what torch does on real ranks.
+for one unit ahead in backward. The host of `fully_shard` is busy with every weight, not
+only with kernels: `SHARDED_VIEWS`. A bucket closes when it is full; the first one is
+small, so that communication starts early. Compared with what torch does on real ranks.
 (tests/ssdtrain/foresight/test_real_ranks.py)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import ELEMENT_BYTES
@@ -31,6 +33,23 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 """Of gradients that DistributedDataParallel reduces together."""
 COMM = Stream.COMMUNICATION
+
+
+class Views(NamedTuple):
+    """Host time that sharding adds, in views' worth."""
+
+    unit: float
+    weight: float
+
+
+# Measured on a CPU: recipes/bench/foresight/sharded_host.py.
+SHARDED_VIEWS: Mapping[Phase, Views] = {
+    Phase.FORWARD: Views(unit=87.0, weight=5.7),
+    Phase.BACKWARD: Views(unit=103.0, weight=9.3),
+    Phase.UPDATE: Views(unit=0.0, weight=5.3),
+}
+COUNTED: Mapping[str, float] = {"host_views": 0.0}
+"""Of what the host does for a gather: it is in `SHARDED_VIEWS` already."""
 
 
 def data_parallel(
@@ -136,9 +155,11 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
         draft.scatter(name, owned, last)
     for index, node in enumerate(graph.nodes):
         if node.phase is Phase.UPDATE:
-            draft.changed[index] = replace(
-                node, attr={**node.attr, "shards": num_ranks}
-            )
+            count = int(node.attr.get("tensors", 0))
+            views = float(node.attr.get("host_views", 0.0))
+            views += SHARDED_VIEWS[Phase.UPDATE].weight * count
+            more = {"shards": num_ranks, "host_views": views}
+            draft.changed[index] = replace(node, attr={**node.attr, **more})
     return draft.graph()
 
 
@@ -278,6 +299,8 @@ class _Draft:
     def gather(self, unit: _Unit, ahead: int, use: int, num_ranks: int) -> None:
         """A unit's weights: asked for before node `ahead`, copied before node `use`."""
         phase = self._graph.nodes[use].phase
+        views = SHARDED_VIEWS[phase]
+        host = {"host_views": views.unit + views.weight * len(unit.weights)}
         dtype = self._tensors[unit.weights[0]].dtype
         shard = self._buffer(unit.num_bytes // num_ranks, dtype)
         whole = self._buffer(unit.num_bytes, dtype)
@@ -287,14 +310,17 @@ class _Draft:
             inputs=(),
             outputs=(shard,),
             stream=COMM,
+            attr=host,
         )
         kind = Collective.ALL_GATHER
         gathered = self._collective(kind, phase, shard, whole, unit.num_bytes)
+        gathered = replace(gathered, attr={**gathered.attr, **COUNTED})
         unpack = Node(
             name="fsdp::split_with_sizes_copy",
             phase=phase,
             inputs=(whole,),
             outputs=tuple(unit.weights),
+            attr=COUNTED,
         )
         self.before.setdefault(ahead, []).extend((pack, gathered))
         self.before.setdefault(use, []).append(unpack)
@@ -310,9 +336,11 @@ class _Draft:
             inputs=tensors,
             outputs=(packed,),
             stream=COMM,
+            attr=COUNTED,
         )
         kind = Collective.REDUCE_SCATTER
         reduced = self._collective(kind, Phase.BACKWARD, packed, tensors[0], size)
+        reduced = replace(reduced, attr={**reduced.attr, **COUNTED})
         # The root's are reduced when all of backward has run.
         at = max(last.values()) if not name else max(last[s] for s in storages)
         self.behind.setdefault(at, []).extend((pack, reduced))

@@ -9,11 +9,11 @@ than half of the cache, the tensor's reads do not count as memory traffic.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssdtrain.curves import Links
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.foresight.lowering import lower
+from ssdtrain.foresight.overheads import HostCost
 from ssdtrain.foresight.power import bound_us
 from ssdtrain.foresight.simulate import Task, simulate
 from ssdtrain.foresight.spec import Kind
@@ -24,6 +24,7 @@ L2_SHARE = 0.5
 NUM_STEPS = 3
 
 NO_WIRES = Wires()
+NO_COST = HostCost(t1=0.0, t2=0.0, t3=0.0, t4=0.0, t5=0.0, num_launches=1)
 
 
 @dataclass
@@ -130,8 +131,13 @@ def _task(
     priced: Priced,
 ) -> Task:
     scale = device.host_scale
+    beside = float(node.attr.get("host_views", 0.0)) * device.host.view_us * scale
     cost = device.host.cost(node.phase, node.name)
-    priced.unknown_host += not device.host.knows(node.name)
+    if not device.host.knows(node.name):
+        if "host_views" in node.attr:  # all that it takes
+            cost = NO_COST
+        else:
+            priced.unknown_host += 1
     if device_us <= 0.0 or cost.num_launches == 0:
         own = cost.t1 + (cost.t2 + cost.t3 if cost.num_launches else cost.t5)
         before, behind = own * scale, 0.0
@@ -141,7 +147,7 @@ def _task(
         behind = (cost.t4 / 2 + more + cost.t3) * scale
     return Task(
         name=node.name,
-        host_us=before,
+        host_us=before + beside,
         host_after_us=behind,
         device_us=device_us,
         stream=node.stream,
@@ -187,7 +193,7 @@ def estimate_step(
         ConfigError: a node moves bytes on a link that `wires` lacks.
     """
     priced = price(graph, device, wires)
-    found = steady(priced, device, wires.links)
+    found = steady(priced, device, wires)
     device_us = sum(priced.by_family_us.values())
     device_us += priced.bound_us * (1.0 / found.clock - 1.0)
     host_us = sum(task.host_us + task.host_after_us for task in priced.tasks)
@@ -217,29 +223,29 @@ class Steady:
     """By how much the host is ahead of the device when a step starts."""
 
 
-def steady(priced: Priced, device: Device, links: Links | None = None) -> Steady:
+def steady(priced: Priced, device: Device, wires: Wires = NO_WIRES) -> Steady:
     """Settle a step's clock, and run it behind others like it, on one rank: what other
     ranks send is there."""
     tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
-    step_us, clock = steady_us(tasks, links=links), 1.0
+    step_us, clock = steady_us(tasks, wires=wires), 1.0
     if device.power is not None:
         clock = device.power.clock(step_us, priced.bound_us, priced.joules)
     if clock < 1.0:
         tasks = slowed(priced, 1.0 / clock - 1.0)
-        step_us = steady_us(tasks, links=links)
+        step_us = steady_us(tasks, wires=wires)
     return Steady(
         tasks=tasks,
         step_us=step_us,
         clock=clock,
-        host_lead_us=_host_lead_us(tasks, links),
+        host_lead_us=_host_lead_us(tasks, wires),
     )
 
 
-def _host_lead_us(tasks: Sequence[Task], links: Links | None) -> float:
+def _host_lead_us(tasks: Sequence[Task], wires: Wires) -> float:
     before = repeated(tasks, NUM_STEPS - 1)
     if not before:
         return 0.0
-    [rank] = simulate([before], links).ranks
+    [rank] = simulate([before], wires.links, wires.collective_slowdown).ranks
     return max(0.0, max(rank.ends_us) - rank.host_us)
 
 
@@ -277,11 +283,12 @@ def repeated(tasks: Sequence[Task], num_steps: int) -> list[Task]:
     return many
 
 
-def steady_us(*ranks: Sequence[Task], links: Links | None = None) -> float:
+def steady_us(*ranks: Sequence[Task], wires: Wires = NO_WIRES) -> float:
     """Length of a step among others like it: hosts may run ahead into the next one."""
     if not any(ranks):
         return 0.0
-    times = simulate([repeated(tasks, NUM_STEPS) for tasks in ranks], links).ranks
+    many = [repeated(tasks, NUM_STEPS) for tasks in ranks]
+    times = simulate(many, wires.links, wires.collective_slowdown).ranks
     ends = [
         max(
             max(rank.ends_us[: step * len(tasks)], default=0.0)

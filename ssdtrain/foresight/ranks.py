@@ -87,9 +87,10 @@ def estimate_ranks(
     wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
     tasks = price(spread, device, wires).tasks
     slow = _slowed(tasks, layout.slower)
+    ranks = (tasks, slow) if layout.slower > 1.0 else (tasks,)
     moved = sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
     return RanksEstimate(
-        step_us=steady_us(tasks, slow) if layout.slower > 1.0 else steady_us(tasks),
+        step_us=steady_us(*ranks, wires=wires),
         alone_us=steady_us(alone),
         communication_us=moved,
     )
@@ -110,7 +111,7 @@ def estimate_graphs(
     ]
     alone = [estimate_step(graph, device, wires).step_us for graph in graphs]
     return RanksEstimate(
-        step_us=steady_us(*ranks, links=wires.links),
+        step_us=steady_us(*ranks, wires=wires),
         alone_us=max(alone),
         communication_us=max(moved),
     )

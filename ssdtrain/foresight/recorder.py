@@ -41,6 +41,10 @@ DTYPES: dict[torch.dtype, str] = {
 }
 # Operators whose result the host waits for.
 SYNCHRONOUS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")
+UPDATE_VIEWS = 1.4
+"""What an optimizer's Python takes a tensor, in views' worth of host time: the gap
+before its first operator is longer than any that host times are made of (plain updates
+in recipes/bench/results/foresight/sharded_host.json)."""
 STATES = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}
 """Tensors of state that each fused optimizer keeps a parameter."""
 
@@ -310,7 +314,11 @@ class Recorder(TorchDispatchMode):
                     phase=Phase.UPDATE,
                     inputs=tuple(inputs),
                     outputs=tuple(outputs),
-                    attr={"optimizer": optimizer, "tensors": len(group)},
+                    attr={
+                        "optimizer": optimizer,
+                        "tensors": len(group),
+                        "host_views": UPDATE_VIEWS * len(group),
+                    },
                 )
             )
             inputs, outputs = [], []

@@ -85,13 +85,13 @@ class _Runner:
         self,
         tasks: Sequence[Task],
         signals: dict[Hashable, float],
-        links: Links | None,
+        queues: Rank,
     ) -> None:
         self.tasks = tasks
         self._signals = signals
         self.at = 0
         self.times = RankTimes()
-        self._rank = rank = Rank(links, KERNEL_GAP_US)
+        self._rank = rank = queues
         self._queues: dict[Stream, Queue] = {
             Stream.COMPUTE: rank.compute,
             Stream.COMMUNICATION: rank.communication,
@@ -132,6 +132,8 @@ class _Runner:
             self.times.waited_us += start - self._ready_us(launched)
             if task.stream is Stream.COMPUTE:
                 end = rank.run(start, length)
+            elif task.stream is Stream.COMMUNICATION:
+                end = rank.collective(start, length)
             else:
                 end = self._queues[task.stream].serve(start, length)
         if task.signal is not None:
@@ -157,20 +159,28 @@ class _Runner:
         return max(start, self._queues[task.stream].free)
 
 
-def simulate(ranks: Sequence[Sequence[Task]], links: Links | None = None) -> StepTimes:
+def simulate(
+    ranks: Sequence[Sequence[Task]],
+    links: Links | None = None,
+    collective_slowdown: float = 0.0,
+) -> StepTimes:
     """Run every rank's tasks. See [Note: tasks on queues].
 
     Args:
         ranks: the tasks of each.
         links: how every rank's transfers hinder one another and its kernels; None: not
             at all.
+        collective_slowdown: fraction by which kernels are slower beside a collective.
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or for a task that a rank
             of the group does not have.
     """
     signals: dict[Hashable, float] = {}
-    states = [_Runner(tasks, signals, links) for tasks in ranks]
+    states = [
+        _Runner(tasks, signals, Rank(links, KERNEL_GAP_US, collective_slowdown))
+        for tasks in ranks
+    ]
     members = Counter(
         task.group for tasks in ranks for task in tasks if task.group is not None
     )

@@ -39,7 +39,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.collectives import Collective
 from ssdtrain.foresight.graph import Graph, Node, Stream
 from ssdtrain.foresight.overheads import Phase
-from ssdtrain.foresight.recorder import Noted, Recorder, local
+from ssdtrain.foresight.recorder import UPDATE_VIEWS, Noted, Recorder, local
 
 NUM_WARM = 2
 """Steps before the captured one: compilers compile, buckets settle."""
@@ -177,6 +177,10 @@ class _Amender:
                 noted = noted._replace(read=())
             node = replace(node, stream=Stream.COMMUNICATION)
             return noted._replace(node=node, may_view=False)
+        if node.name.startswith("aten::_fused_") and node.phase is Phase.UPDATE:
+            tensors = len(arguments[0][0])
+            views = {"tensors": tensors, "host_views": UPDATE_VIEWS * tensors}
+            return noted._replace(node=replace(node, attr={**node.attr, **views}))
         return self._copied(noted)
 
     def _copied(self, noted: Noted) -> Noted:

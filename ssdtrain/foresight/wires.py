@@ -4,7 +4,7 @@ The links are those that plans are made with (`curves.py`); their slowdowns hold
 simulated step as they do in a plan's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.errors import ConfigError
@@ -35,6 +35,11 @@ class Wires:
     """To other ranks; None: the graph has no collectives."""
     num_ranks: int = 1
     """Of a collective whose node does not name its own."""
+
+    @property
+    def collective_slowdown(self) -> float:
+        """Fraction by which kernels are slower beside a collective."""
+        return 0.0 if self.fabric is None else self.fabric.compute_slowdown
 
     def microseconds(self, node: Node) -> float:
         """Time of a node when nothing else is under way.
@@ -85,6 +90,5 @@ def fabric_of(spec: Spec) -> Fabric:
     measured = MEASURED_FABRICS.get(spec.name)
     if measured is None:
         return straight
-    return Fabric(
-        curves={**straight.curves, **load_fabric(measured).curves}, name=measured
-    )
+    found = load_fabric(measured)
+    return replace(found, curves={**straight.curves, **found.curves})

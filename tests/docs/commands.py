@@ -53,16 +53,21 @@ def check(words: list[str]) -> None:
     program = words[0] if words else "cd"
     if program == "ssdtrain":
         _ssdtrain(words[1:])
-    elif program in LAUNCHERS and "ssdtrain" in words:
-        _ssdtrain(words[words.index("ssdtrain") + 1 :])
-    elif program in LAUNCHERS and "--config" in words:
-        _trains(words[words.index("--config") :])
+    elif program in LAUNCHERS and {"ssdtrain", "--config"} & set(words):
+        _launched(words)
     elif program.startswith("recipes/"):
         _recipe(ROOT / program, words[1:])
     elif program in OTHERS:
         OTHERS[program](words[1:])
     elif program not in BUILTINS:
         raise CommandError(f"{program}: unknown here; mark the block not run")
+
+
+def _launched(words: list[str]) -> None:
+    if "ssdtrain" in words:
+        _ssdtrain(words[words.index("ssdtrain") + 1 :])
+    else:
+        _trains(words[words.index("--config") :])
 
 
 def _ssdtrain(words: list[str]) -> None:

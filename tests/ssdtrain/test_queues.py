@@ -51,3 +51,13 @@ def test_compute_waits_for_the_host() -> None:
     queues.host = 9.0
     assert queues.wait_for_host() == 5.0
     assert queues.run(0.0, 1.0) == 10.0
+
+
+def test_collectives_slow_compute_while_they_last() -> None:
+    queues = Rank(collective_slowdown=0.5)
+    assert queues.collective(0.0, 10.0) == 10.0
+    assert queues.run(0.0, 20.0) == pytest.approx(20.0 + 0.5 * 10.0)
+    assert queues.run(0.0, 20.0) == pytest.approx(45.0)
+    # What is on its way already pays as well: 15 of the 30 run beside it.
+    assert queues.collective(30.0, 30.0) == 60.0
+    assert queues.run(0.0, 1.0) == pytest.approx(45.0 + 7.5 + 1.0 + 0.5 * 1.0)

@@ -184,6 +184,38 @@ def test_fusing_drops_what_lies_between() -> None:
     assert together == apart - 3 * 32 * 64 * 4
 
 
+def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
+    """A GELU by hand is one kernel in forward that reads its input and writes what is
+    saved or used; products and reductions stay, and all that is read was made."""
+    with torch.device("meta"):
+        model = nn.Linear(64, 64)
+        x = torch.randn(32, 64)
+
+        def forward() -> torch.Tensor:
+            y = model(x)
+            return (0.5 * y * (1.0 + (0.8 * y).view(64, 32).tanh().view(32, 64))).sum()
+
+        graph = capture(model, forward)
+    joined = edits.fused_pointwise(graph)
+    chains = [n for n in joined.nodes if n.name == "inductor::"]
+    assert [n.phase for n in chains].count(Phase.FORWARD) == 1 < len(chains)
+    assert products(joined) == products(graph)
+    assert not any("tanh" in n.name for n in joined.nodes)
+    size = 32 * 64 * 4
+    [call] = lower(joined, chains[0]).calls
+    # Reads y and 0.5 y, which another kernel made; tanh and 1 + tanh are saved for
+    # backward, and the product is summed.
+    assert (call.read_bytes, call.written_bytes) == (2 * size, 3 * size)
+    assert estimate_peak(joined).peak_bytes <= estimate_peak(graph).peak_bytes
+    device = bare_device("h100")
+    before, after = (price(g, device).by_family_us for g in (graph, joined))
+    assert after[Family.MEMORY] < 0.7 * before[Family.MEMORY]
+    made: set[int] = {n for n, s in joined.storages.items() if s.born < 0}
+    for node in joined.nodes:
+        assert {joined.tensors[t].storage for t in node.inputs} <= made, node.name
+        made |= {joined.tensors[t].storage for t in node.outputs}
+
+
 def test_a_moved_tensor_frees_memory_and_waits_for_its_copy() -> None:
     graph = graph_of(4096, 64, optimizer=None)
     largest = edits.saved_storages(graph)[0]
