@@ -237,6 +237,9 @@ class _Run:
             return code
         except (KeyboardInterrupt, SystemExit):
             status = "stopped"
+            if (path / runs.CHECKPOINT).is_file():  # a graph trainer's
+                how = f"ssdtrain: go on with: ssdtrain train resume={path}"
+                print(how, file=sys.stderr)
             raise
         finally:
             directory.close(status)

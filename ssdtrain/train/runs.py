@@ -35,6 +35,8 @@ CONFIG = "config.yaml"
 RECORD = "run.json"
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
+CHECKPOINT = "checkpoint.pt"
+"""Of trainers that keep one alone, in the run's directory itself."""
 PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 # What may differ between a run and its continuation: gradients do not depend on it.
 FREE = (

@@ -371,6 +371,33 @@ def test_what_is_not_installed_is_told(
     assert [*(tmp_path / "runs").iterdir()] == []
 
 
+class Interrupted:
+    """A graph trainer that is interrupted behind its first checkpoint."""
+
+    def __init__(self, *, run_directory: str) -> None:
+        self.checkpoint = Path(run_directory) / "checkpoint.pt"
+
+    def run(self) -> None:
+        self.checkpoint.touch()
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_graph_trainer_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = SimpleNamespace(Interrupted=Interrupted)
+    monkeypatch.setitem(sys.modules, __name__, here)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.Interrupted\n"
+        "  run_directory: ${run_directory}\nrun_directory: out\n"
+    )
+    assert main(["train", "--config", "mine.yaml"]) == 130
+    assert "go on with: ssdtrain train resume=out" in capsys.readouterr().err
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["status"] == "stopped"
+
+
 PEAKS = {WITHOUT: (9_000_000, 7_000_000), WITH: (5_000_000, 3_000_000)}
 """Of all steps and of the last one; the sampled course below misses both."""
 
