@@ -4,6 +4,7 @@ for bit, and the draws have the distributions that they should."""
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -35,6 +36,31 @@ def random_graph(num_nodes: int, num_edges: int, seed: int = 0) -> Graph:
     graph = Graph.from_edges(edges, num_nodes, weights=weights)
     ids = graph.neighbors.long() if seed % 2 else graph.neighbors
     return Graph(offsets=graph.offsets, neighbors=ids, weights=graph.weights)
+
+
+def test_keys_take_every_bit_of_the_seed() -> None:
+    """Splitmix64 (Steele et al., OOPSLA 2014) of seed and batch; the first number of
+    seed 0 is published."""
+
+    def mixed(state: np.uint64) -> np.uint64:
+        with np.errstate(over="ignore"):
+            z = state + np.uint64(0x9E3779B97F4A7C15)
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return z ^ z >> np.uint64(31)
+
+    assert mixed(np.uint64(0)) == 0xE220A8397B1DCDAF
+    seeds = [0, 1, 2, 3, 255, *(1 << bit for bit in range(8, 64)), (1 << 64) - 1]
+    keys = set()
+    for seed in seeds:
+        for batch in (0, 1, 1 << 40):
+            with np.errstate(over="ignore"):
+                state = mixed(np.uint64(seed) + np.uint64(batch))
+                expected = mixed(state + np.uint64(0x5851F42D4C957F2D))
+            assert philox.key_of(seed, batch) == int(expected)
+            keys.add(philox.key_of(seed, batch))
+    assert philox.key_of(-1, 7) == philox.key_of((1 << 64) - 1, 7)
+    assert len(keys) > 2 * len(seeds)
 
 
 def test_philox_gives_the_published_numbers() -> None:
