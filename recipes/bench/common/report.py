@@ -150,6 +150,7 @@ PAGES = {
             ("safety", of_file("sanitize", sanitize)),
             ("safety", of_file("stale_graphs", stale)),
             ("safety", of_file("mutants", mutants)),
+            ("safety", of_file("mutants_fresh", mutants)),
         ),
     ),
     "gather": Page(

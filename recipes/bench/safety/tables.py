@@ -75,12 +75,14 @@ def _found(cell: Data) -> str:
 
 def mutants(data: Data) -> str:
     """Random breaks of a package, and how many its tests notice."""
-    cells, package = data["cells"].values(), data["settings"]["package"]
+    cells, settings = data["cells"].values(), data["settings"]
+    package = settings["package"]
     noticed = Counter(cell.get("noticed_by", "error") for cell in cells)
     dead = noticed.total() - noticed["nothing"] - noticed["error"]
     text = (
         f"**Random breaks of {package}**: {dead} of {noticed.total()} noticed by its "
-        f"tests on a CPU ({noticed['hung']} by hanging); files drawn with equal weight."
+        f"tests on a CPU ({noticed['hung']} by hanging), of {settings['number']} drawn "
+        f"with seed {settings['seed']}; files drawn with equal weight."
     )
     return f"{text}\n\n{where(data)}"
 
