@@ -33,6 +33,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
@@ -103,7 +104,12 @@ def capture_step(
             "no operator was seen in the step; CUDA graphs show none: capture the "
             "step without them."
         )
-    return recorder.graph({"captured": "from a step that ran", **(notes or {})})
+    found = {"captured": "from a step that ran", **(notes or {})}
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        found["compiled_regions"] = (
+            f"ran eagerly: torch {torch.__version__} asks for it"
+        )
+    return recorder.graph(found)
 
 
 class _Phases:
