@@ -155,6 +155,26 @@ def _damaged(cells: Data) -> str:
     )
 
 
+def _interrupts(cells: Data) -> str:
+    cell = cells["campaign"]
+    return (
+        f"Ctrl-C at random moments: {cell['signals']:,} in {cell['blocks']} processes; "
+        f"**{cell['lost']}** lost, **{len(cell['bad'])}** times something left behind "
+        "or another gradient in the next step."
+    )
+
+
+def _leaks(cells: Data) -> str:
+    lines = []
+    for name, cell in cells.items():
+        lines.append(
+            f"Resident memory ({name}) over {cell['steps']:,} steps: "
+            f"{cell['bytes_a_step']:.1f} bytes a step behind the first 2,000, "
+            f"{cell['bytes_a_step_second_half']:.1f} in the second half (target 10)."
+        )
+    return " ".join(lines)
+
+
 def stale(data: Data) -> str:
     """What each call pays to notice changes of its graph's tensors."""
     rows = []
@@ -178,6 +198,8 @@ SEARCHES: dict[str, Callable[[Data], str]] = {
     "relational_cpu": _relational,
     "relational_cuda": _relational,
     "damaged_files": _damaged,
+    "interrupts": _interrupts,
+    "leaks": _leaks,
 }
 """Records of random searches, and the line that each becomes."""
 
