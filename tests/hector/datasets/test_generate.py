@@ -97,5 +97,5 @@ def test_wrong_specs(change: dict[str, Any], message: str) -> None:
 
 
 def test_a_ratio_that_cannot_be_met() -> None:
-    with pytest.raises(ValueError, match=r"got 2000; change compaction_ratio"):
+    with pytest.raises(ValueError, match=r"got 2000; set a larger data.scale"):
         generate(replace(SMALL, num_nodes=30, compaction_ratio=1.0))
