@@ -40,7 +40,7 @@ from ssdtrain.foresight.spec import Kind, links_of
 from ssdtrain.foresight.steps import capture_step
 from ssdtrain.foresight.wires import Wires, fabric_of
 from ssdtrain.jsonfile import load_as, write_json
-from ssdtrain.report.subject import build_of, function_of
+from ssdtrain.report.subject import add_batch, build_of, function_of
 from ssdtrain.report.table import bytes_text
 
 HELP = "predict a training step from its operators, without running it"
@@ -89,13 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank"
     )
-    parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
-    parser.add_argument(
-        "--sequence",
-        type=count_argument,
-        default=1024,
-        help="of blocks: (default 1024)",
-    )
+    add_batch(parser)
     parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
     parser.add_argument(
         "--ranks", type=count_argument, default=1, help="number of GPUs"

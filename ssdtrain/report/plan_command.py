@@ -37,6 +37,7 @@ from ssdtrain.report.progress import Progress, each
 from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
     Build,
+    add_batch,
     build_of,
     estimated,
     observed,
@@ -90,13 +91,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
     )
-    parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
-    parser.add_argument(
-        "--sequence",
-        type=count_argument,
-        default=1024,
-        help="of blocks: (default 1024)",
-    )
+    add_batch(parser)
     parser.add_argument(
         "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
     )

@@ -34,6 +34,17 @@ Build = Callable[[int], Subject]
 """From the micro-batch size, on torch's present default device."""
 
 
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    """What says how large one micro-batch is."""
+    parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
+    parser.add_argument(
+        "--sequence",
+        type=count_argument,
+        default=1024,
+        help="of blocks: (default 1024)",
+    )
+
+
 class Block(nn.Module):
     """Causal attention and a GELU MLP, pre-norm, dropout 0.1."""
 

@@ -343,7 +343,7 @@ class CudaDevice:
         self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
         self._compute = CurrentStream(self._index)
         # Past the wrappers in Python, which cost more than the call.
-        self._wait_for = torch._C._CudaEventBase.wait
+        self._wait_for: Callable[[Any, Any], None] = torch._C._CudaEventBase.wait
         self._stalls, self._out_stalls = Stalls(), Stalls()
         self._runtime = torch.cuda.cudart()
         self._copies: list[tuple[bool, int, torch.cuda.Event, torch.cuda.Event]] = []
@@ -395,7 +395,7 @@ class CudaDevice:
         if self._captures and self.is_capturing():
             return  # of before the capture, which began behind a synchronization
         if not self._times_waits:
-            self._wait_for(event, stream)  # type: ignore[arg-type]
+            self._wait_for(event, stream)
             return
         with Stall(stream, self._out_stalls if outwards else self._stalls):
             stream.wait_event(event)

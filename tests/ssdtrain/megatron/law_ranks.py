@@ -56,11 +56,6 @@ class Cell(NamedTuple):
     agreed: bool = False
     """Also under `plan="auto"`, whose plan both ranks tell."""
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """Pipelines to host memory as well, where nothing but loads waits."""
-        return ("host", "ssd") if "pipeline" in self.parallel else ("ssd",)
-
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "no pipelining": {},
@@ -276,7 +271,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 def compare(cell: Cell, out: Path) -> dict[str, Any]:
     theirs = train(cell, None)
     result: dict[str, Any] = {"num_gradients": len(theirs["gradients"][-1])}
-    for target in cell.targets:
+    for target in ("host", "ssd"):
         settings = {**EVERYTHING, "target": target}
         settings["recompute"] = "auto" if cell.recipes else "off"
         if target == "ssd":

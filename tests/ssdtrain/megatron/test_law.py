@@ -98,14 +98,12 @@ def check_captured(out: Path) -> None:
 def test_law_on_two_ranks(tmp_path: Path) -> None:
     ranks = every_cell(tmp_path)
     assert len(ranks[0]) == 11 + 8
-    assert sum("host" in cell for cell in ranks[0].values()) == 9
-    assert all("ssd" in cell for cell in ranks[0].values())
     check_plans(ranks)
     check_captured(tmp_path)
     for rank, cells in enumerate(ranks):
         for name, cell in cells.items():
             assert cell["num_gradients"] > 10, name
-            for target in {"host", "ssd"} & set(cell):
+            for target in ("host", "ssd"):
                 check_target(f"{name} on rank {rank}", target, cell[target])
             if "interleaved" in name or ("1f1b" in name and rank == 0):
                 assert cell["host"]["prefetched"] > 0, f"{name}: nothing while waiting"

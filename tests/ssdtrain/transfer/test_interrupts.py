@@ -18,7 +18,7 @@ from ssdtrain.transfer.pinned import PinnedPool
 from tests.ssdtrain.bits import same_bits
 
 PAGE = 4096
-STRIDE = 2503
+STRIDE = 1201
 
 
 def test_a_buffer_that_nobody_holds_comes_back() -> None:
