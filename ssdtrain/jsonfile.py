@@ -395,12 +395,15 @@ def joined(lines: Iterable[str]) -> Any:
     first, *rest = lines
     whole = json.loads(first)
     for line in rest:
-        path, members = json.loads(line)
-        place = whole
-        for name in path:
-            place = place[name]
-        place.extend(members)
+        extend(whole, *json.loads(line))
     return whole
+
+
+def extend(whole: Any, path: Sequence[str], members: Sequence[Any]) -> None:
+    """Add what one of the later lines of `in_parts` holds."""
+    for name in path:
+        whole = whole[name]
+    whole.extend(members)
 
 
 def _shown(value: object) -> str:

@@ -36,8 +36,9 @@ from typing import NamedTuple
 
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
-LEAST_FACTOR, MOST_FACTOR = 0.2, 2.0
-"""A step outside of these bounds was another one than the observed one."""
+LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
+"""A step outside of these bounds was another one than the observed one. An observed
+step that is bound by the host takes several times the plain one."""
 
 
 class PlainTimes(NamedTuple):

@@ -11,7 +11,7 @@ finds. It imports no torch.
 All that depends on how long a step is happens in that process: prices are corrected,
 plans are searched for, and compared with the plan in force. Profiles and plans have
 thousands of parts, so they are written and read over several steps: `Search.advance`
-handles at most `PART` of them in each.
+handles some of them in each, until `TURN_S` have passed.
 (tests/ssdtrain/plan/test_search.py)
 """
 
@@ -20,13 +20,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.jsonfile import Natural, Positive, decode, in_parts, joined
+from ssdtrain.jsonfile import Natural, Positive, decode, extend, in_parts, joined
 from ssdtrain.plan.adapt import is_better
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
@@ -40,8 +41,11 @@ from ssdtrain.plan.timeline import Timeline
 NICENESS = 10
 """The training process goes first."""
 PART = 128
-"""Items, marks or orders that the training thread writes or reads in one step: one or
-two milliseconds."""
+"""Items, marks or orders that are written or read at once: about a millisecond."""
+OF_ORDERS = '[["plan", "orders", '
+"""How the lines of an answer begin that hold orders."""
+TURN_S = 0.003
+"""The training thread begins no other part in a step after this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +116,31 @@ def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
 class Reading:
     """Reads an answer over several steps."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(
+        self, text: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.text = text
-        first, *self._left = text.splitlines()
-        self._left.reverse()
-        self._answer: Answer = decode(Answer, json.loads(first))
+        self._clock = clock
+        first, *lines = text.splitlines()
+        whole = json.loads(first)
+        self._left: list[str] = []
+        for line in reversed(lines):
+            if line.startswith(OF_ORDERS):
+                self._left.append(line)
+            else:  # of the prediction: short
+                extend(whole, *json.loads(line))
+        self._answer: Answer = decode(Answer, whole)
         plan = self._answer.plan
         self._orders: dict[str, Any] = {} if plan is None else dict(plan.orders)
 
     def advance(self) -> Answer | None:
-        """Read at most `PART` orders; the answer, once it is whole."""
-        if self._left:
-            path, orders = json.loads(self._left.pop())
-            *_, kind = path
+        """Read orders until `TURN_S` have passed; the answer, once it is whole."""
+        end = self._clock() + TURN_S
+        while self._left:
+            (*_, kind), orders = json.loads(self._left.pop())
             self._orders[kind] += decode(tuple[Order, ...], orders)
+            if self._clock() >= end:
+                break
         if self._left:
             return None
         answer = self._answer
@@ -138,7 +153,10 @@ class Search:
     """One search that runs beside training. `advance` it at step boundaries, and when
     it is over `clear` it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self, request: Request, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
         self.folder = Path(self._directory.name)
         """Private to the user; gone when the search is over."""
@@ -176,13 +194,14 @@ class Search:
         return None
 
     def _send(self, unsent: Iterator[str]) -> None:
-        line = next(unsent, None)
-        if line is None:
-            self._unsent = None
-            self._start()
-            return
+        end = self._clock() + TURN_S
         with self._request.open("a", encoding="utf-8") as file:
-            print(line, file=file)
+            for line in unsent:
+                print(line, file=file)
+                if self._clock() >= end:
+                    return
+        self._unsent = None
+        self._start()
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
@@ -205,7 +224,8 @@ class Search:
         has_ended = process.poll() is not None
         next_one, *rest = self._unread
         if next_one.exists():
-            self._reading, self._unread = Reading(next_one.read_text("utf-8")), rest
+            text = next_one.read_text("utf-8")
+            self._reading, self._unread = Reading(text, self._clock), rest
             return True
         if has_ended:
             self._end(process)

@@ -47,7 +47,7 @@ def test_keeping_everything_takes_the_plain_step() -> None:
     "times",
     [
         PlainTimes(step_ms=200.0, forward_ms=3.0),
-        PlainTimes(step_ms=10.0, forward_ms=0.5),
+        PlainTimes(step_ms=10.0, forward_ms=0.05),
         PlainTimes(step_ms=10.0, forward_ms=0.0),
         PlainTimes(step_ms=2.0, forward_ms=3.0),
     ],

@@ -10,12 +10,14 @@ from types import FrameType
 
 import pytest
 
+from ssdtrain.jsonfile import in_parts
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import PredictedStall
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.scaled import as_observed, scaled
-from ssdtrain.plan.search import PART, Answer, Request, Search, answers
+from ssdtrain.plan.search import PART, TURN_S, Answer, Reading, Request, Search, answers
 from tests.ranks import LONGEST_S
 
 LONG = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
@@ -91,6 +93,38 @@ def test_a_plan_that_is_as_good_stays() -> None:
     assert not first.stays
 
 
+def test_waits_are_read_with_the_orders() -> None:
+    """A prediction has waits of its own, which are no orders."""
+    (found,) = answers(replace(asked(Goal()), efforts=(50,)))
+    assert found.plan is not None and found.plan.prediction is not None
+    stalls = (
+        PredictedStall(lane=0, item=3, ms=1.0),
+        PredictedStall(lane=0, item=4, ms=0.5),
+    )
+    prediction = replace(found.plan.prediction, stalls=stalls, host_stalls=stalls[:1])
+    answer = Answer(plan=replace(found.plan, prediction=prediction))
+    reading = Reading("\n".join(in_parts(answer, PART)), lambda: 0.0)
+    assert reading.advance() == answer
+
+
+def test_parts_are_handled_while_there_is_time() -> None:
+    """Two in the time of one step; all of them, if the clock stands still."""
+    request = asked(Goal(max_overhead=0.05))
+    ticks = iter(range(1 << 20))
+    clocks = (lambda: 0.0), (lambda: next(ticks) * TURN_S * 0.6), ticks.__next__
+    turns = []
+    for clock in clocks:
+        search = Search(request, clock)
+        turns.append(0)
+        while search.is_sending:
+            search.advance()
+            turns[-1] += 1
+        search.stop()
+        assert search.clear(wait=True)
+    at_once, two, one = turns
+    assert at_once == 1 and abs(2 * two - one) <= 2 < one
+
+
 def test_why_there_is_no_plan() -> None:
     for answer in all_of(Search(asked(Goal(memory_budget_bytes=1)))):
         assert answer.plan is None
@@ -98,7 +132,7 @@ def test_why_there_is_no_plan() -> None:
 
 
 def test_a_search_that_dies_says_so() -> None:
-    search = Search(asked(Goal()))
+    search = Search(asked(Goal()), iter(range(1 << 20)).__next__)
     while search.is_sending:
         (search.folder / "request.json").write_text("{}\n")
         search.advance()
@@ -154,7 +188,7 @@ def test_the_training_thread_does_little_in_each_step() -> None:
         # Not the readers of fields, which are made once.
         calls, steps, plans = Calls(), [], []
         request = Request(profile=seen, goal=Goal(max_overhead=0.1), efforts=(1, 2))
-        search = Search(request)
+        search = Search(request, iter(range(1 << 20)).__next__)  # a part takes too long
         end = time.monotonic() + LONGEST_S
         while not search.is_over and time.monotonic() < end:
             answer, num_calls = calls.of(search.advance)
