@@ -14,7 +14,7 @@ graph. Written down after every block of sessions, so a rerun goes on.
 import copy
 import random
 import sys
-import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,13 @@ from torch.nn import functional
 
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
-from recipes.bench.common.cells import RESULTS, Cells, arguments
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.safety.blocks import (
+    Sums,
+    campaign_arguments,
+    run_campaign,
+    verdict,
+)
 
 CALLS = 40
 """Calls of one session, a graph each."""
@@ -428,15 +434,35 @@ def run_session(seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
     session = Session(seed, device, dtype)
     different = []
     for call in range(CALLS):
-        what = session.step()
+        try:
+            what = session.step()
+        except Exception:  # the oracle takes everything that is drawn
+            what = traceback.format_exc()[-1500:]
         if what is not None:
             different.append({"seed": seed, "call": call, "what": what})
     return {"different": different, "features": session.met}
 
 
+def run_block(block: int, device: str, dtype: torch.dtype) -> Sums:
+    """One block of sessions."""
+    different: list[dict[str, Any]] = []
+    features: Counter[str] = Counter()
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        found = run_session(seed, device, dtype)
+        different += found["different"]
+        features += found["features"]
+    num = BLOCK * CALLS
+    return {
+        "graphs": num,
+        "equal": num - len(different),
+        "different": different,
+        "features": dict(features),
+    }
+
+
 def main() -> None:
     """Blocks until the graphs are done or the time is over."""
-    parser = arguments(__doc__, 36_000)
+    parser = campaign_arguments(__doc__)
     parser.add_argument("--graphs", type=int, default=100_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float64", "float32"])
@@ -448,29 +474,13 @@ def main() -> None:
     out = options.out or RESULTS / "safety" / f"relational_{device}.json"
     about = {"device": device, "dtype": name, "calls": CALLS, "block": BLOCK}
     cells = Cells(out, options.budget_s, about)
-    sums = cells.data["cells"].setdefault("campaign", {"blocks": 0, "different": []})
-    deadline = time.monotonic() + options.budget_s
-    per_block = CALLS * BLOCK
-    while sums["blocks"] * per_block < options.graphs and time.monotonic() < deadline:
-        start = time.monotonic()
-        for session in range(BLOCK):
-            found = run_session(sums["blocks"] * BLOCK + session, device, dtype)
-            sums["different"] += found["different"]
-            counts = Counter(sums.get("features", {})) + found["features"]
-            sums["features"] = dict(sorted(counts.items()))
-        sums["blocks"] += 1
-        sums["graphs"] = sums["blocks"] * per_block
-        sums["equal"] = sums["graphs"] - len(sums["different"])
-        sums["seconds"] = round(sums.get("seconds", 0) + time.monotonic() - start, 1)
-        cells.save()
-        if sums["blocks"] % 10 == 1:
-            print(
-                f"{sums['graphs']} graphs, {len(sums['different'])} different, "
-                f"{sums['seconds']:.0f} s",
-                flush=True,
-            )
-    if sums["different"]:
-        sys.exit(f"{len(sums['different'])} graphs differ: see {out}")
+    sums = run_campaign(
+        cells,
+        options,
+        lambda block: run_block(block, device, dtype),
+        options.graphs,
+    )
+    sys.exit(verdict(sums, out))
 
 
 if __name__ == "__main__":

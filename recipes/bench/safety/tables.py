@@ -109,6 +109,18 @@ def _graphs(cells: Data) -> str:
     )
 
 
+def _surprises(cells: Data) -> str:
+    cell = cells["campaign"]
+    raised = cell["raised_by_both"], cell["raised_alone"]
+    return (
+        f"Random models that change their ways after a plan was made: "
+        f"{cell['graphs']:,} graphs of {cell['models']:,} models, each under three "
+        f"plans; {cell['equal']:,} runs equal, {raised[0]:,} raised as plain did, "
+        f"{raised[1]:,} raised alone (docs/safety.md), "
+        f"**{len(cell['different'])} different**."
+    )
+
+
 def _operators(cells: Data) -> str:
     cell = cells["total"]
     verdicts, different = Counter(cell["verdicts"]), len(cell["different"])
@@ -193,6 +205,7 @@ def stale(data: Data) -> str:
 
 SEARCHES: dict[str, Callable[[Data], str]] = {
     "graphs_cpu": _graphs,
+    "surprises_cpu": _surprises,
     "opinfo_cpu": _operators,
     "fault_soak_cpu": _faults,
     "relational_cpu": _relational,

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.observe import planner
+from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
@@ -46,6 +46,8 @@ PLANS: list[dict[str, Any]] = [
     {"plan": "offload-all", "window_bytes": 1},
     {"plan": "auto", "max_overhead": 1.0},
 ]
+RANDOM = "random"
+"""Policy of the plans that are drawn."""
 CHILD_S = 60
 """A forked child that takes longer hangs."""
 
@@ -243,9 +245,9 @@ def random_plans(seed: int) -> Iterator[None]:
         }
         window = draw.choice([None, 1, 1 << 9])
         orders = schedule(timeline, placements, Style(window_bytes=window))
-        return Plan(orders=orders, policy="random")
+        return Plan(orders=orders, policy=RANDOM)
 
-    with mock.patch.object(planner, "choose", choose):
+    with mock.patch.object(search, "choose", choose):
         yield
 
 
@@ -286,7 +288,7 @@ def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) ->
             found.append([as_bytes(p.grad) for p in model.parameters()])
             optimizer.step()
     if session is not None and session.plan is not None:
-        features["planned"] += 1
+        features["planned"] += session.plan.policy == RANDOM
     return found
 
 

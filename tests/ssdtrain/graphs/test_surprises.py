@@ -34,5 +34,7 @@ def test_models_that_change_their_ways(settings: dict[str, Any]) -> None:
         assert difference(ours, theirs) is None, f"seed {seed}"
         alone += raised_alone(ours, theirs)
     assert alone <= NUM_MODELS // 20
+    # Plans are drawn, not searched for.
+    assert features["planned"] == (settings["plan"] == "auto") * NUM_MODELS
     assert sum(features[name] > 0 for name in SURPRISES) > len(SURPRISES) // 2
     assert all(features[name] > 0 for name in OPERATORS)
