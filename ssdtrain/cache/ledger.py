@@ -12,16 +12,22 @@ from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 
 class HookSpans:
-    """When the device was in the hooks of one step, by module."""
+    """When the device was in the hooks of one step, by module.
 
-    def __init__(self) -> None:
+    Args:
+        period: one call of the hooks in so many is here.
+    """
+
+    def __init__(self, period: int = 1) -> None:
+        self.period = period
         self.spans: list[tuple[str, Any, Any]] = []
 
     def by_module(self, ms_between: Callable[[Any, Any], float]) -> dict[str, float]:
-        """ms of each module's hooks; waits for the device."""
+        """ms of each module's hooks, of all calls; waits for the device."""
         found: dict[str, float] = {}
         for module, before, after in self.spans:
-            found[module] = found.get(module, 0.0) + ms_between(before, after)
+            ms = self.period * ms_between(before, after)
+            found[module] = found.get(module, 0.0) + ms
         return found
 
 

@@ -26,6 +26,9 @@ from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 
+DEVICE_PERIOD = 17
+"""One call of the hooks in so many has its device's time taken, which costs the host more
+than most of them do. A prime, so that no place in a layer is passed over."""
 OUTLIER = 8.0
 """Times the median: such a call pinned memory, compiled or was interrupted."""
 WEIGHT = 0.3
@@ -42,8 +45,8 @@ class HostMeter:
     Args:
         away: placement of an offloaded record that no plan orders.
         now: the host's clock, in ns.
-        moment: a moment of the device, for its waits inside the hooks; None: these are
-            not asked for.
+        moment: a moment of the device, for its waits inside the hooks, of one call in
+            `DEVICE_PERIOD`; None: these are not asked for.
         module_of: the module of an item of a kind of lane.
     """
 
@@ -57,9 +60,10 @@ class HostMeter:
         self.now = now
         self.num_calls = 0
         """Of the hooks, so far."""
-        self.device_spans = None if moment is None else HookSpans()
+        self.device_spans = None if moment is None else HookSpans(DEVICE_PERIOD)
         self._moment = moment
         self._before: Any = None
+        """A moment of the device, if this call's is taken."""
         self._module_of = module_of
         self._away = away
         self._spent_ns = 0
@@ -96,7 +100,7 @@ class HostMeter:
     def _enter(self) -> None:
         self.num_calls += 1
         self._excluded_ns = 0
-        if self._moment is not None:
+        if self._moment is not None and self.num_calls % DEVICE_PERIOD == 0:
             self._before = self._moment()
         self._entered = self.now()
 
@@ -105,8 +109,9 @@ class HostMeter:
         if start is None:
             return
         took_ns = self.now() - start
-        if self._moment is not None and self.device_spans is not None:
-            span = self._module(handle), self._before, self._moment()
+        before, self._before = self._before, None
+        if before is not None and self._moment and self.device_spans is not None:
+            span = self._module(handle), before, self._moment()
             self.device_spans.spans.append(span)
         self._spent_ns += took_ns
         own_ns = max(0, took_ns - self._excluded_ns)

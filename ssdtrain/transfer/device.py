@@ -379,6 +379,11 @@ class CudaDevice:
         """The current stream."""
         return self._compute.get()
 
+    def event(self) -> tuple[torch.cuda.Event, int]:
+        """An event that was recorded, and its number in CUDA."""
+        event = self.now()
+        return event, event.cuda_event
+
     def wait(
         self, event: Event, order: object = None, *, outwards: bool = False
     ) -> None:

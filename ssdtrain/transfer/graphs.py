@@ -16,7 +16,6 @@ may be waited for; a capture begins behind a synchronization of the device.
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from ssdtrain.transfer.device import Device, GraphEvent
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES
+from ssdtrain.transfer.runtime import library
 
 SLAB_BYTES = 256 * 1024 * 1024
 RELAXED = 2
@@ -153,13 +153,11 @@ def relaxed_capture() -> Iterator[None]:
 
 
 def _exchange() -> Callable[..., int] | None:
-    """The runtime's function, from the library that torch has loaded."""
-    # torch binds it for its own allocators only (2.11 to 2.13).
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if "libcudart" in path:
-            library = ctypes.CDLL(path)
-            function = library.cudaThreadExchangeStreamCaptureMode
-            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
-            return function
-    return None
+    """The runtime's function; torch binds it for its own allocators only (2.11 to
+    2.13)."""
+    found = library()
+    if found is None:
+        return None
+    function = found.cudaThreadExchangeStreamCaptureMode
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
+    return function

@@ -12,6 +12,7 @@ copy, unless it has ended. Copies out follow one another in one order.
 (tests/ssdtrain/transfer/test_places.py)
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -22,23 +23,24 @@ from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
+from ssdtrain.transfer.runtime import WHICHEVER, Runtime, loaded
 
 
 class Place:
     """A pinned buffer and the events of the tensor that is there."""
 
-    __slots__ = ("buffer", "copied", "loaded", "memory", "ready", "wanted")
+    __slots__ = ("buffer", "copied", "copied_id", "loaded", "loaded_id", "memory")
 
     def __init__(self, buffer: Buffer, memory: Tensor) -> None:
         self.buffer = buffer
         self.memory = memory
         """The buffer's bytes, with dtype, shape and strides of the tensor."""
-        self.ready: Any = None
         self.copied: Any = None
         """End of the last copy out."""
-        self.wanted: Any = None
         self.loaded: Any = None
         """End of the last copy in; None before the first."""
+        self.copied_id = self.loaded_id = 0
+        """CUDA's numbers of these events; 0: there are none."""
 
 
 class Trip:
@@ -126,67 +128,81 @@ class AnyCopies:
 
 
 class CudaCopies:
-    """As few calls as CUDA needs, with events that are recorded again and again."""
+    """As few calls as CUDA needs, with events that are recorded again and again.
 
-    def __init__(self, device: CudaDevice) -> None:
+    Where the runtime is not torch's own file, or a copy is watched, torch's way.
+    """
+
+    def __init__(self, device: CudaDevice, runtime: Runtime | None) -> None:
         self._device = device
         self._torch_device = device.torch_device
+        self._runtime = runtime
         self._store, self._load = device.store_stream, device.load_stream
-        self._to_store = _ids(self._store)
-        self._to_load = _ids(self._load)
-        # Past the wrappers in Python, which cost a quarter of the calls.
-        self._record = torch._C._CudaEventBase.record
-        self._wait = torch._C._CudaEventBase.wait
+        self._store_id: int = self._store.cuda_stream
+        self._load_id: int = self._load.cuda_stream
+        self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        # Compute, where a copy out or in may start. Whoever waits for an event waits
+        # for what it was recorded behind then, so one serves all copies of a way.
+        self._ready, self._ready_id = device.event()
+        self._wanted, self._wanted_id = device.event()
 
     def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
-        device, store = self._device, self._store
-        if place.ready is None:
-            place.ready = torch.cuda.Event()
-            place.copied = torch.cuda.Event()
+        device, runtime = self._device, self._runtime
         order = device.order()
-        self._record(place.ready, order)
-        self._wait(place.ready, store)
-        if place.loaded is not None and not place.loaded.query():
-            self._wait(place.loaded, store)
-        if device.is_watching or not device.is_current:
-            device.copy_out(source, place.memory, [])
-        else:
-            before = torch._C._cuda_getCurrentStream(device.index)
-            torch._C._cuda_setStream(*self._to_store)
-            try:
-                place.memory.copy_(source, non_blocking=True)
-            finally:
-                torch._C._cuda_setStream(*before)
-        self._record(place.copied, store)
+        if runtime is None or device.is_watching or not device.is_current:
+            after = [device.now()]
+            if place.loaded is not None:
+                after.append(place.loaded)
+            place.copied = device.copy_out(source, place.memory, after)
+            place.copied_id = place.copied.cuda_event
+            return order
+        if not place.copied_id:
+            place.copied, place.copied_id = device.event()
+        store, ready, memory = self._store_id, self._ready_id, place.memory
+        record, wait = runtime.record, runtime.wait
+        status = (
+            record(ready, self._current(device.index))
+            or wait(store, ready, 0)
+            or (place.loaded_id and wait(store, place.loaded_id, 0))
+            or runtime.copy(
+                memory.data_ptr(), source.data_ptr(), memory.nbytes, WHICHEVER, store
+            )
+            or record(place.copied_id, store)
+        )
+        if status:
+            runtime.fail(status)
         return order
 
     def back(self, place: Place) -> Tensor:
         """See `Copies`."""
-        device, load, memory = self._device, self._load, place.memory
+        device, runtime, memory = self._device, self._runtime, place.memory
         target = torch.empty_strided(
             memory.shape,
             memory.stride(),
             dtype=memory.dtype,
             device=self._torch_device,
         )
-        if place.wanted is None:
-            place.wanted = torch.cuda.Event()
-            place.loaded = torch.cuda.Event()
-        self._record(place.wanted, device.order())
-        self._wait(place.wanted, load)
-        if not place.copied.query():
-            self._wait(place.copied, load)
-        if device.is_watching or not device.is_current:
-            device.copy_in(memory, target, [])
-        else:
-            before = torch._C._cuda_getCurrentStream(device.index)
-            torch._C._cuda_setStream(*self._to_load)
-            try:
-                target.copy_(memory, non_blocking=True)
-            finally:
-                torch._C._cuda_setStream(*before)
-        self._record(place.loaded, load)
+        if runtime is None or device.is_watching or not device.is_current:
+            after = [place.copied, device.now()]
+            place.loaded = device.copy_in(memory, target, after)
+            place.loaded_id = place.loaded.cuda_event
+            return target
+        if not place.loaded_id:
+            place.loaded, place.loaded_id = device.event()
+        load, wanted = self._load_id, self._wanted_id
+        record, wait = runtime.record, runtime.wait
+        status = (
+            record(wanted, self._current(device.index))
+            or wait(load, wanted, 0)
+            or wait(load, place.copied_id, 0)
+            or runtime.copy(
+                target.data_ptr(), memory.data_ptr(), memory.nbytes, WHICHEVER, load
+            )
+            or record(place.loaded_id, load)
+        )
+        if status:
+            runtime.fail(status)
         return target
 
     def arrive(self, place: Place) -> None:
@@ -198,13 +214,11 @@ class CudaCopies:
         self._device.quiesce()
 
 
-def _ids(stream: torch.cuda.Stream) -> tuple[int, int, int]:
-    return stream.stream_id, stream.device_index, stream.device_type
-
-
 def copies_of(device: Device) -> Copies:
     """The copies of a device."""
-    return CudaCopies(device) if isinstance(device, CudaDevice) else AnyCopies(device)
+    if isinstance(device, CudaDevice):
+        return CudaCopies(device, loaded())
+    return AnyCopies(device)
 
 
 def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:

@@ -5,6 +5,7 @@ that too. Copies are done at once: only the order is simulated.
 """
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from ssdtrain.transfer.device import CudaDevice
+from ssdtrain.transfer.runtime import WHICHEVER
 
 
 class Stream:
@@ -30,6 +32,11 @@ class Stream:
             self.known: dict[Stream, int] = {self: 0}
             self.stream_id = len(self.made)
             self.made[self.stream_id] = self
+
+    @property
+    def cuda_stream(self) -> int:
+        """CUDA's number of it: never 0."""
+        return self.stream_id + 1
 
     @property
     def ids(self) -> tuple[int, int, int]:
@@ -57,8 +64,12 @@ class Stream:
 class Event:
     """A point of a stream."""
 
+    made: ClassVar[list["Event"]] = []
+
     def __init__(self, enable_timing: bool = False) -> None:
         self.known: dict[Stream, int] = {}
+        self.made.append(self)
+        self.cuda_event = len(self.made)
 
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or torch.cuda.current_stream()
@@ -76,6 +87,24 @@ class Event:
         return self.known.get(stream, 0) >= number
 
 
+class FakeRuntime:
+    """CUDA's own calls: `Runtime`."""
+
+    def record(self, event: int, stream: int) -> int:
+        Event.made[event - 1].record(Stream.made[stream - 1])
+        return 0
+
+    def wait(self, stream: int, event: int, flags: int) -> int:
+        assert not flags
+        Stream.made[stream - 1].wait_event(Event.made[event - 1])
+        return 0
+
+    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+        assert kind == WHICHEVER and stream
+        ctypes.memmove(to, source, count)
+        return 0
+
+
 class FakeCuda:
     """Streams of one device."""
 
@@ -89,6 +118,7 @@ class FakeCuda:
         for name, function in {
             "_cuda_getDevice": lambda: 0,
             "_cuda_getCurrentStream": lambda device: self.current.ids,
+            "_cuda_getCurrentRawStream": lambda device: self.current.cuda_stream,
             "_cuda_setStream": lambda number, *_: self._set(Stream.made[number]),
             "_CudaEventBase": Event,
         }.items():

@@ -24,7 +24,7 @@ from ssdtrain.transfer.places import CudaCopies, place_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
-from fake_cuda import Event, FakeCuda, Stream
+from fake_cuda import Event, FakeCuda, FakeRuntime, Stream
 from perturb import perturbed
 
 NUM_BYTES = 4096
@@ -208,9 +208,10 @@ def test_the_tensor_itself_is_let_go(everything: Any) -> None:
         loss.backward()
 
 
-def test_places_are_ordered_as_parcels_are(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, runtime: Any) -> None:
     """Out behind its producer, back behind its own copy out, out again behind that."""
-    copies, device = CudaCopies(cuda.device), cuda.device
+    copies, device = CudaCopies(cuda.device, runtime), cuda.device
     copies._torch_device = torch.device("cpu")
     place = place_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
     assert place is not None

@@ -21,7 +21,7 @@ from ssdtrain.observe.hostprobe import (
     host_costs,
     measured_chain,
 )
-from ssdtrain.observe.hosttime import HostMeter, is_far, mean_ms, mixed
+from ssdtrain.observe.hosttime import DEVICE_PERIOD, HostMeter, is_far, mean_ms, mixed
 from ssdtrain.plan.calibrate import repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
@@ -144,16 +144,18 @@ def test_where_a_moved_tensor_went_is_seen() -> None:
 
 
 def test_the_device_in_the_hooks_is_told_by_module() -> None:
-    """A moment before and one behind each call; the rest of the step is not theirs."""
+    """A moment before and one behind a call; the rest of the step is not theirs, and
+    calls between are taken to be alike."""
     now = Turned()
     meter = HostMeter(now=now, moment=lambda: now.ns)
     pack, _ = meter.around(lambda tensor: now.pass_us(30), lambda handle: None)
-    pack("tensor")
-    now.pass_us(500)
-    pack("tensor")
+    for _ in range(2 * DEVICE_PERIOD):
+        pack("tensor")
+        now.pass_us(500)
     assert meter.device_spans is not None
+    assert len(meter.device_spans.spans) == 2
     found = meter.device_spans.by_module(lambda start, end: (end - start) / 1e6)
-    assert found == {"": pytest.approx(0.06)}
+    assert found == {"": pytest.approx(2 * DEVICE_PERIOD * 0.03)}
 
 
 def test_items_know_their_modules() -> None:
@@ -164,7 +166,7 @@ def test_items_know_their_modules() -> None:
     )
     measured_chain(torch.device("cpu"), meter)
     assert {kind for kind, _ in asked} == {"probe/0"}
-    assert len(asked) >= 20
+    assert len(asked) >= 10
 
 
 def test_waits_are_reported_by_cause() -> None:
