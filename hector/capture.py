@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hector.graph import HeteroGraph, padded_subgraph
-from hector.sampling import Drawn, SampledBatch
+from hector.sampling import Drawn, NeighborSampler, SampledBatch
 
 WARM_UP = 3
 """Calls before the capture: they compile, allocate and run as they are."""
@@ -53,7 +53,8 @@ class CapturedStep:
         if self._graph is None:
             # Capturing launches nothing: the replay below is this call's step.
             captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured):
+            # Threads that draw and gather go on allocating and waiting meanwhile.
+            with torch.cuda.graph(captured, capture_error_mode="thread_local"):
                 self._results = self._step()
             self._graph = captured
         self._graph.replay()
@@ -73,6 +74,51 @@ def padded_size(count: int) -> int:
     """Return the next larger one of 8 sizes an octave; at least 64."""
     step = max(8, 1 << max(count.bit_length() - 4, 0))
     return max(64, -(-count // step) * step)
+
+
+class CapturedSampler:
+    """Draw what a `NeighborSampler` draws, from so many seeds, as one CUDA graph.
+
+    A draw is a hundred small operations, and waits for the device at every hop; as a
+    graph it is one launch and waits once, to learn its sizes. It has room for as many
+    edges as there can be. Other numbers of seeds, all neighbours of a node, fanouts of
+    relations and draws of more than `MOST` edges go to the sampler as they are; on a
+    CPU the operations of the graph run.
+    """
+
+    MOST = 1 << 22
+    """Edges: with more the host's time matters less than the spare room's."""
+
+    def __init__(self, sampler: NeighborSampler, num_seeds: int) -> None:
+        """Capture for `num_seeds` seeds; while it does, no other thread may capture."""
+        graph = sampler.graph
+        self.sampler, self.num_seeds = sampler, num_seeds
+        self._run: Callable[[], tuple[Tensor, ...]] | None = None
+        most = sampler.most_drawn(num_seeds)
+        fits = most is not None and most <= self.MOST and num_seeds <= graph.num_nodes
+        if not fits or not num_seeds or not graph.num_edges:
+            return
+        self._seeds = torch.arange(num_seeds, device=graph.device)
+        self._key = torch.zeros((), dtype=torch.int64, device=graph.device)
+        self._run = self._padded
+        if graph.device.type == "cuda":
+            self._run = CapturedStep(self._padded)
+            for _ in range(WARM_UP + 1):
+                self._run()
+
+    def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
+        """Draw as `NeighborSampler.draw` does; the edges' order is another."""
+        if self._run is None or seeds.numel() != self.num_seeds:
+            return self.sampler.draw(seeds, generator)
+        self._seeds.copy_(seeds)
+        self._key.copy_(self.sampler.key(generator))
+        node_ids, edge_ids, places, sizes = self._run()
+        nodes, edges = sizes.tolist()
+        # The next draw writes to the same memory.
+        return Drawn(node_ids[:nodes].clone(), edge_ids[:edges].clone(), places.clone())
+
+    def _padded(self) -> tuple[Tensor, ...]:
+        return self.sampler.draw_padded(self._seeds, self._key)
 
 
 class CapturedBatches:

@@ -6,6 +6,7 @@ batches. This one needs nothing but PyTorch.
 
 from collections.abc import Sequence
 from enum import Enum
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from hector.graph import Grouping, HeteroGraph, subgraph
 from hector.indexing import group_by, segment_ptr
+
+_BITS = 32
+_WORD = (1 << _BITS) - 1
 
 
 class SampledBatch(NamedTuple):
@@ -53,6 +57,10 @@ class NeighborSampler:
 
     Of a node with more in-edges than the hop's fanout, that many are drawn without
     replacement, one of each of as many equal stretches of its edges.
+
+    [Note: sampled by hashing] Which edge of a stretch it is says a hash of the call's
+    key, the hop and the place of the stretch. So the CPU, the GPU and a captured draw,
+    which looks at more places than it uses, draw the same edges.
     """
 
     def __init__(
@@ -66,7 +74,9 @@ class NeighborSampler:
             raise ValueError(f"expected fanouts of at least 1, or -1, got {fanouts}")
         self.graph, self.fanouts = graph, tuple(fanouts)
         self.fanouts_of = FanoutOf(fanouts_of)
+        self._hops = len(self.fanouts)
         self._taken = torch.zeros(graph.num_nodes, dtype=torch.bool).to(graph.device)
+        self._owner: Tensor | None = None
         if self.fanouts_of is FanoutOf.RELATION:
             # Stored edges lie relation by relation, and in it by destination.
             pairs = graph.unique_dst()
@@ -88,9 +98,10 @@ class NeighborSampler:
     def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
         """The nodes and edges of `sample`, for `hector.CapturedBatches`."""
         frontier, drawn = seeds, []
+        key = self.key(generator)
         self._taken[seeds] = True
-        for fanout in self.fanouts:
-            edges = self._draw(frontier, fanout, generator)
+        for hop, fanout in enumerate(self.fanouts):
+            edges = self._draw(frontier, fanout, _mixed(key + hop))
             drawn.append(edges)
             found = self.graph.src[edges]
             frontier = torch.unique(found[~self._taken[found]])
@@ -100,9 +111,64 @@ class NeighborSampler:
         edge_ids = torch.cat(drawn)
         return Drawn(node_ids, edge_ids, torch.searchsorted(node_ids, seeds))
 
-    def _draw(
-        self, nodes: Tensor, fanout: int, generator: torch.Generator | None
-    ) -> Tensor:
+    def key(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw what decides a call's edges: int64 [], on the device."""
+        where = self.graph.device
+        return torch.randint(_WORD + 1, (), generator=generator, device=where)
+
+    def most_drawn(self, num_seeds: int) -> int | None:
+        """Return the most edges that so many seeds can lead to; None where only the
+        graph says it: all edges of a node, or fanouts of relations."""
+        if -1 in self.fanouts or self.fanouts_of is not FanoutOf.NODE:
+            return None
+        return sum(num_seeds * prod(self.fanouts[: i + 1]) for i in range(self._hops))
+
+    def draw_padded(self, seeds: Tensor, key: Tensor) -> tuple[Tensor, ...]:
+        """`draw` without waiting for the device, for graphs with edges and fanouts that
+        `most_drawn` knows: node ids, edge ids (the same, in another order) and places
+        of the seeds, with anything behind them, and int64 [2], how many nodes and edges
+        there are."""
+        graph, group = self.graph, self.graph.csc()
+        slots, live, drawn = seeds, torch.ones_like(seeds, dtype=torch.bool), []
+        self._taken.index_fill_(0, seeds, True)
+        for hop, fanout in enumerate(self.fanouts):
+            first = group.ptr[slots]
+            degree = torch.where(live, group.ptr[slots + 1] - first, 0)
+            places, real = _places(first, degree, fanout, _mixed(key + hop))
+            real = real.flatten()
+            at = torch.where(real, places.flatten(), 0)
+            edges = group.items[at]
+            slots = graph.src[edges]
+            fresh = real & ~self._taken[slots]
+            live = fresh & self._first_of_each(slots, fresh)
+            self._taken.index_fill_(0, torch.where(real, slots, seeds[:1]), True)
+            drawn.append(torch.where(real, edges, -1))
+        every = torch.cat(drawn)
+        count = (every >= 0).cumsum(0)
+        at = torch.searchsorted(count, _numbers_from_one(count))
+        edge_ids = every[at.clamp(max=every.numel() - 1)]
+        nodes = self._taken.cumsum(0)
+        most = min(graph.num_nodes, seeds.numel() + every.numel())
+        node_ids = torch.searchsorted(nodes, _numbers_from_one(nodes[:most]))
+        self._taken.zero_()
+        sizes = torch.stack((nodes[-1], count[-1]))
+        return node_ids, edge_ids, nodes[seeds] - 1, sizes
+
+    def _first_of_each(self, nodes: Tensor, asked: Tensor) -> Tensor:
+        """Whether no `asked` place before has the same node: bool [nodes]."""
+        if self._owner is None:
+            most = torch.iinfo(torch.int32).max
+            count = self.graph.num_nodes
+            self._owner = torch.full((count,), most, dtype=torch.int32).to(nodes.device)
+        most = torch.iinfo(torch.int32).max
+        mine = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device)
+        claim = torch.where(asked, mine, most)
+        self._owner.scatter_reduce_(0, nodes, claim, "amin")
+        found = self._owner[nodes] == mine
+        self._owner.index_fill_(0, nodes, most)
+        return found
+
+    def _draw(self, nodes: Tensor, fanout: int, key: Tensor) -> Tensor:
         """Stored edges into `nodes`."""
         group = self.graph.csc()
         if fanout == -1:
@@ -112,17 +178,38 @@ class NeighborSampler:
         else:
             ptr, chosen = self._pair_ptr, _members(self._pairs, nodes)
         first = ptr[chosen]
-        degree = (ptr[chosen + 1] - first)[:, None]
-        draw = torch.arange(fanout, device=nodes.device)
-        # Where all are taken, stretches are single edges.
-        num = degree.clamp(max=fanout)
-        low = draw * degree // num.clamp(min=1)
-        size = (draw + 1) * degree // num.clamp(min=1) - low
-        chance = torch.rand(low.shape, generator=generator, device=nodes.device)
-        within = torch.minimum((chance * size).long(), size - 1)
-        places = (first[:, None] + low + within)[draw < num]
+        places, real = _places(first, ptr[chosen + 1] - first, fanout, key)
         # The edges of a pair are stored side by side.
-        return group.items[places] if self.fanouts_of is FanoutOf.NODE else places
+        found = places[real]
+        return group.items[found] if self.fanouts_of is FanoutOf.NODE else found
+
+
+def _places(
+    first: Tensor, degree: Tensor, fanout: int, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Places in groups that begin at `first`, and which of them are drawn: [groups,
+    fanout]; see [Note: sampled by hashing]."""
+    draw = torch.arange(fanout, device=first.device)
+    first, degree = first[:, None], degree[:, None]
+    # Where all are taken, stretches are single edges.
+    num = degree.clamp(max=fanout)
+    some = num.clamp(min=1)
+    low = draw * degree // some
+    size = (draw + 1) * degree // some - low
+    chance = _mixed(_mixed(first + key) + draw)
+    return first + low + (chance * size >> _BITS), draw < num
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Hash to 32 bits ("lowbias32", C. Wellons, Prospecting for hash functions)."""
+    values = values & _WORD
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        values = ((values ^ (values >> shift)) * factor) & _WORD
+    return values ^ (values >> 16)
+
+
+def _numbers_from_one(like: Tensor) -> Tensor:
+    return torch.arange(1, like.numel() + 1, device=like.device)
 
 
 def _members(group: Grouping, chosen: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hector.capture import CapturedBatches, CapturedStep
+from hector.capture import CapturedBatches, CapturedSampler, CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
 from hector.runtime.progress import telling
-from hector.sampling import FanoutOf, NeighborSampler
+from hector.sampling import Drawn, FanoutOf, NeighborSampler
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -38,6 +38,7 @@ from hector.train.config import (
 from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
 from hector.train.progress import Progress
 from hector.train.ranks import Ranks
+from hector.train.stages import Ahead
 from hector.train.steps import Steps, accuracy
 
 logger = logging.getLogger(__name__)
@@ -368,12 +369,14 @@ class _Repetition:
         self._captured: CapturedStep | None = None
         self._batches: CapturedBatches | None = None
         self._sampler: NeighborSampler | None = None
+        self._draws: CapturedSampler | None = None
         if trainer.batch is not None:
             self._sampler = NeighborSampler(
                 task.graph, trainer.fanouts, trainer.fanouts_of
             )
             if trainer.capture:
                 self._batches = CapturedBatches(self._steps.mini_batch, task.graph)
+                self._draws = CapturedSampler(self._sampler, trainer.batch)
         elif trainer.capture:
             self._captured = CapturedStep(self._steps.full_batch)
 
@@ -444,21 +447,59 @@ class _Repetition:
         loss = torch.zeros((), dtype=torch.float64, device=nodes.device)
         correct = torch.zeros_like(loss)
         self.ranks.seed(self.seed, epoch, own=True)
-        for part in order.split(self.trainer.batch or nodes.numel()):
-            chosen = self.ranks.share(part)
-            if self._batches is not None:
-                drawn = sampler.draw(nodes[chosen])
-                rows = self.model.gathered(drawn.node_ids)
-                mean, right = self._batches(drawn, labels[chosen], rows=rows)
-            else:
-                weight = self.ranks.world_size * chosen.numel() / part.numel()
-                mean, right = self._steps.mini_batch(
-                    sampler.sample(nodes[chosen]), labels[chosen], weight=weight
-                )
+        # Draws have numbers of their own: they run beside steps, which drop out.
+        generator = torch.Generator(nodes.device)
+        generator.manual_seed(int(torch.randint(1 << 62, ())))
+        parts = order.split(self.trainer.batch or nodes.numel())
+        if self._batches is not None and self._draws is not None:
+            trained = self._captured_steps(self._batches, self._draws, parts, generator)
+        else:
+            trained = self._plain_steps(sampler, parts, generator)
+        for part, (mean, right) in zip(parts, trained, strict=True):
             share = part.numel() / nodes.numel()
             loss += share * mean
             correct += share * right
         return self.ranks.mean(loss), self.ranks.mean(correct)
+
+    def _plain_steps(
+        self,
+        sampler: NeighborSampler,
+        parts: Sequence[Tensor],
+        generator: torch.Generator,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Train on each part's neighbourhood as it is drawn."""
+        nodes, labels = self.task.train_nodes, self.task.train_labels
+        for part in parts:
+            chosen = self.ranks.share(part)
+            weight = self.ranks.world_size * chosen.numel() / part.numel()
+            found = sampler.sample(nodes[chosen], generator)
+            yield self._steps.mini_batch(found, labels[chosen], weight=weight)
+
+    def _captured_steps(
+        self,
+        batches: CapturedBatches,
+        draws: CapturedSampler,
+        parts: Sequence[Tensor],
+        generator: torch.Generator,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Replay steps while later batches are drawn and their features gathered."""
+        nodes, labels = self.task.train_nodes, self.task.train_labels
+        device = self.trainer.device
+
+        def draw(chosen: Tensor) -> tuple[Drawn, Tensor]:
+            return draws.draw(nodes[chosen], generator), labels[chosen]
+
+        def gather(
+            found: tuple[Drawn, Tensor],
+        ) -> tuple[Drawn, Tensor, tuple[Tensor, ...]]:
+            return *found, self.model.gathered(found[0].node_ids)
+
+        with (
+            Ahead(draw, parts, device) as drawn,
+            Ahead(gather, drawn, device) as gathered,
+        ):
+            for found, goal, rows in gathered:
+                yield batches(found, goal, rows=rows)
 
     def _save(self, epoch: int, accuracies: list[float]) -> None:
         path = self.trainer.checkpoint_path

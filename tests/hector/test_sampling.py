@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hector.capture import CapturedBatches, padded_size
+from hector.capture import CapturedBatches, CapturedSampler, padded_size
 from hector.graph import HeteroGraph
 from hector.nn import RGCNConv
 from hector.runtime.watch import RangeWatch
@@ -87,6 +87,42 @@ def test_fanouts_of_relations(fanouts: tuple[int, ...]) -> None:
         assert bool((drawn <= most).all())
     # No seeds, no edges.
     assert sampler.draw(seeds[:0]).edge_ids.numel() == 0
+
+
+@pytest.mark.parametrize("fanouts", [(1,), (3, 3), (100, 100), (2, 3, 2)])
+def test_a_draw_of_fixed_sizes_is_the_draw(fanouts: tuple[int, ...]) -> None:
+    sampler = NeighborSampler(G, fanouts)
+    fixed = CapturedSampler(sampler, 6)
+    assert fixed._run is not None
+    for seed in range(5):
+        torch.manual_seed(seed)
+        for num in (6, 4):  # of other numbers the sampler draws itself
+            seeds = torch.randperm(G.num_nodes)[:num]
+            gens = [torch.Generator().manual_seed(seed) for _ in range(2)]
+            one, two = sampler.draw(seeds, gens[0]), fixed.draw(seeds, gens[1])
+            assert torch.equal(one.node_ids, two.node_ids)
+            assert torch.equal(one.seeds, two.seeds)
+            assert torch.equal(one.edge_ids.sort()[0], two.edge_ids.sort()[0])
+            kept = two.node_ids.clone()
+            fixed.draw(torch.arange(6))
+            assert torch.equal(two.node_ids, kept)
+    assert not sampler._taken.any()
+
+
+@pytest.mark.parametrize(
+    "fanouts, of, num",
+    [((3, -1), "node", 6), ((3, 3), "relation", 6), ((3,), "node", 61)],
+)
+def test_draws_whose_sizes_only_the_graph_knows(
+    fanouts: tuple[int, ...], of: str, num: int
+) -> None:
+    sampler = NeighborSampler(G, fanouts, of)
+    fixed = CapturedSampler(sampler, num)
+    assert fixed._run is None
+    gens = [torch.Generator().manual_seed(1) for _ in range(2)]
+    seeds = torch.arange(6)
+    want, got = sampler.draw(seeds, gens[0]), fixed.draw(seeds, gens[1])
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
 @pytest.mark.parametrize("of", FanoutOf)
