@@ -106,6 +106,11 @@ class CapturedSampler:
             for _ in range(WARM_UP + 1):
                 self._run()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether draws from `num_seeds` seeds have fixed sizes."""
+        return self._run is not None
+
     def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
         """Draw as `NeighborSampler.draw` does; the edges' order is another."""
         if self._run is None or seeds.numel() != self.num_seeds:

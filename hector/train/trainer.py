@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hector.capture import CapturedBatches, CapturedSampler, CapturedStep
+from hector.capture import CapturedStep
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.rdf import load_rdf
 from hector.datasets.task import NodeClassification, generated_task
 from hector.runtime.progress import telling
-from hector.sampling import Drawn, FanoutOf, NeighborSampler
+from hector.sampling import FanoutOf, NeighborSampler
 from hector.train.checkpoint import (
     Checkpoint,
     fitting,
@@ -35,10 +35,10 @@ from hector.train.config import (
     Resume,
     RunConfig,
 )
+from hector.train.mini_batches import MiniBatches
 from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
 from hector.train.progress import Progress
 from hector.train.ranks import Ranks
-from hector.train.stages import Ahead
 from hector.train.steps import Steps, accuracy
 
 logger = logging.getLogger(__name__)
@@ -367,16 +367,16 @@ class _Repetition:
             parallel = DistributedDataParallel(self.model, find_unused_parameters=True)
         self._steps = Steps(parallel, self.optimizer, task)
         self._captured: CapturedStep | None = None
-        self._batches: CapturedBatches | None = None
-        self._sampler: NeighborSampler | None = None
-        self._draws: CapturedSampler | None = None
+        self._batches: MiniBatches | None = None
         if trainer.batch is not None:
-            self._sampler = NeighborSampler(
-                task.graph, trainer.fanouts, trainer.fanouts_of
+            self._batches = MiniBatches(
+                self._steps,
+                NeighborSampler(task.graph, trainer.fanouts, trainer.fanouts_of),
+                batch=trainer.batch,
+                ranks=self.ranks,
+                gathered=self.model.gathered,
+                capture=trainer.capture,
             )
-            if trainer.capture:
-                self._batches = CapturedBatches(self._steps.mini_batch, task.graph)
-                self._draws = CapturedSampler(self._sampler, trainer.batch)
         elif trainer.capture:
             self._captured = CapturedStep(self._steps.full_batch)
 
@@ -424,82 +424,22 @@ class _Repetition:
     def _step(self, epoch: int) -> tuple[Tensor, Tensor]:
         """One epoch: its mean loss and accuracy."""
         self.model.train()
-        if self._sampler is not None:
-            return self._mini_batches(self._sampler, epoch)
+        if self._batches is not None:
+            return self._batches.epoch(lambda: self._seed_own(epoch))
         if self._captured is not None:
             loss, correct = self._captured()
             return loss.clone(), correct.clone()
         if self.ranks.world_size == 1:
             return self._steps.full_batch()
-        self.ranks.seed(self.seed, epoch, own=True)
+        self._seed_own(epoch)
         nodes, labels = self.task.train_nodes, self.task.train_labels
         mine = self.ranks.share(nodes)
         weight = self.ranks.world_size * mine.numel() / nodes.numel()
         loss, correct = self._steps.some(mine, self.ranks.share(labels), weight)
         return self.ranks.mean(loss), self.ranks.mean(correct)
 
-    def _mini_batches(
-        self, sampler: NeighborSampler, epoch: int
-    ) -> tuple[Tensor, Tensor]:
-        """All labelled nodes in random order, `batch` a step."""
-        nodes, labels = self.task.train_nodes, self.task.train_labels
-        order = torch.randperm(nodes.numel(), device=nodes.device)
-        loss = torch.zeros((), dtype=torch.float64, device=nodes.device)
-        correct = torch.zeros_like(loss)
+    def _seed_own(self, epoch: int) -> None:
         self.ranks.seed(self.seed, epoch, own=True)
-        # Draws have numbers of their own: they run beside steps, which drop out.
-        generator = torch.Generator(nodes.device)
-        generator.manual_seed(int(torch.randint(1 << 62, ())))
-        parts = order.split(self.trainer.batch or nodes.numel())
-        if self._batches is not None and self._draws is not None:
-            trained = self._captured_steps(self._batches, self._draws, parts, generator)
-        else:
-            trained = self._plain_steps(sampler, parts, generator)
-        for part, (mean, right) in zip(parts, trained, strict=True):
-            share = part.numel() / nodes.numel()
-            loss += share * mean
-            correct += share * right
-        return self.ranks.mean(loss), self.ranks.mean(correct)
-
-    def _plain_steps(
-        self,
-        sampler: NeighborSampler,
-        parts: Sequence[Tensor],
-        generator: torch.Generator,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Train on each part's neighbourhood as it is drawn."""
-        nodes, labels = self.task.train_nodes, self.task.train_labels
-        for part in parts:
-            chosen = self.ranks.share(part)
-            weight = self.ranks.world_size * chosen.numel() / part.numel()
-            found = sampler.sample(nodes[chosen], generator)
-            yield self._steps.mini_batch(found, labels[chosen], weight=weight)
-
-    def _captured_steps(
-        self,
-        batches: CapturedBatches,
-        draws: CapturedSampler,
-        parts: Sequence[Tensor],
-        generator: torch.Generator,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Replay steps while later batches are drawn and their features gathered."""
-        nodes, labels = self.task.train_nodes, self.task.train_labels
-        device = self.trainer.device
-
-        def draw(chosen: Tensor) -> tuple[Drawn, Tensor]:
-            return draws.draw(nodes[chosen], generator), labels[chosen]
-
-        def gather(
-            found: tuple[Drawn, Tensor],
-        ) -> tuple[Drawn, Tensor, tuple[Tensor, ...]]:
-            return *found, self.model.gathered(found[0].node_ids)
-
-        with (
-            Ahead(draw, parts, device) as drawn,
-            Ahead(gather, drawn, device) as gathered,
-        ):
-            for found, goal, rows in gathered:
-                yield batches(found, goal, rows=rows)
 
     def _save(self, epoch: int, accuracies: list[float]) -> None:
         path = self.trainer.checkpoint_path

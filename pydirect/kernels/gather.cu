@@ -191,19 +191,32 @@ struct Turn {
 // [Note: Two queues] An ordered index ends with the rows that GPUs hold. Dealt out in one
 // piece, the blocks of its end would have rows of GPU memory alone and be done at once,
 // and of eight blocks five would be left for the link (an epoch with a tenth of its rows
-// near was as slow as one without). So every block takes its share of both parts: warps
-// of even number read the host, the others GPU memory, at the same time.
+// near was as slow as one without). So every block takes its share of both parts at the
+// same time: its last warps read GPU memory, the others the host. How many is by the
+// rows' times: half of them for a quarter of the rows left too few requests for the link
+// (37 GB/s of 50).
+const i64 NEAR_ROWS_A_HOST_ROW = 6;
+DEVICE i64 near_warps(i64 host, i64 near, i64 warps) {
+  if (near <= 0) return 0;
+  if (host <= 0) return warps;
+  const i64 all = near + NEAR_ROWS_A_HOST_ROW * host;
+  const i64 wanted = (warps * near + all - 1) / all;
+  return wanted < warps ? wanted : warps - 1;
+}
+
 template <bool TIERED> DEVICE Turn turn_of(const GatherArgs& a) {
   const i64 total = a.total ? *a.total : a.num_indices;
   i64 group = threadIdx.x / a.lanes, groups = blockDim.x / a.lanes;
   i64 low = 0, high = total;
-  if (TIERED && a.split) {
-    const i64 warp = threadIdx.x / 32, a_warp = 32 / a.lanes;
-    const bool near = warp & 1;
-    low = near ? *a.split : 0;
-    high = near ? total : *a.split;
-    group = warp / 2 * a_warp + (threadIdx.x & 31) / a.lanes;
-    groups /= 2;
+  const i64 warps = blockDim.x / 32;
+  if (TIERED && a.split && warps > 1) {
+    const i64 warp = threadIdx.x / 32, a_warp = 32 / a.lanes, split = *a.split;
+    const i64 far = warps - near_warps(split, total - split, warps);
+    const bool near = warp >= far;
+    low = near ? split : 0;
+    high = near ? total : split;
+    group = (near ? warp - far : warp) * a_warp + (threadIdx.x & 31) / a.lanes;
+    groups = (near ? warps - far : far) * a_warp;
   }
   const i64 share = (high - low + gridDim.x - 1) / gridDim.x;
   const i64 begin = low + (a.contiguous ? blockIdx.x * share : 0);

@@ -66,8 +66,7 @@ def test_an_error_reaches_whoever_takes_the_results(at: str) -> None:
         Ahead(stage, items(), CPU) as one,
         Ahead(lambda x: x, one, CPU) as two,
     ):
-        for x in two:
-            got.append(x)  # noqa: PERF402
+        got.extend(two)
     assert got == list(range(3 if at == "items" else 2))
     assert not running()
 
