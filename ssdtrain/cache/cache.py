@@ -61,6 +61,7 @@ from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
+from ssdtrain.remat.modes import mode_stands, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
@@ -176,6 +177,9 @@ class TensorCache:
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
+        if mode_stands():
+            with without_modes():
+                return self.pack(tensor)
         if self.owner.is_elsewhere:
             return forked.keep(tensor)
         with self._lock:
@@ -209,6 +213,9 @@ class TensorCache:
             SessionClosedError: the session was closed before this backward.
             ForkedError: its bytes were moved by a process that this is a fork of.
         """
+        if mode_stands():
+            with without_modes():
+                return self.unpack(handle)
         if self.owner.is_elsewhere:
             return forked.bring_back(handle)
         if type(handle) is not Handle:

@@ -8,6 +8,7 @@ from typing import Any
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
+from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 
@@ -50,6 +51,8 @@ class Ledger:
         self._backward_start_bytes = 0
         self.num_steps = 0
         """Steps closed."""
+        self.modes_before = ENTRIES.num
+        """Dispatch modes entered until the last step was closed."""
         self.closed: Any = None
         """When the last step was closed: a moment of the clock."""
         self.stalls: Callable[[], Stalled] | None = None
@@ -146,6 +149,7 @@ class Ledger:
         self.stalls = stalls = cache(self._device.cut_stalls())
         recipe_ms = self.clock.cut()
         self.closed = self.clock.now()
+        self.modes_before = ENTRIES.num
         allocated, reserved = self._peaks()
         step, self.num_steps = self.num_steps, self.num_steps + 1
         plan_error = self._plan_error()

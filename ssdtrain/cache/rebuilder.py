@@ -25,6 +25,7 @@ from ssdtrain.cache.handles import (
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -46,6 +47,7 @@ from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder, Found
+from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.remat.questions import Asking, notes_of
 from ssdtrain.remat.scene import epsilon_now
 from ssdtrain.transfer.offloader import Offloader
@@ -111,6 +113,7 @@ class Rebuilder:
         """Whether the running search met what it may not pass."""
         self._weights = weights
         self._failed: set[str] = set()
+        self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
         """A forward of the model is about to run."""
@@ -321,8 +324,8 @@ class Rebuilder:
     def held(self, packed: Any, node: Any) -> Held | None:
         """The tensor behind a handle or a note of this node, unless it was changed."""
         handle = packed.handle() if isinstance(packed, Note) else packed
-        if not isinstance(handle, HANDLES):
-            return None
+        if not isinstance(handle, HANDLES) or isinstance(handle, MovedHandle):
+            return None  # nobody's, or on its way out without a record
         source = handle.source
         if isinstance(source, Kept):
             tensor = source.tensor
@@ -352,6 +355,11 @@ class Rebuilder:
             owner=owner,
             epsilon=handle.epsilon,
         )
+
+    def is_altered(self) -> bool:
+        """Whether a dispatch mode stands, which the hooks count, or was entered in this
+        step."""
+        return ENTRIES.num != self._cache.ledger.modes_before
 
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""
@@ -469,6 +477,7 @@ class Rebuilder:
         Raises:
             ActivationChangedError: a guarded recipe made other bytes.
         """
+        self._stop_listening()
         self._guard.settle()
 
 

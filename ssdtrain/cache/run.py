@@ -44,6 +44,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Count
+from ssdtrain.remat.modes import mode_stands, without_modes
 from ssdtrain.transfer.places import Trip, fits, place_for, refitted
 
 
@@ -84,7 +85,10 @@ class Run:
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         is_movable = self._cache.is_movable
 
-        def pack(tensor: Tensor) -> Any:
+        def pack(tensor: Tensor) -> Any:  # noqa: C901
+            if mode_stands():
+                with without_modes():
+                    return pack(tensor)
             row = self.following()
             if type(row) is KeptRow:
                 if type(tensor) is Tensor and tensor.nbytes == row.num_bytes:
@@ -114,6 +118,9 @@ class Run:
                 tensor: Tensor = handle[0]
                 if tensor._version == handle[1]:
                     return tensor
+            if mode_stands():
+                with without_modes():
+                    return unpack(handle)
             if owner.is_elsewhere:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:

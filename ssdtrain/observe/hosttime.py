@@ -27,8 +27,8 @@ from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 
 DEVICE_PERIOD = 17
-"""One call of the hooks in so many has its device's time taken, which costs the host more
-than most of them do. A prime, so that no place in a layer is passed over."""
+"""One call of the hooks in so many has its device's time taken, which costs the host
+more than most of them do. A prime, so that no place in a layer is passed over."""
 OUTLIER = 8.0
 """Times the median: such a call pinned memory, compiled or was interrupted."""
 WEIGHT = 0.3

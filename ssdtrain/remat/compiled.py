@@ -30,7 +30,6 @@ from ssdtrain.remat.questions import (
     Question,
     Saved,
 )
-from ssdtrain.remat.scene import modes_may_alter
 
 
 class TrailMark(NamedTuple):
@@ -130,7 +129,7 @@ class Compiled:
     def holds(self, of: Asking) -> bool:
         """Whether it is right of this graph; False: search again."""
         base = of.tensor
-        if modes_may_alter() or base._version or base.storage_offset():
+        if of.keeper.is_altered() or base._version or base.storage_offset():
             return False
         if base.is_conj() or base.is_neg() or base.device != self._device:
             return False

@@ -23,7 +23,7 @@ from ssdtrain.remat.products import PRODUCTS
 from ssdtrain.remat.purity import Purity
 from ssdtrain.remat.questions import Asking, Keeper
 from ssdtrain.remat.registry import DEFAULT, Registry
-from ssdtrain.remat.scene import Scene, modes_may_alter, operators_frame
+from ssdtrain.remat.scene import Scene, operators_frame
 
 Set = Callable[[Any, str, Any], Any]
 """Replaces an attribute of an instance, and can undo it."""
@@ -83,7 +83,7 @@ class Finder:
 
     def find(self, tensor: Tensor, keeper: Keeper) -> Found | None:
         """How to make this base tensor again; None without a recipe."""
-        if modes_may_alter():
+        if keeper.is_altered():
             keeper.refuse()
             return None
         if tensor.grad_fn is None:

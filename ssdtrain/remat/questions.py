@@ -60,6 +60,10 @@ class Keeper(Protocol):
     def narrowed(self, tensor: Tensor) -> Held:
         """Keep a new tensor that stands for a wider one."""
 
+    def is_altered(self) -> bool:
+        """Whether what operators gave in this step may be a mode's work: see
+        [Note: modes below autograd]."""
+
     def refuse(self) -> None:
         """Count a recipe that had to be refused."""
 

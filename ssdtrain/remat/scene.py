@@ -29,7 +29,6 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,11 +65,6 @@ def is_unfused_gelu(module: nn.Module | None) -> bool:
         kind.__name__ == "NewGELUActivation"
         and kind.__module__ == "transformers.activations"
     )
-
-
-def modes_may_alter() -> bool:
-    """Whether a mode stands below autograd: what an operator gave may be its work."""
-    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def epsilon_now() -> Epsilon | None:

@@ -19,6 +19,9 @@ from surprises import (
 )
 
 NUM_MODELS = 24
+FOUND = 13962350714, 13962364582, 13962126760, 13962175533
+"""What campaigns have found: modes that are gone when their work is saved, and recipes
+that were to read what a compiled plan moves."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -26,7 +29,7 @@ NUM_MODELS = 24
 def test_models_that_change_their_ways(settings: dict[str, Any]) -> None:
     features: Counter[str] = Counter()
     alone = 0
-    for seed in range(NUM_MODELS):
+    for seed in (*FOUND, *range(NUM_MODELS - len(FOUND))):
         theirs = plain(seed, features)
         ours = train(
             seed, settings, features if settings["plan"] == "auto" else Counter()

@@ -6,6 +6,7 @@ byte, step by step. Where plain autograd raises, a session must raise.
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -264,9 +265,10 @@ class Altering(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.gelu.default:
-            return found * 2
-        return found
+        aten = torch.ops.aten
+        return (
+            found * 2 if func in (aten.gelu.default, aten._to_copy.default) else found
+        )
 
 
 class Writing(TorchFunctionMode):
@@ -294,6 +296,58 @@ def test_a_mode_that_comes_later(mode: Any) -> None:
             return net.last(F.gelu(net.extra(h)))
 
     check(body)
+
+
+def entered(step: int) -> Any:
+    """The mode, in the later steps."""
+    return nullcontext() if step < 3 else Altering()
+
+
+def saved_later(net: Net, x: Tensor, step: int) -> Tensor:
+    """The GELU's result is saved when the mode is gone."""
+    h = net.first(x)
+    with entered(step):
+        h = F.gelu(h)
+    return net.last(h)
+
+
+def saved_nothing(net: Net, x: Tensor, step: int) -> Tensor:
+    """Neither does what runs under the mode."""
+    h = net.first(x)
+    with entered(step):
+        h = h.double()
+    return net.last(h.float())
+
+
+def of_the_step(net: Net, x: Tensor, step: int) -> Tensor:
+    """It ran before the model's forward."""
+    return net.last(F.gelu(net.second(x)))
+
+
+@pytest.mark.parametrize("body", [saved_later, saved_nothing])
+def test_a_mode_that_is_gone(body: Body) -> None:
+    check(body)
+
+
+def test_a_mode_around_what_the_model_is_given() -> None:
+    def given(net: Net, x: Tensor) -> None:
+        x.requires_grad_()
+        with entered(net.step):
+            h = F.gelu(x)
+        net(h).backward()
+
+    check(of_the_step, given)
+
+
+def test_a_mode_around_backward() -> None:
+    """What is made again there is what forward made."""
+
+    def around(net: Net, x: Tensor) -> None:
+        loss = net(x)
+        with entered(net.step):
+            loss.backward()
+
+    check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
 
 
 def test_a_default_device_changes_nothing() -> None:

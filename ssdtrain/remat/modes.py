@@ -1,0 +1,78 @@
+"""Dispatch modes below autograd: whether one stands, and how many were ever entered.
+
+[Note: modes below autograd]
+What an operator gives under a mode may be the mode's work, and a recipe runs without
+it. A mode that stands while a tensor is saved is seen then. But the tensor may be saved
+later, by an operator behind the mode, and whatever ran under the mode may have saved
+nothing. So entries are counted, in the function that all of torch's modes go through,
+and in a step in which a mode was entered no tensor is made again from then on.
+The hooks work without modes: none sees autograd's own saving either, and what is made
+again in backward is what forward made.
+(tests/ssdtrain/remat/test_modes.py)
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+
+class Entries:
+    """Counts the dispatch modes that are entered while somebody listens."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._num_listeners = 0
+        self._theirs = self._ours = _python_dispatch._push_mode
+        """Torch's function, and the one that counts."""
+        self._lock = threading.Lock()
+
+    def listen(self) -> Callable[[], None]:
+        """Count from now on.
+
+        Returns:
+            Ends it; to be called once.
+        """
+        with self._lock:
+            self._num_listeners += 1
+            if self._ours is self._theirs:
+                self._wrap()
+        return self._leave
+
+    def _wrap(self) -> None:
+        self._theirs = theirs = _python_dispatch._push_mode
+
+        @functools.wraps(theirs)
+        def counted(mode: Any) -> None:
+            self.num += 1
+            theirs(mode)
+
+        self._ours = _python_dispatch._push_mode = counted
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_listeners -= 1
+            if self._num_listeners or self._ours is not _python_dispatch._push_mode:
+                return  # or somebody has wrapped ours, and it stays
+            self._ours = _python_dispatch._push_mode = self._theirs
+
+
+ENTRIES = Entries()
+"""Of the process, as the function that is wrapped is the process's."""
+
+
+mode_stands: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many modes stand below autograd now; no function of ours, because every saved
+tensor asks."""
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Around the hooks' own work while a mode stands. It counts as entered."""
+    ENTRIES.num += 1
+    with _python_dispatch._disable_current_modes():
+        yield
