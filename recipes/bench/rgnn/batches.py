@@ -8,7 +8,8 @@
 - `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
   captured step alone, the host's part of it, drawing alone.
 - `captured`: full-batch steps with Adam on small graphs of published sizes: hector's as
-  they are, as one CUDA graph, and PyG's.
+  they are, as one CUDA graph, and PyG's; of the graph also a step of many in a row, its
+  kernels and the sum of their times.
 - `first`: seconds of the first training step in a new process with empty caches and a
   width that no kernel was made for, imports excluded; again with the caches kept; and
   with empty caches and a bundle of the kernels.
@@ -16,6 +17,7 @@
 Medians; ratios are PyG's time over hector's of the same run.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -32,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.capture import CapturedBatches, CapturedStep
-from hector.datasets.generate import TABLE_3_3, generate
+from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
 from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
 from hector.train import LayerKind, LayerSpec
@@ -45,6 +47,19 @@ MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
 MAG_EDGES = ((1, 2, 1_043_998), (1, 0, 7_145_660), (0, 0, 5_416_271), (0, 3, 7_505_078))
 """ogbn-mag's: source type, target type, edges."""
 KINDS = ("rgcn", "rgat", "hgt")
+SMALL = {
+    "aifb": TABLE_3_3["aifb"],
+    "mutag": TABLE_3_3["mutag"],
+    # Authors, papers, terms, conferences; three relations, both ways.
+    "dblp": GraphSpec(
+        num_nodes=26_128,
+        num_node_types=4,
+        num_edges=239_566,
+        num_edge_types=6,
+        compaction_ratio=0.23,
+        relation_skew=0.5,
+    ),
+}
 
 
 def mag() -> HeteroGraph:
@@ -65,6 +80,13 @@ def mag() -> HeteroGraph:
         torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
     )
     return graph.replace(edge_type_names=tuple(names))
+
+
+@functools.cache
+def mag_rows() -> tuple[HeteroGraph, Tensor]:
+    """That graph, and features on the device."""
+    graph = mag()
+    return graph, torch.randn(graph.num_nodes, WIDTH, device="cuda")
 
 
 def spec_of(kind: str, last: bool = False) -> LayerSpec:
@@ -226,7 +248,7 @@ def epoch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any
 
 def captured_cell(kind: str, name: str) -> dict[str, Any]:
     """Whole steps with Adam."""
-    graph = generate(TABLE_3_3[name], seed=0, device="cuda")
+    graph = generate(SMALL[name], seed=0, device="cuda")
     x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
     rows = torch.arange(min(200, graph.num_nodes), device="cuda")
     goal = rows % CLASSES
@@ -248,8 +270,30 @@ def captured_cell(kind: str, name: str) -> dict[str, Any]:
         losses = [float(run()) for _ in range(6)]
         found[f"{side}_ms"], found[f"{side}_host_ms"] = milliseconds(run, 15)
         found[f"{side}_loss"] = losses[-1]
+        if side == "captured":
+            found |= kernels_of(run)
     found["ratio"] = round(found["pyg_ms"] / found["captured_ms"], 2)
     return {k: round(v, 5) for k, v in found.items()}
+
+
+def kernels_of(replay: Callable[[], Any], rounds: int = 20) -> dict[str, float]:
+    """A step of `rounds` in a row, and the kernels of one."""
+    from torch.profiler import ProfilerActivity, profile
+
+    def several() -> None:
+        for _ in range(rounds):
+            replay()
+
+    in_a_row = milliseconds(several, 5)[0] / rounds
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        several()
+        torch.cuda.synchronize()
+    events = [e for e in seen.events() or [] if e.device_time > 0]
+    return {
+        "in_a_row_ms": in_a_row,
+        "kernels": len(events) / rounds,
+        "kernels_ms": sum(e.device_time for e in events) / rounds / 1e3,
+    }
 
 
 FIRST = """
@@ -306,17 +350,16 @@ def main() -> None:
     cells = Cells(options.out, options.budget_s, about)
     kept = cells.data["cells"]
     deadline = time.monotonic() + options.budget_s
-    graph = mag()
-    features = torch.randn(graph.num_nodes, WIDTH, device="cuda")
     work: dict[str, Callable[[], dict[str, Any]]] = {
-        **{f"batch/{k}": lambda k=k: batch_cell(k, graph, features) for k in KINDS},
-        **{f"epoch/{k}": lambda k=k: epoch_cell(k, graph, features) for k in KINDS},
+        # Before other cells take the device and the cores.
+        "first": first_cell,
+        **{f"batch/{k}": lambda k=k: batch_cell(k, *mag_rows()) for k in KINDS},
+        **{f"epoch/{k}": lambda k=k: epoch_cell(k, *mag_rows()) for k in KINDS},
         **{
             f"captured/{k}/{name}": lambda k=k, name=name: captured_cell(k, name)
-            for name in ("aifb", "mutag")
+            for name in SMALL
             for k in KINDS
         },
-        "first": first_cell,
     }
     for name, run in work.items():
         if time.monotonic() > deadline:

@@ -137,7 +137,8 @@ def timed(call: Callable[[], Any], device: torch.device, rounds: int = 12) -> fl
 def our_epochs(kind: str, data: Data) -> dict[str, Any]:
     """Epochs as the trainer runs them, and each stage alone."""
     device, graph = data.device, data.graph
-    table = HostTable(data.rows) if device.type == "cuda" else data.rows
+    # A copy: PyG's workers share the other with this process.
+    table = HostTable(data.rows.clone()) if device.type == "cuda" else data.rows
     goal = data.goal.to(device)
     model = ours(kind, graph, device)
     adam = torch.optim.Adam(model.parameters(), capturable=device.type == "cuda")
@@ -343,6 +344,54 @@ def losses(kind: str, data: Data) -> dict[str, float]:
     return found
 
 
+class Campaign:
+    """Cells of one run, until its time is over."""
+
+    def __init__(self, options: Any, device: torch.device) -> None:
+        self._end = time.monotonic() + options.budget_s
+        about = {
+            "width": WIDTH,
+            "seeds": SEEDS,
+            "fanouts": FANOUTS,
+            "shrink": options.shrink,
+        }
+        self._cells = Cells(options.out, options.budget_s, about)
+        self.kept = self._cells.data["cells"]
+        self.data = Data(device, options.shrink, options.batches)
+
+    def take(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """One cell; empty when the time is over."""
+        if time.monotonic() > self._end:
+            return {}
+        try:
+            found = run()
+        except Exception as wrong:
+            found = {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
+        self.kept[name] = found
+        print(name, json.dumps(found), flush=True)
+        self._cells.save()
+        return found
+
+    def ours(self, kind: str) -> None:
+        self.take(f"{kind}/ours", lambda: our_epochs(kind, self.data))
+
+    def losses(self, kind: str) -> None:
+        self.take(f"{kind}/losses", lambda: losses(kind, self.data))
+
+    def pyg(self, kind: str, layers: str, workers: int, inside: bool) -> float:
+        """Seconds of an epoch; no end of them where there is none."""
+        name = f"{layers}, {workers} workers{'' if inside else ', rows here'}"
+        with ExitStack() as stack:
+            loader = loaders(kind, self.data, workers, inside)
+            stack.callback(_end_workers, loader)
+            cell = self.take(
+                f"{kind}/pyg, {name}", lambda: pyg_way(kind, self.data, loader, layers)
+            )
+        ratios(kind, self.kept)
+        self._cells.save()
+        return float(cell.get("epoch_s", "inf"))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Cells until the time is over."""
     parser = arguments(__doc__, 100, "rgnn/epochs")
@@ -353,76 +402,35 @@ def main(argv: list[str] | None = None) -> int:
     add("--workers", nargs="+", type=int, help="tried on the first kind")
     options = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    end = time.monotonic() + options.budget_s
-    about = {
-        "width": WIDTH,
-        "seeds": SEEDS,
-        "fanouts": FANOUTS,
-        "shrink": options.shrink,
-    }
-    cells = Cells(options.out, options.budget_s, about)
-    kept = cells.data["cells"]
-    data = Data(device, options.shrink, options.batches)
-
-    def take(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if time.monotonic() > end:
-            return {}
-        try:
-            kept[name] = run()
-        except Exception as wrong:
-            kept[name] = {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
-        print(name, json.dumps(kept[name]), flush=True)
-        cells.save()
-        found: dict[str, Any] = kept[name]
-        return found
-
-    for kind in options.kinds:
-        take(f"{kind}/ours", lambda kind=kind: our_epochs(kind, data))
+    campaign, kinds = Campaign(options, device), options.kinds
+    for kind in kinds:
+        campaign.ours(kind)
     cores = len(os.sched_getaffinity(0))
     tried = options.workers or sorted({min(8, cores), max(1, cores - 2)})
     ways = [(w, inside) for w in tried for inside in (True, False)]
-    for kind in options.kinds:
-        found: dict[tuple[int, bool], float] = {}
-        for way in ways:
-            workers, inside = way
-            with ExitStack() as stack:
-                loader = loaders(kind, data, workers, inside)
-                stack.callback(_end_workers, loader)
-                name = f"{kind}/pyg, {workers} workers{'' if inside else ', rows here'}"
-                cell = take(
-                    name,
-                    lambda k=kind, held=loader: pyg_way(k, data, held, "as they are"),
-                )
-                found[way] = cell.get("epoch_s", float("inf"))
-        ways = [min(found, key=lambda w: found[w])]
-        workers, inside = ways[0]
-        more = {"rgcn": ["fast", "compiled"], "rgat": ["compiled"]}.get(kind, [])
-        for layers in more:
-            with ExitStack() as stack:
-                loader = loaders(kind, data, workers, inside)
-                stack.callback(_end_workers, loader)
-                take(
-                    f"{kind}/pyg, {layers}",
-                    lambda k=kind, held=loader, how=layers: pyg_way(k, data, held, how),
-                )
-        mine = kept.get(f"{kind}/ours", {}).get("epoch_s")
-        theirs = {
-            name: cell["epoch_s"]
-            for name, cell in kept.items()
-            if name.startswith(f"{kind}/pyg") and "epoch_s" in cell
-        }
-        if mine and theirs:
-            best = min(theirs, key=lambda n: theirs[n])
-            take(
-                f"{kind}/ratio",
-                lambda m=mine, t=theirs[best], b=best: {
-                    "ratio": round(t / m, 2),
-                    "best": b.partition("/")[2],
-                },
-            )
-    for kind in options.kinds:
-        take(f"{kind}/losses", lambda kind=kind: losses(kind, data))
+    for kind in kinds:
+        times = {way: campaign.pyg(kind, "as they are", *way) for way in ways}
+        ways = [min(times, key=lambda w: times[w])]
+    for kind in kinds:
+        campaign.losses(kind)
+    for kind, layers in (("rgcn", "fast"), ("rgat", "compiled"), ("rgcn", "compiled")):
+        if kind in kinds:
+            campaign.pyg(kind, layers, *ways[0])
     return 0
+
+
+def ratios(kind: str, kept: dict[str, Any]) -> None:
+    """PyG's fastest epoch over ours."""
+    mine = kept.get(f"{kind}/ours", {}).get("epoch_s")
+    theirs = {
+        name.partition("/pyg, ")[2]: cell["epoch_s"]
+        for name, cell in kept.items()
+        if name.startswith(f"{kind}/pyg") and "epoch_s" in cell
+    }
+    if mine and theirs:
+        best = min(theirs, key=lambda n: theirs[n])
+        found = {"ratio": round(theirs[best] / mine, 2), "best": best}
+        kept[f"{kind}/ratio"] = found
 
 
 def _end_workers(loader: Any) -> None:

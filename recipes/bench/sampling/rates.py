@@ -185,6 +185,27 @@ def pyg_worker(
         return int(out.row.numel())
 
     run.rate("one PyG worker", one, num_batches)
+    # All of them: what they draw stays with them, and only its size comes here.
+    cores = len(os.sched_getaffinity(0))
+    loader = torch.utils.data.DataLoader(
+        [i % len(seeds) for i in range(2 * cores)],
+        batch_size=None,
+        num_workers=cores,
+        collate_fn=one,
+        persistent_workers=True,
+    )
+    begun = 0.0
+    for _ in range(2):  # the first time they start
+        begun = time.perf_counter()
+        edges = sum(loader)
+    seconds = time.perf_counter() - begun
+    run.note(
+        "all PyG workers",
+        edges_per_s=round(edges / seconds),
+        ms_a_batch=round(1e3 * seconds / (2 * cores), 3),
+        edges_a_batch=edges // (2 * cores),
+        workers=cores,
+    )
 
 
 def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
@@ -217,10 +238,11 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         )
 
     sms = LoaderConfig().max_sms
-    ways = [(sampling, False, sms) for sampling in Sampling]
-    ways += [(Sampling.DEVICE, True, sms), (Sampling.HOST, True, sms)]
-    ways += [(Sampling.DEVICE, True, "auto"), (Sampling.DEVICE, True, 4)]
-    for sampling, capture, max_sms in ways:
+    ways: list[tuple[Sampling, bool, int | str | None, int]]
+    ways = [(Sampling.DEVICE, True, sms, 2), (Sampling.HOST, True, sms, 2)]
+    ways += [(Sampling.DEVICE, True, sms, 4), (Sampling.DEVICE, True, 4, 2)]
+    ways += [(Sampling.DEVICE, False, sms, 2), (Sampling.THREADS, False, sms, 2)]
+    for sampling, capture, max_sms, buffers in ways:
         trainer = NodeClassificationTrainer(
             dataset=dataset,
             model=model,
@@ -230,6 +252,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
                 num_samplers=max(1, min(6, (os.cpu_count() or 1) - 3)),
                 sampling=sampling,
                 max_sms=max_sms,
+                num_buffers=buffers,
             ),
             capture=capture,
             progress=False,
@@ -257,7 +280,8 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         scale = len(trainer.batches) / len(batches)
         run.note(
             f"epoch, {sampling.value}{', captured' if capture else ''}"
-            f"{'' if max_sms == sms else f', SMs {max_sms}'}",
+            f"{'' if max_sms == sms else f', SMs {max_sms}'}"
+            f"{'' if buffers == 2 else f', {buffers} buffers'}",
             seconds=round(statistics.median(seconds), 4),
             sampling_alone_s=round((sampled - begun) * scale, 4),
             fetching_alone_s=round((moved - sampled) * scale, 4),
