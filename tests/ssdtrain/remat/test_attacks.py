@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
+from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.counters import StepReport
 from tests.ssdtrain.bits import same_bits
 
@@ -314,9 +315,10 @@ def saved_later(net: Net, x: Tensor, step: int) -> Tensor:
 def saved_nothing(net: Net, x: Tensor, step: int) -> Tensor:
     """Neither does what runs under the mode."""
     h = net.first(x)
+    squares = h.square()
     with entered(step):
-        h = h.double()
-    return net.last(h.float())
+        h = h.bfloat16()
+    return net.last(h.square().float()) + squares
 
 
 def of_the_step(net: Net, x: Tensor, step: int) -> Tensor:
@@ -348,6 +350,14 @@ def test_a_mode_around_backward() -> None:
             loss.backward()
 
     check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
+
+
+def test_what_moves_without_a_record_is_no_operand() -> None:
+    """A row of a compiled plan may serve another tensor than in the watched step."""
+    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
+        moved = MovedHandle.__new__(MovedHandle)
+        recipes: Any = session.cache.recipes
+        assert recipes.held(moved, None) is None
 
 
 def test_a_default_device_changes_nothing() -> None:
