@@ -267,9 +267,7 @@ class Altering(TorchDispatchMode):
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         aten = torch.ops.aten
-        return (
-            found * 2 if func in (aten.gelu.default, aten._to_copy.default) else found
-        )
+        return found + 1 if func in (aten.gelu.default, aten.mul.Tensor) else found
 
 
 class Writing(TorchFunctionMode):
@@ -314,11 +312,11 @@ def saved_later(net: Net, x: Tensor, step: int) -> Tensor:
 
 def saved_nothing(net: Net, x: Tensor, step: int) -> Tensor:
     """Neither does what runs under the mode."""
-    h = net.first(x)
-    squares = h.square()
+    a, b = net.first(x), net.second(x)
+    squares = a.square() + b.square()
     with entered(step):
-        h = h.bfloat16()
-    return net.last(h.square().float()) + squares
+        c = a * 0.5
+    return net.last(c.square()) + squares
 
 
 def of_the_step(net: Net, x: Tensor, step: int) -> Tensor:
