@@ -6,7 +6,8 @@
 # make settings  docs/settings.md, from the dataclasses
 #
 # PYTHON=... chooses the interpreter. If it has a torch that sees a GPU, that torch is
-# used; otherwise the pinned one is installed into .venv.
+# used; otherwise the pinned one is installed into .venv, from TORCH_INDEX=URL if given:
+# PyTorch's index of CPU builds saves gigabytes of CUDA libraries.
 
 PYTHON ?= python3
 VENV := .venv
@@ -58,14 +59,14 @@ clean:
 # torch first: DeepSpeed has no wheel and asks the torch it finds what it can build,
 # which with DS_BUILD_OPS=0 is nothing; kernels are compiled when they are needed.
 $(VENV)/.torch: constraints.txt
-	@echo "make: installing torch into $(VENV) (about 200 MB, once) ..."
+	@echo "make: installing torch into $(VENV) (once; 200 MB as a CPU build) ..."
 	@if $(HAS_GPU_TORCH) 2>/dev/null; then \
 	  $(PYTHON) -m venv --system-site-packages $(VENV) && \
-	  grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt; \
+	  grep -Ev '^(torch|triton)==' constraints.txt > $(VENV)/constraints.txt; \
 	else \
 	  $(PYTHON) -m venv $(VENV) && \
 	  cp constraints.txt $(VENV)/constraints.txt && \
-	  $(INSTALL) -c $(VENV)/constraints.txt torch numpy; \
+	  $(INSTALL) $(TORCH_INDEX:%=--extra-index-url %) -c $(VENV)/constraints.txt torch numpy; \
 	fi
 	@$(INSTALL) setuptools wheel packaging ninja py-cpuinfo hatchling editables
 	@touch $@

@@ -46,8 +46,7 @@ def positive_argument(text: str) -> float:
     return value
 
 
-def show(parser: argparse.ArgumentParser, help: str, examples: str) -> None:
-    """Let `--help` show the description, and the examples as they are written."""
+def show(parser: argparse.ArgumentParser, examples: str) -> None:
+    """Let `--help` end with the examples as they are written."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = parser.description or help
     parser.epilog = examples

@@ -10,22 +10,54 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ssdtrain import __version__
 from ssdtrain.errors import AttachError, ConfigError
 
-# Their modules offer HELP, add_arguments(parser) and run(args).
-COMMANDS: Mapping[str, str] = {
-    "train": "ssdtrain.cli.train",
-    "report": "ssdtrain.report.page_command",
-    "plan": "ssdtrain.report.plan_command",
-    "rok": "ssdtrain.report.rok_command",
-    "doctor": "ssdtrain.machine.command",
-    "project": "ssdtrain.project.command",
-    "foresight": "ssdtrain.report.foresight_command",
-    "paths": "ssdtrain.cli.paths",
+
+class Command(NamedTuple):
+    """A module that offers add_arguments(parser) and run(args), and what it is for."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "ssdtrain.cli.train",
+        "train, and compare with the same run without ssdtrain",
+    ),
+    "report": Command(
+        "ssdtrain.report.page_command",
+        "one HTML page of a run, or of several beside one another",
+    ),
+    "plan": Command(
+        "ssdtrain.report.plan_command",
+        "where each saved tensor should rest: placements, predicted step and peak",
+    ),
+    "rok": Command(
+        "ssdtrain.report.rok_command",
+        "recompute, offload or keep: peak against throughput over batch sizes",
+    ),
+    "doctor": Command(
+        "ssdtrain.machine.command",
+        "what this machine can do: GPUs, links, SSDs, limits, versions",
+    ),
+    "project": Command(
+        "ssdtrain.project.command",
+        "what a cluster would need of SSDs: bandwidth, lifespan, micro-batch, cost",
+    ),
+    "foresight": Command(
+        "ssdtrain.report.foresight_command",
+        "predict a training step from its operators, without running it",
+    ),
+    "paths": Command(
+        "ssdtrain.cli.paths",
+        "where the packaged configs, launch wrappers and recipes are",
+    ),
 }
+_OURS = frozenset({"ssdtrain", "pydirect", "hector"})
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of every command; a test freezes its options.
 
-    only: a command whose arguments are enough: the others' modules load torch.
+    only: a command whose arguments are enough, "" for none: their modules load torch.
     """
     parser = _Parser(prog="ssdtrain", description="Train within GPU memory.")
     # DeepSpeed's launcher inserts --local_rank=N right after the module's name; the
@@ -47,22 +79,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         "--version", action="version", version=f"ssdtrain {__version__}"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in COMMANDS.items():
-        if only not in (None, name):
-            commands.add_parser(name)
-            continue
-        home = import_module(module)
-        command = commands.add_parser(name, help=home.HELP, description=home.HELP)
-        home.add_arguments(command)
-        command.set_defaults(run=home.run)
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if only in (None, name):
+            home = import_module(module)
+            home.add_arguments(command)
+            command.set_defaults(run=home.run)
     return parser
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The arguments; overrides of `train` may stand before, between and behind its
     options, which argparse allows for no subcommand."""
-    named = next((word for word in words if not word.startswith("-")), None)
-    parser = build_parser(named if named in COMMANDS else None)
+    named = next((word for word in words if not word.startswith("-")), "")
+    parser = build_parser(named if named in COMMANDS else "")
     args, rest = parser.parse_known_args(words)
     overrides = [word for word in rest if not word.startswith("-")]
     if overrides != rest or (rest and not hasattr(args, "overrides")):
@@ -78,13 +108,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"ssdtrain {__version__}")
         return 0
-    args = parse(words)
-    args.words = [word for word in words if not word.startswith("--local_rank")]
+    if not words:
+        build_parser("").print_help(sys.stderr)
+        return 2
     try:
+        args = parse(words)
+        args.words = [word for word in words if not word.startswith("--local_rank")]
         return int(args.run(args) or 0)
     except (ConfigError, AttachError) as error:
         print(f"ssdtrain: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OURS:
+            raise
+        print(
+            f"ssdtrain: the package {error.name} is missing in {sys.prefix}; install "
+            "ssdtrain again with what it needs, as `python -m pip install '.[train]'` "
+            "does in a checkout",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
-        print(f"ssdtrain {args.command}: interrupted", file=sys.stderr)
+        print(f"ssdtrain {' '.join(words[:1])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

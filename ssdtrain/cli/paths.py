@@ -4,7 +4,6 @@ import argparse
 
 from ssdtrain.arguments import show
 
-HELP = "where the packaged configs, launch wrappers and recipes are"
 NAMES = ("configs", "launch", "recipes")
 EXAMPLES = """examples:
   ssdtrain paths
@@ -14,7 +13,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument("which", nargs="?", choices=NAMES, help="print this one alone")
 
 

@@ -111,8 +111,11 @@ def table_of(found: Sequence[dict[str, Any]]) -> Table:
     names = list(dict.fromkeys(name for run in found for name in run))
     table = Table(title=f"{len(found)} runs")
     for name in names:
-        # What tells the runs apart is never cut short.
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+        # What tells the runs apart is never cut short, nor broken where it fits.
+        widest = max(len(run.get("overrides", "")) for run in found)
+        least = min(widest, 24) if name == "overrides" else None
+        title = name.replace("_", " ")
+        table.add_column(title, justify="right", overflow="fold", min_width=least)
     for run in found:
         # As text: overrides hold brackets, which rich would take for markup.
         table.add_row(*(Text(_text(name, run.get(name))) for name in names))

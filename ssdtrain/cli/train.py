@@ -24,7 +24,6 @@ from ssdtrain.report.memory import draw
 from ssdtrain.report.table import render
 from ssdtrain.report.trace import write_trace
 
-HELP = "train, and compare with the same run without ssdtrain"
 EXAMPLES = """examples:
   ssdtrain train                                      a laptop's GPT, two ranks, SSD
   ssdtrain train engine=plain offload=host              one process, pinned host memory
@@ -41,7 +40,7 @@ finishes the step and, with train.checkpoint_every, writes a checkpoint.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument(
         "--config",
         default="ssdtrain.yaml",

@@ -12,7 +12,6 @@ from ssdtrain.machine.findings import Level
 from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.machine.ssd import SsdBudget
 
-HELP = "what this machine can do: GPUs, links, SSDs, limits, versions"
 EXAMPLES = """examples:
   ssdtrain doctor                                     facts, and host or GPU copies
   ssdtrain doctor --directory /mnt/nvme0              also measures that drive
@@ -29,7 +28,7 @@ WIDE_COLUMNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument(
         "--directory",
         action="append",

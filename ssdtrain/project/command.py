@@ -16,7 +16,6 @@ from ssdtrain.project.model import Case, Sharding, Throughput, project
 from ssdtrain.project.render import Row, cost_table, plot_projection, projection_table
 from ssdtrain.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
 
-HELP = "what a cluster would need of SSDs: bandwidth, lifespan, micro-batch, cost"
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
   ssdtrain project --cases table-5.5                  two GPUs scaled up to 64
@@ -34,7 +33,7 @@ WIDE_COLUMNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument(
         "--cases",
         metavar="SET",

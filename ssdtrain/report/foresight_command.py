@@ -43,7 +43,6 @@ from ssdtrain.jsonfile import load_as, write_json
 from ssdtrain.report.subject import add_batch, build_of, function_of
 from ssdtrain.report.table import bytes_text
 
-HELP = "predict a training step from its operators, without running it"
 EXAMPLES = """actions and examples:
   predict    ssdtrain foresight predict --model my.py:build --device h100 \\
                                  --micro-batch 8 --optimizer adamw
@@ -78,7 +77,7 @@ COUNT = 4000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument("action", choices=sorted(_ACTIONS))
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"

@@ -8,7 +8,6 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.report.page import page, read_run
 from ssdtrain.report.progress import Progress
 
-HELP = "one HTML page of a run, or of several beside one another"
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html
   ssdtrain report RUN OTHER --out compared.html
@@ -18,7 +17,7 @@ RUNS = Path("runs")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a directory, a name below runs/, latest"
     )

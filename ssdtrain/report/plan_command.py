@@ -44,7 +44,6 @@ from ssdtrain.report.subject import (
 )
 from ssdtrain.report.table import bytes_text
 
-HELP = "where each saved tensor should rest: placements, predicted step and peak"
 EXAMPLES = """examples:
   ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
   ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
@@ -60,7 +59,7 @@ to training as `plan=plan.json`.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     add_subject(parser)
     parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
     parser.add_argument(

@@ -28,7 +28,6 @@ from ssdtrain.report.plan_command import add_subject, profile_of
 from ssdtrain.report.progress import each
 from ssdtrain.report.subject import Build, build_of
 
-HELP = "recompute, offload or keep: peak against throughput over batch sizes"
 EXAMPLES = """examples:
   ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
   ssdtrain rok --results recipes/bench/results/planner/rok.json --plot rok.png
@@ -51,7 +50,7 @@ class Point(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
-    show(parser, HELP, EXAMPLES)
+    show(parser, EXAMPLES)
     add_subject(parser)
     parser.add_argument(
         "--batches",

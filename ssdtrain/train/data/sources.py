@@ -1,6 +1,7 @@
 """Which text is read: plain files, JSON lines, or Python's own sources."""
 
 import glob
+import itertools
 import json
 import sysconfig
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.train.settings import DataSettings
 
 JSON_LINES = ".jsonl"
+MOST_FILES = 100_000
+"""What one entry of `data.files` may match; more is rather a wrong directory."""
+_LEAVE_OUT = "leave it out, for instance by a glob pattern such as 'texts/*.txt'."
+_LOOKED_AT = 4096
+"""Bytes of each file: no text holds a NUL there, most other files do."""
 
 
 def source_files(settings: DataSettings) -> list[Path]:
@@ -17,7 +23,8 @@ def source_files(settings: DataSettings) -> list[Path]:
     file system; the standard library's modules when none is named.
 
     Raises:
-        ConfigError: nothing matches.
+        ConfigError: nothing matches, or more than `MOST_FILES`; a file cannot be read,
+            or is no text. No file has been read to its end by then.
     """
     if not settings.files:
         root = Path(sysconfig.get_path("stdlib"))
@@ -29,6 +36,8 @@ def source_files(settings: DataSettings) -> list[Path]:
         )
     else:
         found = [path for name in settings.files for path in _matches(name)]
+        for path in found:
+            _check_text(path)
     if not found:
         raise ConfigError(
             f"data.files={list(settings.files)} matches no file; name text files, "
@@ -39,9 +48,32 @@ def source_files(settings: DataSettings) -> list[Path]:
 
 def _matches(name: str) -> list[Path]:
     path = Path(name).expanduser()
-    if path.is_dir():
-        return sorted(p for p in path.rglob("*") if p.is_file())
-    return sorted(p for p in map(Path, glob.glob(str(path))) if p.is_file())
+    inside = path.rglob("*") if path.is_dir() else map(Path, glob.iglob(str(path)))
+    found = list(itertools.islice((p for p in inside if p.is_file()), MOST_FILES + 1))
+    if len(found) > MOST_FILES:
+        raise ConfigError(
+            f"data.files: {name} expects at most {MOST_FILES:,} files, got more; name "
+            "a directory of nothing but text, or a pattern such as 'texts/*.txt'."
+        )
+    return sorted(found)
+
+
+def _check_text(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_LOOKED_AT)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if b"\0" in head:
+        raise ConfigError(
+            f"data.files: {path} expects UTF-8 text, got NUL bytes; {_LEAVE_OUT}"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"data.files: {path} cannot be read ({error.strerror}); {_LEAVE_OUT}"
+    )
 
 
 def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
@@ -58,10 +90,7 @@ def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
             else:
                 yield path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            raise ConfigError(
-                f"data.files: {path} cannot be read ({error.strerror}); leave it out, "
-                "for instance by a glob pattern such as 'texts/*.txt'."
-            ) from error
+            raise _unreadable(path, error) from error
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The command line: frozen options, exit statuses, trainers by `_target_`."""
 
 import argparse
-import io
 import json
 import signal
 import subprocess
@@ -13,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import ssdtrain
 from ssdtrain.cli import COMMANDS, build_parser, main
-from ssdtrain.cli.sweep import table_of
 from ssdtrain.report.table import WITH, WITHOUT
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import LegResult
@@ -162,6 +159,7 @@ def test_help_and_version_need_no_torch() -> None:
         "import sys\n"
         "from ssdtrain.cli import main, parse\n"
         "assert main(['--version']) == 0\n"
+        "assert main([]) == 2\n"
         "assert parse(['train', '-q', 'a=1', '--json', 'b=2']).overrides == "
         "['a=1', 'b=2']\n"
         "assert 'torch' not in sys.modules\n"
@@ -173,6 +171,22 @@ def test_help_and_version_need_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert f"ssdtrain {ssdtrain.__version__}" in done.stdout
     assert "--config" in done.stdout
+    assert COMMANDS["doctor"].help.split()[0] in done.stderr
+
+
+def test_a_missing_package_is_named_in_one_line() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['rich'] = None\n"
+        "from ssdtrain.cli import main\n"
+        "sys.exit(main(['train', '--cfg', 'job']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("ssdtrain: the package rich")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -279,7 +293,7 @@ def test_the_traceback_of_a_mistake_is_kept(
     assert "in prepare" in (tmp_path / "out" / "error.txt").read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["fly"], ["train", "--steps", "3"]])
+@pytest.mark.parametrize("words", [["-q"], ["fly"], ["train", "--steps", "3"]])
 def test_unknown_words_are_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
@@ -461,13 +475,3 @@ def test_the_picture_and_the_table_tell_the_same_peak(
     assert main(words) == code
     told = capsys.readouterr().err
     assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
-
-
-def test_a_sweeps_table_tells_its_runs_apart_on_a_narrow_terminal() -> None:
-    words = "offload=host,data.files=[/gpt]"
-    found = [{"overrides": words, "status": 0, "last_loss": 4.4, "step_ms": 3837.9}]
-    out = io.StringIO()
-    Console(file=out, width=40).print(table_of(found))
-    rows = [line for line in out.getvalue().splitlines() if line.startswith("│")]
-    cells = [line.split("│")[1].strip() for line in rows]
-    assert "".join(cells) == words

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.data import sources
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import CausalObjective
+from ssdtrain.train.data.sources import source_files
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import NUM_SENTINELS, Vocabulary
 from ssdtrain.train.settings import DataSettings
@@ -93,6 +95,24 @@ def test_no_file_and_no_tokenizer_are_named(tmp_path: Path) -> None:
         token_file(from_files(tmp_path, tmp_path / "none*"), bytes_vocabulary())
     with pytest.raises(ConfigError, match=r"data\.tokenizer expects"):
         Vocabulary.from_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+def test_a_wrong_directory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(5):
+        (many / f"{number}.txt").write_text("x")
+    monkeypatch.setattr(sources, "MOST_FILES", 4)
+    for place in (many, many / "*.txt"):
+        with pytest.raises(ConfigError, match="expects at most 4 files"):
+            source_files(from_files(tmp_path, place))
+    (many / "4.txt").unlink()
+    (many / "3.txt").write_bytes(b"\x7fELF\0\0")
+    with pytest.raises(ConfigError, match=r"3\.txt expects UTF-8 text, got NUL"):
+        source_files(from_files(tmp_path, many))
+    assert len(source_files(from_files(tmp_path, many / "[0-2].txt"))) == 3
 
 
 def test_a_tokenizer_file_is_used(tmp_path: Path) -> None:
