@@ -41,6 +41,11 @@ class Target(str, Enum):
     TIERED = "tiered"
     """Host memory first; what does not fit goes to the SSD."""
 
+    @property
+    def has_disk(self) -> bool:
+        """Whether the kernel counts what is written as writes to a disk."""
+        return self is not Target.HOST
+
 
 class PlanChoice(str, Enum):
     """The plans that have a name; any other value is the path of a saved plan."""

@@ -24,6 +24,15 @@ def silu(node: Producer) -> Expression | None:
     return node.rebuilt_by(F.silu, node.saved("self"))
 
 
+@ELEMENTWISE.register("SoftplusBackward0")
+def softplus(node: Producer) -> Expression | None:
+    """log(1 + exp(beta x)) / beta; linear where beta x is above the threshold."""
+    beta, threshold = node.constant("beta"), node.constant("threshold")
+    return node.rebuilt_by(
+        F.softplus, node.saved("self"), beta=beta, threshold=threshold
+    )
+
+
 @ELEMENTWISE.register("GluBackward0")
 def glu(node: Producer) -> Expression | None:
     """Gated linear unit in one operator."""

@@ -399,9 +399,12 @@ def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str,
 
     An SSD target from which bytes were reloaded, or that was full or missing, and that
     wrote nothing, is not confirmed: a disk tier that is silently unused must not look
-    like success. Empty when no write was due: nothing was offloaded, or all of it was
-    asked for again before it had left (the table says which).
+    like success. Empty when no write was due: the target has no disk, nothing was
+    offloaded, or all of it was asked for again before it had left (the table says
+    which).
     """
+    if target is not None and not Target(target).has_disk:
+        return {}
     claimed = [_sum(result, "bytes_written") for result in results]
     if any(claimed):
         pairs = zip(results, claimed, strict=True)

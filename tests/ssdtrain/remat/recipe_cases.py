@@ -124,6 +124,7 @@ CASES = {
     "gelu": Case("GeluBackward0", lambda net, a: F.gelu(a)),
     "gelu tanh": Case("GeluBackward0", lambda n, a: F.gelu(a, approximate="tanh")),
     "silu": Case("SiluBackward0", lambda net, a: F.silu(a)),
+    "softplus": Case("SoftplusBackward0", lambda n, a: F.softplus(a, 2.0, 1.0)),
     "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a), 1))),
     "gated product": Case("MulBackward0", gated),
     "power": Case("PowBackward0", cube),
