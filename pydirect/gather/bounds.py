@@ -8,6 +8,8 @@ output held.
 """
 
 import ctypes
+import functools
+from collections.abc import Callable
 
 import torch
 
@@ -50,8 +52,11 @@ def check_on_cpu(
 class Faults:
     """The fault record of one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self, device: torch.device, wait: Callable[[], object] | None = None
+    ) -> None:
+        """``wait``: returns once the device has done its work; None for its own."""
+        self._wait = wait or functools.partial(_wait_for, device)
         # Atomics of a GPU on host memory need a link that supports them, so the first
         # bad index is elected on the device and only the winner writes to the host.
         self._elected = torch.zeros(1, dtype=torch.int64, device=device)
@@ -79,6 +84,7 @@ class Faults:
         self._wait()
         self.raise_if_any()
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,9 +1,12 @@
 """Errors say what was expected and what came."""
 
+import ctypes
+
 import pytest
 import torch
 
 from pydirect import gather
+from pydirect.gather.bounds import Faults
 
 
 @pytest.mark.parametrize("path", list(gather.Path))
@@ -57,3 +60,30 @@ def test_no_multiprocessor_is_too_few() -> None:
 def test_unknown_path() -> None:
     with pytest.raises(ValueError, match="teleport"):
         gather.index_select(torch.zeros(4, 4), torch.tensor([1]), path="teleport")
+
+
+def device_that_reports(values: list[int]) -> Faults:
+    """Faults of a device whose kernels report one of ``values`` in each wait."""
+
+    def wait() -> None:
+        if values:
+            record = (ctypes.c_int64 * 3).from_address(faults.record_address)
+            record[:] = (5, values.pop(0), 3)
+
+    faults = Faults(torch.device("cpu"), wait=wait)
+    return faults
+
+
+def test_what_kernels_report_while_they_are_waited_for() -> None:
+    faults = device_that_reports([9])
+    faults.raise_if_any()
+    with pytest.raises(gather.GatherIndexError, match="index 9 at position 4 "):
+        faults.wait_and_raise()
+    faults.wait_and_raise()
+
+
+def test_a_late_report_belongs_to_the_error_before() -> None:
+    faults = device_that_reports([9, 8])
+    with pytest.raises(gather.GatherIndexError, match="index 8 "):
+        faults.wait_and_raise()
+    faults.raise_if_any()
