@@ -332,6 +332,8 @@ def losses(kind: str, data: Data) -> dict[str, float]:
         for seeds in data.epochs(0)[:3]:
             drawn = sampler.draw(seeds, torch.Generator(device).manual_seed(1))
             made = subgraph(graph, drawn.node_ids, drawn.edge_ids)
+            if dtype is torch.float64:
+                made = made.replace(sampled=False)
             rows = data.rows[drawn.node_ids.cpu()].to(device, dtype)
             goal = data.goal[seeds.cpu()].to(device)
             mine = ours(kind, graph, device).to(dtype)
