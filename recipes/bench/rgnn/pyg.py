@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from hector.graph import HeteroGraph
 from hector.train import LayerKind, LayerSpec
 
+IN_PYG = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
+"""Layers that PyG has too: tests hold hector's against them."""
+
 
 class PygEdges(nn.Module):
     """RGCNConv, FastRGCNConv or RGATConv on one graph."""

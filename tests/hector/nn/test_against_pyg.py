@@ -17,8 +17,7 @@ from hector.train.model import compiled_layer
 
 pytest.importorskip("torch_geometric")
 
-from recipes.bench.rgnn.cells import KINDS
-from recipes.bench.rgnn.pyg import pyg_conv, wrap
+from recipes.bench.rgnn.pyg import IN_PYG, pyg_conv, wrap
 from recipes.bench.rgnn.sorted_product import reached
 
 WIDTHS = (1, 31, 64, 100, 513)
@@ -87,7 +86,7 @@ def check(spec: LayerSpec, graph: HeteroGraph, seed: int = 0) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(typed_graphs(), st.sampled_from([(4, 4), (3, 6)]), st.sampled_from([1, 2]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_PYG)
 def test_random_graphs(
     kind: LayerKind, graph: HeteroGraph, widths: tuple[int, int], heads: int
 ) -> None:
@@ -103,7 +102,7 @@ def test_random_graphs(
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IN_PYG)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_widths(kind: LayerKind, width: int) -> None:
     gen = torch.Generator().manual_seed(width)
