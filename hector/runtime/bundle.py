@@ -7,6 +7,12 @@ which has the digest of Triton's files and one of each member. So a kernel that 
 changed, or another Triton, finds nothing in a bundle and is compiled. Nothing tells
 whether machine code does what its name says: a bundle is taken only from a file of the
 user or of root that nobody else may write, and every member must have its digest.
+
+Some versions of Triton run a C compiler as well, for the launcher of each signature and
+for their driver's module: with kernels at hand, that is most of a first step. What a
+machine with a GPU made of those travels too, by the same rules; Triton finds it by a
+digest of the C text and by the Python it was made for, and where the host cannot load
+it, Triton compiles its own.
 """
 
 import base64
@@ -16,6 +22,7 @@ import logging
 import os
 import re
 import stat
+import sysconfig
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +36,10 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "manifest.json"
 MEMBER = re.compile(r"(?P<digest>[0-9a-f]{64})/(?P<name>hector_\w{1,100}\.\w{1,8})")
+LAUNCHER = re.compile(
+    r"host/(?P<digest>[0-9a-f]{64})/"
+    r"(?P<name>(?:__triton_launcher|cuda_utils)\.[\w.-]{1,100}so)"
+)
 SCHEDULE = re.compile(r"schedules/[0-9a-f]{24}\.json")
 MAX_MEMBER_BYTES = 1 << 26
 SHIPPED = Path(__file__).parents[1] / "kernels"
@@ -62,7 +73,8 @@ def triton_build() -> str:
 
 def pack(out: Path, digests: Collection[str] | None = None) -> int:
     """Write the kernels of Triton's cache that hector generated into the bundle `out`,
-    with all tuned schedules, or without them those of `digests`; how many there are.
+    with all launchers and tuned schedules, or without them those of `digests`; how many
+    kernels there are.
 
     Raises:
         BundleError: there are none, or not all of `digests`.
@@ -79,6 +91,8 @@ def pack(out: Path, digests: Collection[str] | None = None) -> int:
     for digest, files in sorted(found.items()):
         members.update((f"{digest}/{p.name}", p.read_bytes()) for p in files)
     if digests is None:
+        for digest, path in _launchers():
+            members[f"host/{digest}/{path.name}"] = path.read_bytes()
         for path in sorted((cache_directory() / "schedules").glob("*.json")):
             members[f"schedules/{path.name}"] = path.read_bytes()
     manifest = {
@@ -112,7 +126,9 @@ def add(path: Path) -> Added:
     schedules: dict[str, bytes] = {}
     for name, data in members.items():
         match = MEMBER.fullmatch(name)
-        if match is None:
+        if host := LAUNCHER.fullmatch(name):
+            _put_launcher(host["digest"], host["name"], data)
+        elif match is None:
             schedules[name.removeprefix("schedules/")] = data
         else:
             by_digest.setdefault(match["digest"], {})[match["name"]] = data
@@ -175,9 +191,21 @@ def _kept() -> Iterator[tuple[str, tuple[Path, Path]]]:
         about = group.with_name(group.name.removeprefix("__grp__"))
         code = about.with_suffix(".cubin")
         if about.exists() and code.exists():
-            name = group.parent.name
-            padded = name + "=" * (-len(name) % 8)
-            yield base64.b32decode(padded).hex(), (about, code)
+            yield _digest(group.parent), (about, code)
+
+
+def _launchers() -> Iterator[tuple[str, Path]]:
+    """Digest and file of what Triton's C compiler made for this Python."""
+    end = sysconfig.get_config_var("EXT_SUFFIX")
+    for name in ("__triton_launcher", "cuda_utils"):
+        for path in sorted(_triton_directory().glob(f"*/{name}{end}")):
+            yield _digest(path.parent), path
+
+
+def _digest(directory: Path) -> str:
+    """What a directory of Triton's cache is named for."""
+    name = directory.name
+    return base64.b32decode(name + "=" * (-len(name) % 8)).hex()
 
 
 def _trusted(path: Path) -> BinaryIO:
@@ -237,8 +265,10 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
 def _members(archive: zipfile.ZipFile, digests: Mapping[str, str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name, digest in digests.items():
-        if not MEMBER.fullmatch(name) and not SCHEDULE.fullmatch(name):
-            raise BundleError(f"expected kernels and schedules, got a member {name!r}")
+        if not any(kind.fullmatch(name) for kind in (MEMBER, LAUNCHER, SCHEDULE)):
+            raise BundleError(
+                f"expected kernels, launchers and schedules, got a member {name!r}"
+            )
         data = _read(archive, name)
         if hashlib.sha256(data).hexdigest() != digest:
             raise BundleError(f"{name} is not what the manifest says; copy it again")
@@ -264,6 +294,14 @@ def _put(digest: str, files: Mapping[str, bytes]) -> bool:
         return False
     manager.put_group(about, {n: manager.put(b, n) for n, b in files.items()})
     return True
+
+
+def _put_launcher(digest: str, name: str, data: bytes) -> None:
+    from triton.runtime.cache import get_cache_manager
+
+    manager = get_cache_manager(digest)
+    if manager.get_file(name) is None:
+        manager.put(data, name, binary=True)
 
 
 def _add_schedules(schedules: Mapping[str, bytes]) -> Iterable[bool]:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,24 @@ def test_a_bundle_is_found_and_nothing_compiled(bundle: Path) -> None:
     assert add(bundle) == Added(1, 0, 0) and add(bundle) == Added(0, 1, 0)
     _, hits = compiled()
     assert hits == [True]
+
+
+def test_launchers_travel(bundle: Path, tmp_path: Path) -> None:
+    """As Triton keeps what its C compiler made; files of others stay where they are."""
+    from triton.runtime.cache import get_cache_manager
+
+    end = sysconfig.get_config_var("EXT_SUFFIX")
+    names = [f"__triton_launcher{end}", f"cuda_utils{end}", f"other{end}"]
+    for number, name in enumerate(names):
+        get_cache_manager(f"{number:064x}").put(name.encode(), name, binary=True)
+    add(bundle)
+    assert pack(tmp_path / "all.zip") == 1
+    os.environ["TRITON_CACHE_DIR"] = str(tmp_path / "elsewhere")
+    assert add(tmp_path / "all.zip") == Added(1, 0, 0)
+    for number, name in enumerate(names):
+        found = get_cache_manager(f"{number:064x}").get_file(name)
+        assert (found is None) == name.startswith("other")
+        assert found is None or Path(found).read_bytes() == name.encode()
 
 
 def test_what_was_compiled_ahead_does_not_run() -> None:
