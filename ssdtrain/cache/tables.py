@@ -41,9 +41,14 @@ class Tables:
     @property
     def free_bytes(self) -> int:
         """Pinned bytes of places where no tensor is."""
+        return sum(self.place_sizes)
+
+    @property
+    def place_sizes(self) -> list[int]:
+        """Bytes of the buffers of all places where no tensor is."""
         rows = (bare(row) for table in self.tables.values() for row in table.rows)
         free = (place for row in rows if type(row) is HostRow for place in row.free)
-        return sum(place.buffer.capacity_bytes for place in free)
+        return [place.buffer.capacity_bytes for place in free]
 
     def close(self, pool: PinnedPool) -> None:
         """Forget all tables, and give their places back."""

@@ -245,6 +245,10 @@ class Recording(Observer):
         if memory is not None:  # since the last mark: the optimizer's step
             self._rest_bytes = memory.max_allocated_bytes - self._base_bytes
 
+    def calls(self) -> list[int]:
+        """Return the number of each mark's call among all calls of the hooks."""
+        return [row.num_calls for row in self._rows if row.end is not None]
+
     def _read_peak(self) -> None:
         memory = self._device.memory()
         if memory is not None and self._rows:

@@ -34,6 +34,7 @@ from ssdtrain.observe.hosttime import HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
+from ssdtrain.observe.paced import Paced
 from ssdtrain.plan.adapt import Drift, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
@@ -140,10 +141,14 @@ class Planner:
         """Searches that are over, and whose processes end."""
         self._reading: Reading | None = None
         """Of what the leading rank's search has found."""
+        self._taken: Plan | None = None
+        """To be followed when there is pinned memory for what it moves."""
         self._plain: PlainTimes | None = None
         self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
+        self._calls: list[int] = []
+        """Of the marks of the last observed step: see `Paced`."""
         self._without_hooks = False
         """Whether the plain step is one, and not that of regions."""
         self._idle_host_ms = float("inf")
@@ -174,7 +179,7 @@ class Planner:
         """Whether the running step is neither a warm-up nor observed, and no other plan
         is searched for."""
         settled = self._stage in (Stage.FOLLOWING, Stage.RESTING)
-        return settled and self._search is None
+        return settled and self._search is None and self._taken is None
 
     def step_starts(self, num_steps: int) -> None:
         """Decide what the step is for whose first forward runs next.
@@ -293,6 +298,8 @@ class Planner:
         self._attempts = 0
         self._seen, self._keep_bytes = profile, None
         self._corrections = replace(self._corrections, host_costs=None)
+        if self._planned and self._planned != profile.signature():
+            self._corrections = replace(self._corrections, pace=None)
         may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
@@ -328,6 +335,10 @@ class Planner:
         bypass, cache.bypass = cache.bypass, None
         timer, cache.timer = cache.timer, None
         before = bypass if timer is None else timer
+        if isinstance(before, Paced):
+            self._corrections = replace(self._corrections, pace=before.pace())
+            self._plan()
+            return
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
             own = before.times(self._plain_start, cache.ledger.closed)
             own = own._replace(
@@ -340,7 +351,12 @@ class Planner:
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
             )
             self._correct(PlainTimes(step_ms, forward_ms, host_ms, -behind_ms))
-            self._plan()
+            if self._without_hooks and self._seen is not None:
+                cache.bypass = Paced(
+                    cache, self._seen, self._calls, listens=self._is_on_gpu
+                )
+            else:
+                self._plan()
             return
         if isinstance(before, Bypass):
             self._idle_host_ms = before.host_forward_ms
@@ -450,6 +466,7 @@ class Planner:
         answer = self._next_answer()
         if answer is not None:
             self._take_answer(answer)
+        self._follow_taken()
 
     def _next_answer(self) -> Answer | None:
         """What was found beside training, if its last part has come in this step. The
@@ -503,18 +520,48 @@ class Planner:
             raise ConfigError(answer.error)
         if answer.error:
             logger.warning("ssdtrain: the plan stays: %s", answer.error)
-        elif answer.stays and self.plan is not None and answer.plan is not None:
-            self.plan = replace(self.plan, prediction=answer.plan.prediction)
+        elif answer.stays and answer.plan is not None:
+            prediction = answer.plan.prediction
+            if self._taken is not None:
+                self._taken = replace(self._taken, prediction=prediction)
+            elif self.plan is not None:
+                self.plan = replace(self.plan, prediction=prediction)
         elif answer.plan is not None and self._seen is not None:
-            self.plan, self._planned = answer.plan, self._seen.signature()
-            self.num_plans += 1
-            if isinstance(self.peers, Alone):
-                self._trial = Trial(answer.plan, self._trial)
-            self._follow_from_now()
+            self._taken = answer.plan
+            self._prepare(answer.plan)
+            self._follow_taken()
+
+    def _prepare(self, plan: Plan) -> None:
+        """Have the pinned memory made that the plan's step needs: while it is followed
+        for the first time nothing waits for that."""
+        seen, cache = self._seen, self._cache
+        if seen is None or not cache.device.runs_beside:
+            return
+        sizes = [
+            order.num_bytes
+            for kind in seen.lanes
+            for order in plan.orders.get(kind, ())
+            if order.release_after > 0
+        ]
+        cache.offloader.pool.prepare(sizes, soon=cache.tables.place_sizes)
+
+    def _follow_taken(self) -> None:
+        """Follow the plan that was taken last, once its memory is there."""
+        plan = self._taken
+        if plan is None or not self._cache.offloader.pool.is_prepared:
+            return
+        if self._seen is None:
+            return
+        self._taken = None
+        self.plan, self._planned = plan, self._seen.signature()
+        self.num_plans += 1
+        if isinstance(self.peers, Alone):
+            self._trial = Trial(plan, self._trial)
+        self._follow_from_now()
 
     def _stop_search(self) -> None:
         search, self._search = self._search, None
-        self._reading = None
+        self._reading = self._taken = None
         if search is not None:
             search.stop()
             self._ended.append(search)
@@ -591,6 +638,7 @@ class Planner:
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
+        self._calls = recording.calls()
         if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:
@@ -624,6 +672,7 @@ class Planner:
         answer = self._next_answer()
         if answer is not None:
             self._take_answer(answer)
+        self._follow_taken()
         self._sample_host()
         self._make_room()
         clock = self._cache.ledger.clock

@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ssdtrain.jsonfile import Duration, Natural
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
@@ -53,6 +54,31 @@ class PlainTimes(NamedTuple):
     known."""
     host_lead_ms: float = 0.0
     """By how much the host was ahead of the device when it started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """From one mark to that of the next segment, in a step that keeps everything."""
+
+    start: Natural
+    """The mark."""
+    ms: Duration
+    host_ms: Duration
+    reads_back: bool = False
+    """See `Mark.reads_back`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Where the time of such a step goes: [Note: pace] in observe/paced.py."""
+
+    num_marks: Natural
+    """Of the profile."""
+    head_ms: Duration
+    """From the start of the first forward to the first mark."""
+    head_host_ms: Duration
+    segments: tuple[Segment, ...]
+    """The first one starts at the first mark, the last one at the last."""
 
 
 class RegionTimes(NamedTuple):
@@ -84,6 +110,8 @@ class Corrections:
     """`PlainTimes`; empty: none were measured."""
     note: str = "plain_step_ms"
     """Under which name the profile tells of them."""
+    pace: Pace | None = None
+    """None: as the observed step's."""
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     host_costs: HostCosts | None = None
@@ -93,7 +121,10 @@ class Corrections:
 def corrected(profile: Profile, by: Corrections) -> Profile:
     """Return the profile that plans are made for."""
     if by.plain:
-        profile = calibrated(profile, PlainTimes(*by.plain), note=by.note)
+        plain = PlainTimes(*by.plain)
+        profile = calibrated(profile, plain, note=by.note)
+        if by.pace is not None:
+            profile = paced(profile, by.pace, plain.step_ms)
         profile = with_reruns(profile, by.rerun_ms)
     profile = with_host_in_step(profile)
     return profile if by.host_costs is None else repriced(profile, by.host_costs)
@@ -161,6 +192,48 @@ def calibrated(
         host_lead_ms=plain.host_lead_ms,
         notes={**profile.notes, note: f"{plain.step_ms:.3f}"},
     )
+
+
+def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
+    """Return the profile with its time where that step had it; as it was if that cannot
+    be.
+
+    Args:
+        step_ms: what the step takes that keeps everything.
+    """
+    marks = list(profile.marks)
+    starts = [segment.start for segment in pace.segments]
+    tail_ms = step_ms - pace.head_ms - sum(segment.ms for segment in pace.segments)
+    fits = bool(starts) and starts[0] == 0 and pace.num_marks == len(marks)
+    if not fits or starts != sorted(set(starts)) or tail_ms < 0.0:
+        return profile
+    for segment, end in zip(pace.segments, [*starts[1:], len(marks)], strict=True):
+        own = marks[segment.start : end]
+        # The host may have been blocked here, or slower there: the least of both.
+        host_ms = min(segment.host_ms, sum(mark.host_ms for mark in own))
+        lengths = _shared(segment.ms, [mark.ms for mark in own])
+        hosts = _shared(host_ms, [mark.host_ms for mark in own])
+        marks[segment.start : end] = [
+            replace(mark, ms=ms, host_ms=host)
+            for mark, ms, host in zip(own, lengths, hosts, strict=True)
+        ]
+        if segment.reads_back:
+            marks[segment.start] = replace(marks[segment.start], reads_back=True)
+    return replace(
+        profile,
+        marks=tuple(marks),
+        head_ms=pace.head_ms,
+        head_host_ms=min(profile.head_host_ms, pace.head_host_ms),
+        tail_ms=tail_ms,
+    )
+
+
+def _shared(total: float, parts: list[float]) -> list[float]:
+    """Return the total, shared out as the parts are."""
+    whole = sum(parts)
+    if whole <= 0.0:
+        return [total / len(parts)] * len(parts)
+    return [total * part / whole for part in parts]
 
 
 def _host_factor(profile: Profile, plain: PlainTimes) -> float:

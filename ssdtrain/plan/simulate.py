@@ -165,6 +165,8 @@ class Run:
             memory = self._live_bytes + line.other_bytes[mark]
             if mark < last_mark or last_mark == 0:
                 self._measure(mark, memory, detailed)
+            if line.reads_back[mark]:
+                self._read_back_result(item)
             rank.run(0.0, line.length_ms[mark])
             self._wait_for_host(item, line.host_ms[mark])
         self._finish()
@@ -186,6 +188,13 @@ class Run:
                 self._rank.host += cost.use_ms  # for the sake of another
             self._rank.host += self._rebuild_host_ms(used)
         self._rank.host += self._handle_ms * line.num_handles[mark]
+
+    def _read_back_result(self, item: int) -> None:
+        """Wait for all copies out: the copy engine serves in order."""
+        rank = self._rank
+        if rank.out is rank.d2h:
+            self._wait(rank.d2h.free, item, Wait.COPY_OUT)
+        rank.host = max(rank.host, self._compute.free)
 
     def _rebuild_host_ms(self, item: int) -> float:
         """Return by how much its first use is dearer than `HostCosts` says."""

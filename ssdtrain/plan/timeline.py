@@ -60,6 +60,7 @@ class Timeline:
         self.other_bytes = [mark.other_bytes for mark in profile.marks]
         self.host_ms = [mark.host_ms for mark in profile.marks]
         self.num_handles = [mark.num_handles for mark in profile.marks]
+        self.reads_back = [mark.reads_back for mark in profile.marks]
         out, into = profile.links.ways
         self.copy_out_ms = self._times(out.seconds)
         self.copy_in_ms = self._times(into.seconds)

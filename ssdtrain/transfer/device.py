@@ -441,7 +441,8 @@ class CudaDevice:
         """
         buffer.zero_()
         num_bytes = buffer.untyped_storage().nbytes()
-        result = self._runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
+        with torch.cuda.device(self._index):  # a thread begins on the first device
+            result = self._runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
         return int(result) == 0
 
     def unpin(self, buffer: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +82,10 @@ class PinnedPool:
         self._lives: dict[int, _Life] = {}
         self._lost: deque[_Life] = deque()
         self._changed = threading.Condition()
+        self._making_bytes = 0
+        """Of buffers that a thread is making: in `_total_bytes` already."""
+        self._maker: threading.Thread | None = None
+        self._closed = False
 
     @property
     def used_bytes(self) -> int:
@@ -125,8 +130,71 @@ class PinnedPool:
         with self._changed:
             self._changed.wait(timeout_s)
 
+    def prepare(self, sizes: Iterable[int], soon: Iterable[int] = ()) -> None:
+        """Make buffers for these tensors, as far as there are none, on a thread:
+        pinning takes a second for ten GB. `is_prepared` when it is over.
+
+        Args:
+            sizes: bytes of tensors that will be here at one time.
+            soon: bytes of taken buffers that will be free by then.
+        """
+        wanted, there = sorted(map(round_up, sizes)), list(soon)
+        if wanted:
+            self._maker = threading.Thread(
+                target=self._make_all,
+                args=(wanted, there, self._maker),
+                name="ssdtrain-pin",
+                daemon=True,
+            )
+            self._maker.start()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether no thread makes buffers."""
+        return self._maker is None or not self._maker.is_alive()
+
+    def _missing(self, wanted: list[int], there: list[int]) -> list[int]:
+        """Sizes for which no buffer is free, of these that are wanted."""
+        with self._changed:
+            free = sorted([*(capacity for capacity, *_ in self._free), *there])
+        missing = []
+        for size in wanted:
+            at = bisect_left(free, size)
+            if at < len(free) and free[at] - size <= MAX_WASTE * free[at]:
+                del free[at]
+            else:
+                missing.append(size)
+        return missing
+
+    def _make_all(
+        self, wanted: list[int], there: list[int], before: threading.Thread | None
+    ) -> None:
+        if before is not None:
+            before.join()
+        for size in self._missing(wanted, there):
+            with self._changed:
+                if self._closed or self._total_bytes + size > self.cap_bytes:
+                    return
+                self._total_bytes += size
+                self._making_bytes += size
+            memory = page_aligned(size)
+            pinned = self._device.pin(memory)
+            with self._changed:
+                self._making_bytes -= size
+                if not pinned:
+                    self._total_bytes -= size
+                    self.pin_failures += 1
+                    return
+                buffer = self._alive(Buffer(memory))
+                self._serial += 1
+                insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""
+        self._closed = True
+        if self._maker is not None:
+            self._maker.join()
         with self._changed:
             while self._free:
                 self._drop(self._free.pop()[2])
@@ -141,8 +209,9 @@ class PinnedPool:
                 buffer = self._alive(Buffer(life.memory))
                 self._serial += 1
                 insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
-        self._total_bytes = sum(life.memory.numel() for life in self._lives.values())
-        self._used_bytes = self._total_bytes - sum(free[0] for free in self._free)
+        made_bytes = sum(life.memory.numel() for life in self._lives.values())
+        self._total_bytes = made_bytes + self._making_bytes
+        self._used_bytes = made_bytes - sum(free[0] for free in self._free)
 
     def _alive(self, buffer: Buffer) -> Buffer:
         life = _Life(buffer, self._lost.append)

@@ -9,7 +9,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.remat.modes import ENTRIES, mode_stands, without_modes
+from ssdtrain.remat.modes import ENTRIES, Entries, mode_stands, without_modes
 
 
 class Seeing(TorchDispatchMode):
@@ -27,35 +27,33 @@ class Seeing(TorchDispatchMode):
 
 
 def test_entries_are_counted_while_somebody_listens() -> None:
-    torchs = _python_dispatch._push_mode
-    first, second = ENTRIES.listen(), ENTRIES.listen()
-    before = ENTRIES.num
+    before, entries = _python_dispatch._push_mode, Entries()
+    first, second = entries.listen(), entries.listen()
     with Seeing(), Seeing():
         assert mode_stands() == 2
     first()
     with Seeing():
         pass
-    assert ENTRIES.num == before + 3
+    assert entries.num == 3
     second()
-    assert _python_dispatch._push_mode is torchs
+    assert _python_dispatch._push_mode is before
     with Seeing():
         pass
-    assert ENTRIES.num == before + 3
+    assert entries.num == 3
 
 
 def test_whoever_wraps_ours_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchs = _python_dispatch._push_mode
-    stop = ENTRIES.listen()
+    before, entries = _python_dispatch._push_mode, Entries()
+    stop = entries.listen()
     ours = _python_dispatch._push_mode
     monkeypatch.setattr(_python_dispatch, "_push_mode", lambda mode: ours(mode))
     stop()
-    before = ENTRIES.num
     with Seeing():
         pass
-    assert ENTRIES.num == before + 1
+    assert entries.num == 1
     monkeypatch.undo()
-    ENTRIES.listen()()
-    assert _python_dispatch._push_mode is torchs
+    entries.listen()()
+    assert _python_dispatch._push_mode is before
 
 
 def test_without_modes_nothing_is_seen() -> None:

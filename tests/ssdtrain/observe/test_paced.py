@@ -1,0 +1,206 @@
+"""A step timed mark by mark: what it counts, what it finds, and what it leaves."""
+
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.observe import paced
+from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, looked_at
+from ssdtrain.observe.planner import Planner
+from ssdtrain.plan.calibrate import Corrections, Pace, Segment, corrected
+from ssdtrain.plan.calibrate import paced as with_pace
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Wait
+from ssdtrain.plan.profile import Phase, Profile
+from ssdtrain.plan.simulate import keep_all, simulate
+from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.plan.profiles import MB, chain
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(8)]
+        self.parts = nn.ModuleList(parts)
+        self.reads: Callable[[], bool] = lambda: False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        if self.reads():  # as torch says it
+            warnings.warn(SYNCHRONIZES, stacklevel=1)
+        return x.sum()
+
+
+def train(net: Net, steps: int) -> list[list[torch.Tensor]]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.linspace(-1, 1, 32).view(4, 8)).backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        optimizer.step()
+    return found
+
+
+@pytest.fixture
+def paces(monkeypatch: pytest.MonkeyPatch) -> list[Pace | None]:
+    """What paced steps find; there is room for them."""
+    found: list[Pace | None] = []
+    told = Paced.pace
+
+    def pace(self: Paced) -> Pace | None:
+        found.append(told(self))
+        return found[-1]
+
+    monkeypatch.setattr(Paced, "pace", pace)
+    monkeypatch.setattr(Planner, "_may_run_plain", lambda self: True)
+    return found
+
+
+def test_a_paced_step_stands_behind_the_plain_ones(paces: list[Pace | None]) -> None:
+    """Its gradients are plain's, and it finds every moment."""
+    theirs, net = train(Net(), 8), Net()
+    with ssdtrain.offload(net, target="host", min_bytes=1, recompute="off") as session:
+        assert same_bits(train(net, 8), theirs)
+        (found,) = paces
+        profile = session.profile
+    assert found is not None and profile is not None
+    assert [one.start for one in found.segments] == looked_at(profile)
+    assert found.num_marks == len(profile.marks)
+    assert "plain_step_ms" in profile.notes
+
+
+def test_another_program_has_no_pace(paces: list[Pace | None]) -> None:
+    class Shorter(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if isinstance(session.cache.bypass, Paced):
+                return self.parts[0](x).sum()  # type: ignore[no-any-return]
+            return super().forward(x)
+
+    net = Shorter()
+    settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
+    with ssdtrain.offload(net, **settings) as session:
+        train(net, 6)
+        assert paces == [None] and session.plan is not None
+
+
+def test_where_the_clock_is_read() -> None:
+    profile = chain(30)
+    marks = looked_at(profile)
+    assert marks[0] == 0 and marks[-1] == 59 and 30 in marks
+    assert all(after - one <= STRIDE for one, after in pairwise(marks))
+
+
+def uneven() -> tuple[Profile, Pace]:
+    """Four marks of 1 ms and four of 2 ms; really the third takes 6 ms, and reads."""
+    profile = chain(4)
+    parts = [(0, 0.5, 0.1), (2, 6.0, 5.0), (3, 0.5, 0.1), (4, 8.0, 1.0)]
+    segments = tuple(
+        Segment(start=start, ms=ms, host_ms=host, reads_back=start == 2)
+        for start, ms, host in parts
+    )
+    return profile, Pace(num_marks=8, head_ms=0.25, head_host_ms=0.2, segments=segments)
+
+
+def test_marks_take_what_their_segment_took() -> None:
+    profile, pace = uneven()
+    found = with_pace(profile, pace, step_ms=17.0)
+    assert [mark.ms for mark in found.marks] == [
+        0.25,
+        0.25,
+        6.0,
+        0.5,
+        2.0,
+        2.0,
+        2.0,
+        2.0,
+    ]
+    assert [mark.reads_back for mark in found.marks].index(True) == 2
+    assert found.head_ms == 0.25 and found.tail_ms == 17.0 - 15.25
+    assert found.compute_ms == pytest.approx(17.0)
+    by = Corrections(plain=(17.0, 7.25, 0.0, 0.0), pace=pace)
+    assert corrected(profile, by).marks == found.marks
+
+
+@pytest.mark.parametrize("step_ms, num_marks", [(15.0, 8), (17.0, 9)])
+def test_a_pace_that_cannot_be_is_not_taken(step_ms: float, num_marks: int) -> None:
+    profile, pace = uneven()
+    pace = Pace(**{**vars(pace), "num_marks": num_marks})
+    assert with_pace(profile, pace, step_ms) == profile
+
+
+def test_a_result_that_is_read_back_waits_for_the_copies_out() -> None:
+    """Four copies of 3 ms, forward of 4 ms: the third mark comes when 9 ms are over."""
+    slow = chain(4, num_bytes=3 * MB, gb_per_s=1.0)
+    orders = {
+        kind: tuple(
+            Order(
+                name=order.name,
+                num_bytes=order.num_bytes,
+                placement=Placement.OFFLOAD,
+            )
+            for order in own
+        )
+        for kind, own in keep_all(Timeline(slow)).items()
+    }
+    free = simulate(Timeline(slow), orders)
+    marks = list(slow.marks)
+    marks[2] = type(marks[2])(**{**vars(marks[2]), "reads_back": True})
+    reads = Profile(**{**vars(slow), "marks": tuple(marks)})
+    bound = simulate(Timeline(reads), orders)
+    assert free.waits == {}
+    # Two copies and the third are on their way when 2 ms are over.
+    assert bound.waits[Wait.COPY_OUT.value] == pytest.approx(9.0 - 2.0)
+    assert simulate(Timeline(reads), keep_all(Timeline(reads))).waits == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_is_heard_and_nothing_else_changes() -> None:
+    filters, show = list(warnings.filters), warnings.showwarning
+    heard: list[int] = []
+    with paced._heard(SYNCHRONIZES, lambda: heard.append(1)):
+        for _ in range(2):
+            warnings.warn(f"item {SYNCHRONIZES} (here)", stacklevel=1)
+        with pytest.raises(UserWarning, match="another"):
+            warnings.warn("another", stacklevel=1)
+    assert heard == [1, 1]
+    assert warnings.filters == filters and warnings.showwarning is show
+    with pytest.raises(UserWarning, match=SYNCHRONIZES):
+        warnings.warn(SYNCHRONIZES, stacklevel=1)
+
+
+def test_what_is_read_back_has_its_segment(
+    monkeypatch: pytest.MonkeyPatch, paces: list[Pace | None]
+) -> None:
+    """On a GPU torch is asked to warn; here the model does."""
+    modes: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    init = Paced.__init__
+
+    def listening(self: Paced, *args: Any, listens: bool) -> None:
+        init(self, *args, listens=True)
+
+    monkeypatch.setattr(Paced, "__init__", listening)
+    net = Net()
+    with ssdtrain.offload(net, target="host", min_bytes=1, recompute="off") as session:
+        net.reads = lambda: isinstance(session.cache.bypass, Paced)
+        train(net, 8)
+        (found,) = paces
+        profile = session.profile
+    assert modes == ["warn", "default"]
+    assert found is not None and profile is not None
+    (at,) = [one.start for one in found.segments if one.reads_back]
+    last = max(n for n, m in enumerate(profile.marks) if m.phase is Phase.FORWARD)
+    assert last - STRIDE <= at <= last

@@ -1,0 +1,82 @@
+"""Pinned memory that is made before it is needed."""
+
+import threading
+
+import pytest
+from torch import Tensor
+
+from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer.pinned import COARSE_BYTES, GRAIN_BYTES, PinnedPool
+
+
+class Device(CpuDevice):
+    """Tells by which threads memory was pinned; refuses from some number on."""
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+        self.num_unpinned = 0
+        self._most = most
+
+    def pin(self, buffer: Tensor) -> bool:
+        self.threads.append(threading.current_thread().name)
+        return len(self.threads) <= self._most
+
+    def unpin(self, buffer: Tensor) -> None:
+        self.num_unpinned += 1
+
+
+def prepared(pool: PinnedPool, sizes: list[int], soon: list[int] | None = None) -> None:
+    pool.prepare(sizes, soon or [])
+    assert pool._maker is not None
+    pool._maker.join()
+    assert pool.is_prepared
+
+
+def test_what_is_prepared_is_taken_without_pinning() -> None:
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    sizes = [GRAIN_BYTES, 3 * COARSE_BYTES, 3 * COARSE_BYTES]
+    prepared(pool, sizes)
+    assert device.threads == ["ssdtrain-pin"] * 3
+    taken = [pool.take(size) for size in sizes]
+    assert all(taken) and len(device.threads) == 3
+    assert pool.used_bytes == pool.total_bytes == sum(sizes)
+
+
+def test_only_what_is_missing_is_made() -> None:
+    """Beside what is free, and what the plan before will give back."""
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    free, used = pool.take(4 * COARSE_BYTES), pool.take(2 * COARSE_BYTES)
+    assert free is not None and used is not None
+    pool.give(free)
+    sizes = [4 * COARSE_BYTES, 2 * COARSE_BYTES, 5 * COARSE_BYTES]
+    prepared(pool, sizes, [used.capacity_bytes])
+    assert device.threads.count("ssdtrain-pin") == 1
+    prepared(pool, sizes, [used.capacity_bytes])
+    assert device.threads.count("ssdtrain-pin") == 1
+
+
+def test_it_stays_within_the_cap() -> None:
+    device = Device()
+    pool = PinnedPool(device, 8 * COARSE_BYTES)
+    prepared(pool, [3 * COARSE_BYTES] * 5)
+    assert pool.total_bytes == 6 * COARSE_BYTES
+
+
+def test_the_system_may_refuse() -> None:
+    pool = PinnedPool(Device(most=1), 8 * COARSE_BYTES)
+    prepared(pool, [COARSE_BYTES] * 3)
+    assert pool.total_bytes == COARSE_BYTES and pool.pin_failures == 1
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_pool_that_is_closed_keeps_nothing(times: int) -> None:
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    for _ in range(times):
+        pool.prepare([COARSE_BYTES] * 8)
+    pool.close()
+    assert pool.is_prepared and pool.total_bytes == 0
+    assert device.num_unpinned == len(device.threads)
