@@ -121,30 +121,22 @@ class GraphArrays:
         g = self.graph
         if index is Index.ALL:
             return torch.arange(2, device=g.device) * self.rows(domain)
-        match domain:
-            case Domain.NODE:
-                return g.node_type_ptr
-            case Domain.EDGE:
-                return g.etype_ptr
-            case Domain.SRC_PAIR:
-                return self.pairs(Domain.SRC_PAIR).etype_ptr
-            case _:
-                return self.pairs(Domain.DST_PAIR).etype_ptr
+        if domain is Domain.NODE:
+            return g.node_type_ptr
+        return self._by_relation(domain).etype_ptr
 
     def type_offsets(self, domain: Domain, index: Index) -> tuple[int, ...]:
         """`type_ptr` on the host, without a copy from the device after the first."""
         g = self.graph
         if index is Index.ALL:
             return (0, self.rows(domain))
-        match domain:
-            case Domain.NODE:
-                return g.node_type_offsets
-            case Domain.EDGE:
-                return g.etype_offsets
-            case Domain.SRC_PAIR:
-                return self.pairs(Domain.SRC_PAIR).etype_offsets
-            case _:
-                return self.pairs(Domain.DST_PAIR).etype_offsets
+        if domain is Domain.NODE:
+            return g.node_type_offsets
+        return self._by_relation(domain).etype_offsets
+
+    def _by_relation(self, domain: Domain) -> HeteroGraph | CompactMap:
+        """Edges or pairs, whose rows are sorted by relation."""
+        return self.graph if domain is Domain.EDGE else self.pairs(domain)
 
     def segments(self, domain: Domain, index: Index) -> Segments:
         """The items of `domain` grouped by `index`."""

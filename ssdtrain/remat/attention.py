@@ -76,26 +76,23 @@ def cudnn(node: Producer) -> Expression | None:
     return attention(node, attend_cudnn, bias="attn_bias")
 
 
-def attend_cudnn(
+def attend_cudnn(*operands: Tensor, **constants: Any) -> Tensor:
+    """As `attend_flash`. The log-sum is asked for: without it another kernel runs."""
+    kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return _with_bias(kernel, *operands, **constants)
+
+
+def _with_bias(
+    kernel: Callable[..., Any],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None = None,
     **constants: Any,
 ) -> Tensor:
-    """As `attend_flash`. The log-sum is asked for: without it another kernel runs."""
-    output = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        query,
-        key,
-        value,
-        bias,
-        True,
-        0.0,
-        constants["causal"],
-        False,
-        scale=constants["scale"],
-    )
-    return output[0]  # type: ignore[no-any-return]
+    causal, scale = constants["causal"], constants["scale"]
+    made = kernel(query, key, value, bias, True, 0.0, causal, scale=scale)
+    return made[0]  # type: ignore[no-any-return]
 
 
 @DEAR_ATTENTION.register("ScaledDotProductEfficientAttentionBackward0")
@@ -104,25 +101,10 @@ def efficient(node: Producer) -> Expression | None:
     return attention(node, attend_efficient, bias="attn_bias")
 
 
-def attend_efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None = None,
-    **constants: Any,
-) -> Tensor:
+def attend_efficient(*operands: Tensor, **constants: Any) -> Tensor:
     """As `attend_flash`; the log-sum is asked for, as in training."""
-    output = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query,
-        key,
-        value,
-        bias,
-        True,
-        0.0,
-        constants["causal"],
-        scale=constants["scale"],
-    )
-    return output[0]  # type: ignore[no-any-return]
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return _with_bias(kernel, *operands, **constants)
 
 
 @DEAR_ATTENTION.register("ScaledDotProductFlashAttentionForCpuBackward0")

@@ -11,18 +11,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import watch
-
-
-def steps(model: Any, parameters: Any, count: int = 8) -> None:
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for _ in range(count):
-        model(torch.randn(8, 32)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+from tests.ssdtrain.tiny_models import tanhs, train
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -42,12 +31,12 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
 def test_the_reason_is_told_once(
     settings: dict[str, Any], text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = net()
+    model = tanhs()
     with (
         caplog.at_level(logging.WARNING),
         ssdtrain.offload(model, target="host", recompute="off", **settings) as session,
     ):
-        steps(model, model.parameters(), 12)
+        train(model, model.parameters(), 12)
         _ = session.steps
     found = told(caplog)
     if text is None:
@@ -63,21 +52,21 @@ def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.part = net()
+            self.part = tanhs()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.part(x)
 
     model = Whole()
     with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
-        steps(model.part, model.parameters())
+        train(model.part, model.parameters(), 8)
     (text,) = told(caplog)
     assert "no forward of the Whole" in text
     assert "pass the object that the loop calls" in text
 
 
 def test_every_forward_is_transformed(caplog: pytest.LogCaptureFixture) -> None:
-    model, x = net(), torch.randn(8, 32)
+    model, x = tanhs(), torch.randn(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
         for _ in range(4):
@@ -88,16 +77,16 @@ def test_every_forward_is_transformed(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_who_runs_now_and_then_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
-    ours, theirs = net(), net()
+    ours, theirs = tanhs(), tanhs()
     with caplog.at_level(logging.WARNING), ssdtrain.offload(ours, target="host"):
-        steps(theirs, theirs.parameters())
+        train(theirs, theirs.parameters(), 8)
     assert not told(caplog)
 
 
 def test_a_model_that_moves_behind_offload_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = net()
+    model = tanhs()
     with ssdtrain.offload(model, target="host"):
         elsewhere = torch.device("cuda", 0)
         monkeypatch.setattr(watch, "device_of", lambda _: elsewhere)
@@ -108,7 +97,7 @@ def test_a_model_that_moves_behind_offload_is_refused(
 def test_what_is_no_model_is_told_what_to_pass() -> None:
     from accelerate import Accelerator
 
-    model = net()
+    model = tanhs()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cases: list[tuple[Any, str]] = [
         (Accelerator(), "accelerator.prepare"),

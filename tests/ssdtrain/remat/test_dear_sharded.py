@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
-import ssdtrain
 from ssdtrain.cache.weights import COPIED_BYTES
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.remat.sharded import trained
 
 NARROW, WIDE = 16, 272
 """Weights of NARROW x WIDE are copied; those of WIDE x WIDE are too large for it."""
@@ -45,24 +45,8 @@ def train(rank: int, settings: dict[str, Any] | None) -> tuple[list[Tensor], Any
     for block in model:
         fully_shard(block, reshard_after_forward=True)
     fully_shard(model)
-    session = None
-    if settings is not None:
-        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + rank)
-    found = []
-    for _ in range(3):
-        loss = model(torch.randn(BATCH, NARROW)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.detach())
-    found += [p.detach().to_local().clone() for p in model.parameters()]
-    report = None
-    if session is not None:
-        report = session.last_step
-        session.close()
-    return found, report
+    return trained(model, lambda: torch.randn(BATCH, NARROW), settings)
 
 
 def on_rank(rank: int, place: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.remat.sharded import trained
 
 WIDTH = 16
 
@@ -44,24 +45,8 @@ def train(dtype: torch.dtype | None, settings: dict[str, Any] | None) -> Any:
     for block in model[:2]:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    session = None
-    if settings is not None:
-        session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1)
-    results = []
-    for _ in range(3):
-        loss = model(torch.randn(8, WIDTH)).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append(loss.detach())
-    results += [p.detach().to_local().clone() for p in model.parameters()]
-    report = None
-    if session is not None:
-        report = session.last_step
-        session.close()
-    return results, report
+    return trained(model, lambda: torch.randn(8, WIDTH), settings)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

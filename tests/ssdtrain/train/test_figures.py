@@ -4,36 +4,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import ssdtrain
 from ssdtrain.train.figures import NAMES, figures_of
+from tests.ssdtrain.tiny_models import tanhs, train
 
 SETTINGS = {"target": "host", "plan": "offload-all", "min_bytes": 1, "window_bytes": 1}
 
 
-def train(model: nn.Module, num_steps: int = 6) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(num_steps):
-        model(torch.randn(8, 32)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
-
-
 def test_the_trainers_log_has_them() -> None:
     pytest.importorskip("transformers")
-    callback, model = ssdtrain.OffloadCallback(**SETTINGS), net()
+    callback, model = ssdtrain.OffloadCallback(**SETTINGS), tanhs()
     state = SimpleNamespace(log_history=[{"loss": 1.0}])
     callback.on_train_begin(None, state, None, model=model)
     logs: dict[str, Any] = {"loss": 1.0}
     callback.on_log(None, state, None, logs=logs)
     assert logs == {"loss": 1.0}  # no report is built, and none is waited for
-    train(model)
+    train(model, model.parameters(), 6)
     callback.on_log(None, state, None, logs=logs)
     callback.on_train_end(None, state, None)
     assert set(logs) == {"loss", *(f"ssdtrain/{name}" for name in NAMES)}
@@ -43,12 +30,12 @@ def test_the_trainers_log_has_them() -> None:
 
 def test_lightnings_loggers_have_them() -> None:
     pytest.importorskip("lightning")
-    callback, model = ssdtrain.LightningCallback(**SETTINGS), net()
+    callback, model = ssdtrain.LightningCallback(**SETTINGS), tanhs()
     found: dict[str, float] = {}
     model.log_dict = found.update  # type: ignore[assignment]
     trainer = SimpleNamespace(loggers=[])
     callback.on_train_start(trainer, model)
-    train(model)
+    train(model, model.parameters(), 6)
     callback.on_train_batch_end(trainer, model, None, None, 0)
     assert not found
     trainer.loggers.append("a logger")
