@@ -24,11 +24,7 @@ from hector.functions import (
 def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> Any:
     """Equation 3.1 with c the number of neighbours in the relation."""
     for e in g.edges():
-        h = e.src.feature
-        if aggr == "max":
-            h = relation_max(h)
-        if aggr == "min":
-            h = -relation_max(-h)
+        h = _reduced(e.src.feature, aggr)
         e["msg"] = h @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)
@@ -47,11 +43,7 @@ def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> 
 def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> Any:
     """RGCN with block-diagonal weights [relations, blocks, in, out]."""
     for e in g.edges():
-        h = e.src.feature
-        if aggr == "max":
-            h = relation_max(h)
-        if aggr == "min":
-            h = -relation_max(-h)
+        h = _reduced(e.src.feature, aggr)
         e["msg"] = reshape(h, blocks, -1) @ weight[e.etype]
         if aggr != "sum":
             e["msg"] /= relation_degree(e)
@@ -61,6 +53,15 @@ def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> An
             n["out"] += e["msg"]
         n["joined"] = reshape(n["out"], -1)
     return g.ndata["joined"]
+
+
+def _reduced(h: Any, aggr: str) -> Any:
+    """The largest or smallest of a relation's neighbours; else each as it is."""
+    if aggr == "max":
+        return relation_max(h)
+    if aggr == "min":
+        return -relation_max(-h)
+    return h
 
 
 @compile()

@@ -63,8 +63,9 @@ class Block(nn.Module):
         batch, sequence, hidden = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, sequence, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        rate = DROPOUT if self.training else 0.0
         mixed = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=DROPOUT, is_causal=True
+            query, key, value, dropout_p=rate, is_causal=True
         )
         mixed = mixed.transpose(1, 2).reshape(batch, sequence, hidden)
         x = x + self.dropout(self.proj(mixed))

@@ -13,6 +13,11 @@ def where(data: Data) -> str:
     return f"{devices}{env['device']}{cpus}; torch {torch}; {date}"
 
 
+def section(text: str, head: list[str], rows: list[list[str]]) -> str:
+    """A paragraph and its table; empty where nothing was recorded."""
+    return f"{text}\n\n{markdown(head, rows)}" if rows else ""
+
+
 def markdown(head: list[str], rows: list[list[str]], column: str = "--:") -> str:
     """A table; `column` draws the line under every head but the first."""
     lines = ["| " + " | ".join(head) + " |"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.results import find
-from recipes.bench.common.text import markdown, where
+from recipes.bench.common.text import markdown, section, where
 
 TARGETS_GB = {"8192x4": 7.1, "12288x3": 8.0, "16384x2": 11.0, "6144x24": 9.0}
 OFFSET = 4e-4
@@ -54,8 +54,6 @@ def _targets(cells: dict[str, Any]) -> str:
                 _equality(auto, keep, cells.get(f"{name}/keep again")),
             ]
         )
-    if not rows:
-        return ""
     head = ["", "keep", "full recompute", "plan=auto", "predicted", "target", "equal"]
     text = (
         "**Planner.** GPT blocks (hidden x layers), bf16, host target, recipes on: "
@@ -63,7 +61,7 @@ def _targets(cells: dict[str, Any]) -> str:
         "measured and as the plan predicted; "
         "losses compared to the last bit."
     )
-    return f"{text}\n\n{markdown(head, rows)}"
+    return section(text, head, rows)
 
 
 def _equality(
@@ -159,8 +157,6 @@ def _prediction(cells: dict[str, Any]) -> str:
                 f"{found['tau']:.2f}",
             ]
         )
-    if not rows:
-        return ""
     head = ["", "plans", "widest", "step error", "constant", "overheads"]
     head += ["worst peak error", "tau"]
     text = (
@@ -170,7 +166,7 @@ def _prediction(cells: dict[str, Any]) -> str:
         "`constant` is what *same as keep* would get; `overheads` are the plans whose "
         "overhead over keep is right to a quarter of it or 1 % of a step."
     )
-    return f"{text}\n\n{markdown(head, rows)}"
+    return section(text, head, rows)
 
 
 def _regret(cells: dict[str, Any]) -> str:
@@ -231,15 +227,13 @@ def _bandwidth(cells: dict[str, Any]) -> str:
                 f"{100 * away_gb / max(cell['half_step_gb'], 1e-9):.0f} %",
             ]
         )
-    if not rows:
-        return ""
     head = ["storage", "writes", "keep", "peak", "predicted", "step", "used"]
     text = (
         "**Bandwidth.** The least peak within 1 % behind a storage of limited speed; "
         "`used` is what leaves in a step, of write bandwidth x half of forward and "
         "backward."
     )
-    return f"{text}\n\n{markdown(head, rows)}"
+    return section(text, head, rows)
 
 
 def rok(results_dir: Path) -> str:
