@@ -1,6 +1,6 @@
 """Compiles relational GNN layers to GEMM and traversal kernels (Wu, chapter 3)."""
 
-from hector.capture import CapturedBatches, CapturedStep
+from hector.capture import CapturedBatches, CapturedSampler, CapturedStep
 from hector.frontend import CompiledLayer, compile
 from hector.frontend.source import UnsupportedPythonError
 from hector.functions import (
@@ -39,6 +39,7 @@ from hector.runtime import Backend, Options
 __all__ = [
     "Backend",
     "CapturedBatches",
+    "CapturedSampler",
     "CapturedStep",
     "CompiledLayer",
     "HeteroGraph",

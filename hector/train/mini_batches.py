@@ -1,6 +1,7 @@
 """Epochs of training by sampled mini-batches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -50,15 +51,17 @@ class MiniBatches:
             trained = self._plain(parts, generator)
         else:
             trained = self._replayed(self._captured, parts, generator)
-        for part, (mean, right) in zip(parts, trained, strict=True):
-            share = part.numel() / nodes.numel()
-            loss += share * mean
-            correct += share * right
+        # Closed at once, whatever ends the loop: its threads end with it.
+        with closing(trained):
+            for part, (mean, right) in zip(parts, trained, strict=True):
+                share = part.numel() / nodes.numel()
+                loss += share * mean
+                correct += share * right
         return self._ranks.mean(loss), self._ranks.mean(correct)
 
     def _plain(
         self, parts: Sequence[Tensor], generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
         task = self._steps.task
         for part in parts:
             chosen = self._ranks.share(part)
@@ -72,7 +75,7 @@ class MiniBatches:
         batches: CapturedBatches,
         parts: Sequence[Tensor],
         generator: torch.Generator,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Generator[tuple[Tensor, Tensor], None, None]:
         """Replay a step while later batches are drawn and their features gathered."""
         task, device = self._steps.task, self._steps.task.train_nodes.device
 

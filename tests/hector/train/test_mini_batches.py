@@ -1,5 +1,6 @@
 """Training by sampled mini-batches, and by captured steps."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -72,6 +73,27 @@ def test_features_are_gathered_for_the_nodes_of_a_step() -> None:
     # The first row tells the width, and the whole graph is read to test on it.
     first, *steps, last = table.asked
     assert first == 1 and max(steps) < last
+
+
+@pytest.mark.parametrize("where", ["gather", "step"])
+def test_an_error_ends_the_threads(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Table):
+        def __getitem__(self, node_ids: Tensor) -> Tensor:
+            if where == "gather" and len(self.asked) == 3:
+                raise RuntimeError("no rows")
+            return super().__getitem__(node_ids)
+
+    if where == "step":
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no rows")
+
+        monkeypatch.setattr("hector.train.mini_batches.CapturedBatches.__call__", fail)
+    trainer = make(batch=8, fanouts=(2, 2), features=Broken(), capture=True)
+    with pytest.raises(RuntimeError, match="no rows") as kept:
+        trainer.train()
+    names = [t.name for t in threading.enumerate()]
+    assert kept.tb and not [n for n in names if n.startswith("hector-")]
 
 
 def test_gathered_features_are_padded_with_a_batch() -> None:

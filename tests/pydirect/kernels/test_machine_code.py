@@ -52,3 +52,13 @@ def test_every_load_is_in_front_of_the_first_store(cubin: Path) -> None:
         ran = subprocess.run(command, check=True, capture_output=True, text=True)
         moves = re.findall(r"LDG\.E\.NA|STG\.E(?!\S*STRONG)", ran.stdout)
         assert moves == ["LDG.E.NA"] * loads + ["STG.E"] * loads, kernel
+
+
+def test_a_pytorch_without_cuda_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    nvrtc._library.cache_clear()
+    with pytest.raises(nvrtc.KernelCompileError, match="built without CUDA"):
+        nvrtc.compile_cubin(SOURCE, "sm_90", ())

@@ -106,7 +106,13 @@ def test_numa_placement() -> None:
     except memory.HostMemoryError as error:
         pytest.skip(f"this container forbids placement: {error}")
     assert placed.fill_(1).sum() == 10
-    with pytest.raises(memory.HostMemoryError, match=r"nodes \(63,\)"):
+
+
+def test_numa_nodes_that_are_not_here() -> None:
+    """Said before the kernel is asked, which may forbid placement altogether."""
+    own = memory.HostPool(arena_bytes=1 * MIB)
+    told = r"nodes of this machine, \(0.*\), got nodes \(63,\)"
+    with pytest.raises(memory.HostMemoryError, match=told):
         own.empty((10,), numa_nodes=(63,))
 
 
