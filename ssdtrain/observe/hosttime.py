@@ -48,6 +48,7 @@ class HostMeter:
         moment: a moment of the device, for its waits inside the hooks, of one call in
             `DEVICE_PERIOD`; None: these are not asked for.
         module_of: the module of an item of a kind of lane.
+        is_autograds: whether autograd calls `pack` now, and no region, for its inputs.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class HostMeter:
         now: Callable[[], int] = time.monotonic_ns,
         moment: Callable[[], Any] | None = None,
         module_of: Callable[[str, int], str] = lambda kind, item: "",
+        is_autograds: Callable[[], bool] = lambda: True,
     ) -> None:
         self.now = now
-        self.num_calls = 0
-        """Of the hooks, so far."""
+        self.num_calls = self.num_packs = 0
+        """Of the hooks, so far; of these, of `pack` by autograd."""
+        self._is_autograds = is_autograds
         self.device_spans = None if moment is None else HookSpans(DEVICE_PERIOD)
         self._moment = moment
         self._before: Any = None
@@ -79,6 +82,7 @@ class HostMeter:
             if self._entered is not None:  # a recipe stores an input of its own
                 return pack(tensor)
             self._enter()
+            self.num_packs += self._is_autograds()
             handle = None
             try:
                 handle = pack(tensor)

@@ -83,6 +83,8 @@ class _Row:
     """Host time up to it, outside of the hooks."""
     num_calls: int = 0
     """Of the hooks, up to it."""
+    num_packs: int = 0
+    """Of these, of `pack`."""
 
 
 class _HostTimes(NamedTuple):
@@ -212,6 +214,7 @@ class Recording(Observer):
                 node,
                 host_ns=self._meter.outside_ns(),
                 num_calls=self._meter.num_calls,
+                num_packs=self._meter.num_packs,
             )
         )
         self._meter.exclude(start_ns)
@@ -245,9 +248,9 @@ class Recording(Observer):
         if memory is not None:  # since the last mark: the optimizer's step
             self._rest_bytes = memory.max_allocated_bytes - self._base_bytes
 
-    def calls(self) -> list[int]:
-        """Return the number of each mark's call among all calls of the hooks."""
-        return [row.num_calls for row in self._rows if row.end is not None]
+    def packs(self) -> list[int]:
+        """Return how often `pack` was called up to each mark, its own call included."""
+        return [row.num_packs for row in self._rows if row.end is not None]
 
     def _read_peak(self) -> None:
         memory = self._device.memory()

@@ -4,8 +4,9 @@
 The observed step is slow where tensors are many, and at its usual pace where one
 operator takes long. One factor for the whole step would make the first look too long,
 and copies would be planned into time that is not there. So a step behind the plain one
-is run under hooks that keep every tensor and do nothing else. They count their calls as
-the observed step's hooks were counted, and at some of the marks they take the time.
+is run under hooks that keep every tensor and do nothing else. They take the time at
+some of the marks: a tensor is known by the number of its `pack`, and in backward by its
+handle.
 
 [Note: results that are read back]
 A loss that the host reads (`item`, in the model or in the loop) is copied out like any
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +32,7 @@ from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.traced import untraced
 from ssdtrain.plan.calibrate import Pace, Segment
 from ssdtrain.plan.profile import Phase, Profile
+from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.modes import mode_stands, without_modes
 
 STRIDE = 8
@@ -48,25 +51,31 @@ class Moment(NamedTuple):
     host_ns: int
 
 
+class Watched(NamedTuple):
+    """What autograd holds of a tensor whose use is a mark to look at."""
+
+    handle: Any
+    mark: int
+
+
 class Paced(Bypass):
     """Times one step at some of its marks. See [Note: pace].
 
     Args:
-        calls: number of each mark's call among all calls of the hooks, from 1.
-        profile: whose marks they are.
+        profile: of the observed step, whose marks they are.
+        packs: how often `pack` was called up to each mark, its own call included.
         listens: whether to find results that are read back; on a GPU.
     """
 
     def __init__(
-        self, cache: TensorCache, profile: Profile, calls: list[int], *, listens: bool
+        self, cache: TensorCache, profile: Profile, packs: list[int], *, listens: bool
     ) -> None:
         super().__init__(cache.ledger.clock)
         self._cache = cache
         self._listens = listens
-        wanted = looked_at(profile)
-        self._wanted = [(calls[mark], mark) for mark in reversed(wanted)]
-        self._num_marks, self._num_wanted = len(profile.marks), len(wanted)
-        self._num_calls = 0
+        self._num_marks, self._num_packs = len(profile.marks), 0
+        self._to_pack, self._to_use = looked_at(profile, packs)
+        self._num_wanted = len(self._to_pack) + len(self._to_use)
         self._moments: list[Moment] = []
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
@@ -83,9 +92,11 @@ class Paced(Bypass):
     def pace(self) -> Pace | None:
         """What was found; None if the step was another one. Waits for the device."""
         moments, ms = self._moments, self._clock.ms_between
-        if len(moments) != self._num_wanted or not self._forwards:
+        marks = [one.mark for one in moments]
+        if len(marks) != self._num_wanted or marks != sorted(marks):
             return None
-        nexts = [*moments[1:], moments[-1]]
+        if not marks or not self._forwards:
+            return None
         return Pace(
             num_marks=self._num_marks,
             head_ms=ms(self._forwards[0][0], moments[0].device),
@@ -97,29 +108,35 @@ class Paced(Bypass):
                     host_ms=(after.host_ns - one.host_ns) / 1e6,
                     reads_back=number in self._reads,
                 )
-                for number, (one, after) in enumerate(zip(moments, nexts, strict=True))
+                for number, (one, after) in enumerate(pairwise(moments))
             ),
+            end=marks[-1],
         )
 
-    def _count(self) -> None:
-        self._num_calls += 1
-        if self._wanted and self._wanted[-1][0] == self._num_calls:
-            _, mark = self._wanted.pop()
-            now = self._clock.now()
-            self._moments.append(Moment(mark, now, time.monotonic_ns()))
+    def _note(self, mark: int) -> None:
+        moment = Moment(mark, self._clock.now(), time.monotonic_ns())
+        self._moments.append(moment)
 
     def _pack(self, tensor: Tensor) -> Any:
         if mode_stands():
             with without_modes():
                 return self._pack(tensor)
-        self._count()
-        base = tensor._base
+        self._num_packs += 1
+        mark = self._to_pack.get(self._num_packs)
+        if mark is not None:
+            self._note(mark)
+        base, use = tensor._base, self._to_use.get(self._num_packs)
+        handle: Any
         if type(tensor) is Tensor and (base is None or type(base) is Tensor):
-            return KeptHandle((tensor.detach(), tensor._version))
-        return self._cache.pack_staying(tensor)
+            handle = KeptHandle((tensor.detach(), tensor._version))
+        else:
+            handle = self._cache.pack_staying(tensor)
+        return handle if use is None else Watched(handle, use)
 
     def _unpack(self, handle: Any) -> Tensor:
-        self._count()
+        if type(handle) is Watched:
+            self._note(handle.mark)
+            handle = handle.handle
         return self._cache.unpack(handle)
 
     @contextmanager
@@ -128,7 +145,7 @@ class Paced(Bypass):
         if not self._listens or torch.cuda.get_sync_debug_mode():
             yield
             return
-        with _heard(SYNCHRONIZES, self._read_back):
+        with heard(SYNCHRONIZES, self._read_back):
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield
@@ -141,7 +158,7 @@ class Paced(Bypass):
 
 
 @contextmanager
-def _heard(text: str, hear: Callable[[], None]) -> Iterator[None]:
+def heard(text: str, hear: Callable[[], None]) -> Iterator[None]:
     """Call `hear` for each warning with this text, instead of showing it; the filters
     of others stay in force for all others."""
     show = warnings.showwarning
@@ -165,15 +182,35 @@ def _heard(text: str, hear: Callable[[], None]) -> Iterator[None]:
             warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def looked_at(profile: Profile) -> list[int]:
-    """Marks at which the clock is read: the first and the last one, some of them all
-    along, both ends of whatever takes long, and where backward starts."""
-    marks = profile.marks
+def looked_at(
+    profile: Profile, packs: list[int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Marks at which the clock is read, by the number of a call of `pack`: of those at
+    which it is called, and of those at which what it took is used, once.
+
+    They are the first one, some all along, both ends of whatever takes long, and the
+    start of backward, each as near as a mark can be recognized.
+    """
+    marks, timeline = profile.marks, Timeline(profile)
     long_ms = LONG_SHARE * profile.compute_ms
-    found = {0, len(marks) - 1, *range(0, len(marks), STRIDE)}
+    to_pack: dict[int, int] = {}
+    to_use: dict[int, int] = {}
+    since, wanted = STRIDE, True
     for number, mark in enumerate(marks):
-        if mark.ms >= long_ms:
-            found |= {number, min(number + 1, len(marks) - 1)}
-        if number and mark.phase is not marks[number - 1].phase is Phase.FORWARD:
-            found.add(number)
-    return sorted(found)
+        item = timeline.item_of_mark[number]
+        at = timeline.pack_mark[item]
+        is_pack = mark.phase is Phase.FORWARD
+        # What a region or a recipe reads is stored without a call of its own.
+        own = packs[at] != (packs[at - 1] if at else 0)
+        ours = to_pack if is_pack else to_use
+        known = own and packs[at] not in ours
+        if not is_pack:
+            known = known and timeline.uses[item] == [number]
+        before = marks[number - 1] if number else mark
+        wanted |= before.ms >= long_ms or mark.ms >= long_ms
+        wanted |= before.phase is not mark.phase or since >= STRIDE
+        since += 1
+        if known and wanted:
+            ours[packs[at]] = number
+            since, wanted = 1, False
+    return to_pack, to_use

@@ -147,8 +147,8 @@ class Planner:
         self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
-        self._calls: list[int] = []
-        """Of the marks of the last observed step: see `Paced`."""
+        self._packs: list[int] = []
+        """Up to each mark of the last observed step: see `Paced`."""
         self._without_hooks = False
         """Whether the plain step is one, and not that of regions."""
         self._idle_host_ms = float("inf")
@@ -269,7 +269,9 @@ class Planner:
         cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = cache.timer = None
-        self._meter = cache.meter = HostMeter(self._away)
+        self._meter = cache.meter = HostMeter(
+            self._away, is_autograds=lambda: cache.course.storing < 0
+        )
         cache.ledger.clock.keep_spans = True
         self._pinned_bytes = cache.offloader.pool.total_bytes
         self._num_spans = len(self._trace.spans())
@@ -353,7 +355,7 @@ class Planner:
             self._correct(PlainTimes(step_ms, forward_ms, host_ms, -behind_ms))
             if self._without_hooks and self._seen is not None:
                 cache.bypass = Paced(
-                    cache, self._seen, self._calls, listens=self._is_on_gpu
+                    cache, self._seen, self._packs, listens=self._is_on_gpu
                 )
             else:
                 self._plan()
@@ -638,7 +640,7 @@ class Planner:
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
-        self._calls = recording.calls()
+        self._packs = recording.packs()
         if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:

@@ -75,10 +75,11 @@ class Pace:
     num_marks: Natural
     """Of the profile."""
     head_ms: Duration
-    """From the start of the first forward to the first mark."""
+    """From the start of the first forward to the first segment."""
     head_host_ms: Duration
     segments: tuple[Segment, ...]
-    """The first one starts at the first mark, the last one at the last."""
+    end: Natural
+    """The mark at which the last one ends; those from there on are as they were."""
 
 
 class RegionTimes(NamedTuple):
@@ -202,12 +203,24 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
         step_ms: what the step takes that keeps everything.
     """
     marks = list(profile.marks)
-    starts = [segment.start for segment in pace.segments]
-    tail_ms = step_ms - pace.head_ms - sum(segment.ms for segment in pace.segments)
-    fits = bool(starts) and starts[0] == 0 and pace.num_marks == len(marks)
-    if not fits or starts != sorted(set(starts)) or tail_ms < 0.0:
+    starts = [*(segment.start for segment in pace.segments), pace.end]
+    left_ms = sum(mark.ms for mark in marks[pace.end :])
+    tail_ms = step_ms - pace.head_ms - left_ms
+    tail_ms -= sum(segment.ms for segment in pace.segments)
+    fits = pace.num_marks == len(marks) and starts == sorted(set(starts))
+    if not fits or tail_ms < 0.0:
         return profile
-    for segment, end in zip(pace.segments, [*starts[1:], len(marks)], strict=True):
+    before = marks[: starts[0]]
+    head_ms, *lengths = _shared(
+        pace.head_ms, [profile.head_ms, *(mark.ms for mark in before)]
+    )
+    own_ms = [profile.head_host_ms, *(mark.host_ms for mark in before)]
+    head_host_ms, *hosts = _shared(min(pace.head_host_ms, sum(own_ms)), own_ms)
+    marks[: starts[0]] = [
+        replace(mark, ms=ms, host_ms=host)
+        for mark, ms, host in zip(before, lengths, hosts, strict=True)
+    ]
+    for segment, end in zip(pace.segments, starts[1:], strict=True):
         own = marks[segment.start : end]
         # The host may have been blocked here, or slower there: the least of both.
         host_ms = min(segment.host_ms, sum(mark.host_ms for mark in own))
@@ -222,8 +235,8 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
     return replace(
         profile,
         marks=tuple(marks),
-        head_ms=pace.head_ms,
-        head_host_ms=min(profile.head_host_ms, pace.head_host_ms),
+        head_ms=head_ms,
+        head_host_ms=head_host_ms,
         tail_ms=tail_ms,
     )
 

@@ -44,7 +44,7 @@ PART = 128
 """Items, marks or orders that are written or read at once: about a millisecond."""
 OF_ORDERS = '[["plan", "orders", '
 """How the lines of an answer begin that hold orders."""
-TURN_S = 0.003
+TURN_S = 0.0045
 """The training thread begins no other part in a step after this time."""
 
 

@@ -138,10 +138,10 @@ def test_an_error_leaves_the_scope(everything: dict[str, Any]) -> None:
 
 def test_threads_have_scopes_of_their_own(everything: dict[str, Any]) -> None:
     """A decorated method of one module, run by two threads at once."""
-    both = threading.Barrier(2)
+    both, models = threading.Barrier(2), [made(False), made(False)]
 
     def run(at: int, found: list[Any]) -> None:
-        model = made(False)
+        model = models[at]
         inner: Callable[[Tensor], Tensor] = model.decorated
 
         def meeting(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.observe import paced
-from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, looked_at
+from ssdtrain.cache.regions import Choice
+from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.calibrate import Corrections, Pace, Segment, corrected
 from ssdtrain.plan.calibrate import paced as with_pace
@@ -68,15 +69,22 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> list[Pace | None]:
     return found
 
 
-def test_a_paced_step_stands_behind_the_plain_ones(paces: list[Pace | None]) -> None:
-    """Its gradients are plain's, and it finds every moment."""
+@pytest.mark.parametrize("choice", [Choice.NONE, Choice.ALL])
+def test_a_paced_step_stands_behind_the_plain_ones(
+    paces: list[Pace | None], monkeypatch: pytest.MonkeyPatch, choice: Choice
+) -> None:
+    """Its gradients are plain's, and it finds every moment; also where all regions ran
+    again in the observed step."""
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)
     theirs, net = train(Net(), 8), Net()
-    with ssdtrain.offload(net, target="host", min_bytes=1, recompute="off") as session:
+    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         assert same_bits(train(net, 8), theirs)
         (found,) = paces
         profile = session.profile
     assert found is not None and profile is not None
-    assert [one.start for one in found.segments] == looked_at(profile)
+    assert len(found.segments) > len(profile.marks) // (2 * STRIDE)
+    assert found.end > 0.8 * len(profile.marks)
+    assert bool(profile.regions) == (choice is Choice.ALL)
     assert found.num_marks == len(profile.marks)
     assert "plain_step_ms" in profile.notes
 
@@ -96,21 +104,37 @@ def test_another_program_has_no_pace(paces: list[Pace | None]) -> None:
 
 
 def test_where_the_clock_is_read() -> None:
+    """All along, where backward starts, and around the one that takes long."""
     profile = chain(30)
-    marks = looked_at(profile)
-    assert marks[0] == 0 and marks[-1] == 59 and 30 in marks
-    assert all(after - one <= STRIDE for one, after in pairwise(marks))
+    marks = list(profile.marks)
+    marks[11] = replace(marks[11], ms=50.0)
+    long = replace(profile, marks=tuple(marks))
+    packs = [min(2 * n, 60) for n in range(1, 61)]  # a parameter each
+    to_pack, to_use = looked_at(long, packs)
+    assert {0, 11, 12} <= set(to_pack.values())
+    assert all(packs[mark] == number for number, mark in to_pack.items())
+    assert 30 in to_use.values()
+    assert all(packs[59 - mark] == number for number, mark in to_use.items())
+    found = sorted([*to_pack.values(), *to_use.values()])
+    assert all(after - one <= STRIDE for one, after in pairwise(found))
+
+
+def test_what_has_no_call_of_its_own_is_not_looked_at() -> None:
+    packs = [1, 1, 1, 2, 2, 2, 2, 2]
+    to_pack, to_use = looked_at(chain(4), packs)
+    assert to_pack == {1: 0, 2: 3} and set(to_use) <= {1, 2}
 
 
 def uneven() -> tuple[Profile, Pace]:
     """Four marks of 1 ms and four of 2 ms; really the third takes 6 ms, and reads."""
     profile = chain(4)
-    parts = [(0, 0.5, 0.1), (2, 6.0, 5.0), (3, 0.5, 0.1), (4, 8.0, 1.0)]
+    parts = [(0, 0.5, 0.1), (2, 6.0, 5.0), (3, 0.5, 0.1), (4, 4.0, 1.0)]
     segments = tuple(
         Segment(start=start, ms=ms, host_ms=host, reads_back=start == 2)
         for start, ms, host in parts
     )
-    return profile, Pace(num_marks=8, head_ms=0.25, head_host_ms=0.2, segments=segments)
+    pace = Pace(num_marks=8, head_ms=0.25, head_host_ms=0.2, segments=segments, end=6)
+    return profile, pace
 
 
 def test_marks_take_what_their_segment_took() -> None:
@@ -130,7 +154,7 @@ def test_marks_take_what_their_segment_took() -> None:
     assert found.head_ms == 0.25 and found.tail_ms == 17.0 - 15.25
     assert found.compute_ms == pytest.approx(17.0)
     by = Corrections(plain=(17.0, 7.25, 0.0, 0.0), pace=pace)
-    assert corrected(profile, by).marks == found.marks
+    assert corrected(profile, by).marks[:6] == found.marks[:6]
 
 
 @pytest.mark.parametrize("step_ms, num_marks", [(15.0, 8), (17.0, 9)])
@@ -168,13 +192,13 @@ def test_a_result_that_is_read_back_waits_for_the_copies_out() -> None:
 @pytest.mark.filterwarnings("error")
 def test_a_warning_is_heard_and_nothing_else_changes() -> None:
     filters, show = list(warnings.filters), warnings.showwarning
-    heard: list[int] = []
-    with paced._heard(SYNCHRONIZES, lambda: heard.append(1)):
+    told: list[int] = []
+    with heard(SYNCHRONIZES, lambda: told.append(1)):
         for _ in range(2):
             warnings.warn(f"item {SYNCHRONIZES} (here)", stacklevel=1)
         with pytest.raises(UserWarning, match="another"):
             warnings.warn("another", stacklevel=1)
-    assert heard == [1, 1]
+    assert told == [1, 1]
     assert warnings.filters == filters and warnings.showwarning is show
     with pytest.raises(UserWarning, match=SYNCHRONIZES):
         warnings.warn(SYNCHRONIZES, stacklevel=1)
