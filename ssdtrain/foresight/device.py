@@ -14,7 +14,8 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.features import names_of, row_of
-from ssdtrain.foresight.host import HostTable
+from ssdtrain.foresight.host import HostTable, PythonCost
+from ssdtrain.foresight.laws import Law, law_us
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS, Spec, rated
 from ssdtrain.foresight.trees import Forest
@@ -38,6 +39,8 @@ class Device:
 
     spec: Spec
     forests: Mapping[Family, Forest] = field(default_factory=dict)
+    laws: Mapping[Family, Law] = field(default_factory=dict)
+    """Closed forms that the forests were learned beside; the roofline's elsewhere."""
     errors: Mapping[Family, float] = field(default_factory=dict)
     """Held-out geometric mean error of each family's model."""
     scales: Mapping[Family, float] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class Device:
     host: HostTable
     host_scale: float = 1.0
     """Likewise of host time."""
+    python: PythonCost | None = None
+    """Of the gaps in forward; None: they are the host table's T1."""
     power: Power | None = None
     context_bytes: int = 0
     """Device memory that libraries take for good (workspaces), beside tensors."""
@@ -68,8 +73,9 @@ class Device:
         forest = self.forests.get(call.family)
         if forest is None:
             return bound / self.reached
-        ratio = math.exp(forest.predict(row_of(call, self.spec)))
-        return bound * ratio * self.scales.get(call.family, 1.0)
+        [by_law] = law_us(self.laws.get(call.family), [call], self.spec)
+        ratio = math.exp(forest.predict(row_of(call, self.spec, by_law)))
+        return by_law * ratio * self.scales.get(call.family, 1.0)
 
     def error(self, family: Family) -> float:
         """Expected relative error of one kernel's time."""
@@ -93,17 +99,19 @@ class _File:
 
     spec: Spec
     forests: Mapping[str, Forest]
+    laws: Mapping[str, Mapping[str, tuple[float, ...]]]
     errors: Mapping[str, Fraction]
     scales: Mapping[str, Fraction]
     host: Mapping[str, tuple[float, ...]]
     host_scale: Fraction
     power: Power | None
     context_bytes: Natural
+    python: PythonCost | None = None
 
 
 def _check(file: _File) -> None:
     known = {family.value for family in Family}
-    for name in (*file.forests, *file.errors, *file.scales):
+    for name in (*file.forests, *file.laws, *file.errors, *file.scales):
         if name not in known:
             raise Unfit("forests", " or ".join(sorted(known)), name)
     for name, forest in file.forests.items():
@@ -113,13 +121,20 @@ def _check(file: _File) -> None:
             forest.check()
         except ConfigError as error:
             raise Unfit(f"forests.{name}", "trees that end", str(error)) from None
+    for name, values in file.laws.items():
+        try:
+            Law.from_dict(Family(name), values)
+        except ValueError as error:
+            raise Unfit(
+                f"laws.{name}", "this version's constants", str(error)
+            ) from None
     HostTable.from_dict(file.host)
 
 
 _FORMAT = Format(
     kind=_File,
     schema="ssdtrain-device",
-    version=1,
+    version=2,
     what="a device file",
     remedy="make it again with `ssdtrain foresight fit`",
     check=_check,
@@ -132,12 +147,14 @@ def to_json(device: Device) -> dict[str, Any]:
         _File(
             spec=device.spec,
             forests={family.value: f for family, f in device.forests.items()},
+            laws={family.value: law.as_dict() for family, law in device.laws.items()},
             errors={family.value: e for family, e in device.errors.items()},
             scales={family.value: s for family, s in device.scales.items()},
             host=device.host.as_dict(),
             host_scale=device.host_scale,
             power=device.power,
             context_bytes=device.context_bytes,
+            python=device.python,
         )
     )
 
@@ -152,12 +169,17 @@ def from_json(values: object, source: str = "") -> Device:
     return Device(
         spec=file.spec,
         forests={Family(name): forest for name, forest in file.forests.items()},
+        laws={
+            Family(name): Law.from_dict(Family(name), values)
+            for name, values in file.laws.items()
+        },
         errors={Family(name): error for name, error in file.errors.items()},
         scales={Family(name): scale for name, scale in file.scales.items()},
         host=HostTable.from_dict(file.host),
         host_scale=file.host_scale,
         power=file.power,
         context_bytes=file.context_bytes,
+        python=file.python,
     )
 
 

@@ -16,15 +16,22 @@ MAX_ALIGNMENT = 7
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
-def row_of(call: Call, spec: Spec) -> list[float]:
-    """The features of a call, in the order of `names_of`."""
-    return [*_common(call, spec), *_OWN[call.family](call, spec)]
+def row_of(call: Call, spec: Spec, law_us: float) -> list[float]:
+    """The features of a call, in the order of `names_of`.
+
+    Args:
+        call: one operator.
+        spec: of the device.
+        law_us: what the family's closed form says, or the roofline where it has none.
+    """
+    law = [_log(16.0 * law_us), math.log2(law_us / spec.roofline_us(call))]
+    return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
 
 
 def names_of(family: Family) -> tuple[str, ...]:
     """Names of a family's features."""
     common = ("roofline", "flops", "read", "written", "warm", "element_bytes")
-    return (*common, *_NAMES[family])
+    return (*common, "law", "law_over_roofline", *_NAMES[family])
 
 
 def _log(value: float) -> float:

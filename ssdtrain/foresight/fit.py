@@ -1,7 +1,9 @@
 """Learns kernel models from measured times (scikit-learn; the product needs only JSON).
 
-A forest learns the logarithm of measured over roofline time: it has to know only how
-far a kernel is from the roofline, and carries over to a device by its data sheet.
+First the constants of the family's closed form (`laws.py`), where it has one. A forest
+learns the logarithm of measured over that time, or over the roofline: it has to know
+only how far a kernel is from what is known of it, and carries over to a device by its
+data sheet.
 """
 
 import math
@@ -13,7 +15,9 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.features import names_of, row_of
-from ssdtrain.foresight.spec import Spec
+from ssdtrain.foresight.laws import FAMILIES, Law, fit_law, law_us
+from ssdtrain.foresight.laws import LEAST_TIMES as LEAST_OF_LAW
+from ssdtrain.foresight.spec import Kind, Spec
 from ssdtrain.foresight.trees import Forest, Tree
 
 Times = Sequence[tuple[Call, float]]
@@ -22,10 +26,12 @@ FLOOR = 4e-4
 NUM_FOLDS = 4
 LEAST_TIMES = 27
 """Of a family's model: 20 are left where a fold is held out."""
-NUM_TREES = {Family.PRODUCT: 450, Family.MEMORY: 250, Family.ATTENTION: 250}
+NUM_TREES = {Family.PRODUCT: 350, Family.MEMORY: 200, Family.ATTENTION: 200}
 FEW_TREES = 120
-MAX_LEAVES = 16
-LEARNING_RATE = 0.08
+NUM_BAGS = 2
+"""Boosted forests that a forest is the mean of."""
+MAX_LEAVES = 12
+LEARNING_RATE = 0.06
 SUBSAMPLE = 0.6
 
 
@@ -40,10 +46,32 @@ def _scikit_learn() -> Any:
     return ensemble
 
 
+def fit_closed_form(
+    times: Times,
+    spec: Spec,
+    *,
+    relatives: Sequence[tuple[Times, Spec]] = (),
+) -> Law | None:
+    """The closed form of the times' family; None where it has none, where the times
+    are too few for one, and for CPUs, whose kernels no closed form describes.
+
+    Args:
+        times: kernels of one family and their microseconds.
+        spec: of the device that they were timed on.
+        relatives: times of the same family on other devices, which join in.
+    """
+    family = times[0][0].family
+    few = len(times) < LEAST_OF_LAW
+    if spec.kind is Kind.CPU or few or family not in FAMILIES:
+        return None
+    return fit_law(family, [(times, spec), *relatives])
+
+
 def fit_forest(
     times: Times,
     spec: Spec,
     *,
+    law: Law | None = None,
     seed: int = 0,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> Forest:
@@ -52,6 +80,7 @@ def fit_forest(
     Args:
         times: kernels and their microseconds.
         spec: of the device that they were timed on.
+        law: the family's closed form; None: the roofline.
         seed: of the boosting's draws.
         relatives: times of the same family on other devices, which join in.
 
@@ -67,24 +96,28 @@ def fit_forest(
     family = families.pop()
     rows, targets = [], []
     for own, sheet in ((times, spec), *relatives):
-        rows += [row_of(call, sheet) for call, _ in own]
-        targets += [math.log(us / sheet.roofline_us(call)) for call, us in own]
-    model = _scikit_learn().GradientBoostingRegressor(
-        loss="huber",
-        alpha=0.9,
-        n_estimators=NUM_TREES.get(family, FEW_TREES),
-        max_leaf_nodes=MAX_LEAVES,
-        max_depth=None,
-        min_samples_leaf=4,
-        learning_rate=LEARNING_RATE,
-        subsample=SUBSAMPLE,
-        max_features=0.5,
-        random_state=seed,
-    )
-    model.fit(rows, targets)
-    base = float(model.init_.constant_[0][0])
-    trees = tuple(_tree(one[0].tree_) for one in model.estimators_)
-    return Forest(names=names_of(family), base=base, trees=trees)
+        known = law_us(law, [call for call, _ in own], sheet)
+        for (call, us), by_law in zip(own, known, strict=True):
+            rows.append(row_of(call, sheet, by_law))
+            targets.append(math.log(us / by_law))
+    base, trees = 0.0, []
+    for bag in range(NUM_BAGS):
+        model = _scikit_learn().GradientBoostingRegressor(
+            loss="huber",
+            alpha=0.9,
+            n_estimators=NUM_TREES.get(family, FEW_TREES),
+            max_leaf_nodes=MAX_LEAVES,
+            max_depth=None,
+            min_samples_leaf=4,
+            learning_rate=LEARNING_RATE,
+            subsample=SUBSAMPLE,
+            max_features=0.5,
+            random_state=seed * NUM_BAGS + bag,
+        )
+        model.fit(rows, targets)
+        base += float(model.init_.constant_[0][0]) / NUM_BAGS
+        trees += [_tree(one[0].tree_) for one in model.estimators_]
+    return Forest(names=names_of(family), base=base, trees=tuple(trees))
 
 
 def _tree(fitted: Any) -> Tree:
@@ -98,7 +131,7 @@ def _tree(fitted: Any) -> Tree:
         left, right = int(fitted.children_left[node]), int(fitted.children_right[node])
         leaf = left < 0
         features.append(-1 if leaf else int(fitted.feature[node]))
-        number = float(fitted.value[node][0][0]) * LEARNING_RATE
+        number = float(fitted.value[node][0][0]) * LEARNING_RATE / NUM_BAGS
         values.append(
             float(f"{number:.3g}") if leaf else float(f"{fitted.threshold[node]:.5g}")
         )
@@ -138,12 +171,15 @@ def geometric_mean_error(errors: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(error + FLOOR) for error in errors))
 
 
-def errors_of(forest: Forest, times: Times, spec: Spec) -> list[float]:
+def errors_of(
+    forest: Forest, times: Times, spec: Spec, law: Law | None = None
+) -> list[float]:
     """|predicted - measured| / measured."""
     found = []
-    for call, us in times:
-        ratio = math.exp(forest.predict(row_of(call, spec)))
-        found.append(abs(spec.roofline_us(call) * ratio / us - 1.0))
+    known = law_us(law, [call for call, _ in times], spec)
+    for (call, us), by_law in zip(times, known, strict=True):
+        ratio = math.exp(forest.predict(row_of(call, spec, by_law)))
+        found.append(abs(by_law * ratio / us - 1.0))
     return found
 
 
@@ -171,8 +207,9 @@ def score(
             ([(c, us) for c, us in more if _shape(c) not in unseen], sheet)
             for more, sheet in relatives
         ]
-        forest = fit_forest(train, spec, seed=seed, relatives=others)
-        found = errors_of(forest, test, spec)
+        law = fit_closed_form(train, spec, relatives=others)
+        forest = fit_forest(train, spec, law=law, seed=seed, relatives=others)
+        found = errors_of(forest, test, spec, law)
         each.append(geometric_mean_error(found))
         errors += found
         scale = statistics.median(us / spec.roofline_us(call) for call, us in train)

@@ -25,7 +25,13 @@ from torch.nn import functional as F
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device
-from ssdtrain.foresight.fit import LEAST_TIMES, Times, fit_forest, score
+from ssdtrain.foresight.fit import (
+    LEAST_TIMES,
+    Times,
+    fit_closed_form,
+    fit_forest,
+    score,
+)
 from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.host import HostTable, fit_correction
 from ssdtrain.foresight.lowering import NOTHING
@@ -209,12 +215,15 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
     by_family: dict[Family, list[tuple[Call, float]]] = {}
     for call, us in times:
         by_family.setdefault(call.family, []).append((call, us))
-    forests, errors = {}, {}
+    forests, laws, errors = {}, {}, {}
     for family, own in by_family.items():
         if len(own) >= LEAST_TIMES:
             errors[family] = score(own, spec)["gmae"]
-            forests[family] = fit_forest(own, spec)
-    return Device(spec=spec, forests=forests, errors=errors, host=host)
+            law = fit_closed_form(own, spec)
+            forests[family] = fit_forest(own, spec, law=law)
+            if law is not None:
+                laws[family] = law
+    return Device(spec=spec, forests=forests, laws=laws, errors=errors, host=host)
 
 
 def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:

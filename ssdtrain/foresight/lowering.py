@@ -353,16 +353,16 @@ def _index(site: _Site) -> list[Call]:
 
 
 def _index_put(site: _Site) -> list[Call]:
-    """Sorted and added, as an embedding's gradient."""
+    """Added where the indices say; with several indices, elements or slices."""
     table, values = site.inputs[0], site.inputs[-1]
     if not values.shape:  # one number, where a mask says
         return [_memory(site, "where")]
-    columns = values.shape[-1] if len(site.inputs) == 3 else 1
-    rows = max(1, values.elements // max(1, columns))
-    table_rows = max(1, table.elements // max(1, columns))
-    return [
+    rows = max(1, *(index.elements for index in site.inputs[1:-1]), 1)
+    columns = max(1, values.elements // rows)
+    table_rows = max(1, table.elements // columns)
+    found = [
         calls.lookup(
-            "lookup_backward",
+            "scatter_add",
             rows=rows,
             columns=columns,
             table_rows=table_rows,
@@ -370,6 +370,13 @@ def _index_put(site: _Site) -> list[Call]:
             dtype=_dtype((table,)),
         )
     ]
+    if not site.node.name.endswith("_"):  # into a copy
+        grid = _grid(table)
+        copy = calls.memory(
+            "copy", rows=grid[0], columns=grid[1], dtype=_dtype((table,))
+        )
+        found.insert(0, copy)
+    return found
 
 
 def _part_backward(site: _Site) -> list[Call]:
@@ -483,6 +490,7 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "index": _index,
     "index_put": _index_put,
     "index_put_": _index_put,
+    "_index_put_impl_": _index_put,
     "embedding_dense_backward": _lookup_backward,
     "index_add": _index_add,
     "index_add_": _index_add,

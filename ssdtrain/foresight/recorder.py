@@ -2,8 +2,20 @@
 
 A dispatch mode: it sees every operator below autograd, and what runs in compiled
 regions where it is asked to. `capture.py` and `steps.py` drive it.
+
+[Note: backward without a mode]
+Under a dispatch mode autograd adds up gradients, and puts them into rows, out of place;
+without one it does so in place. Such operators go by the names that they really have.
+
+[Note: Python's calls]
+Between two operators of forward the host runs Python, and how long that takes depends
+on the model: what is counted is the calls, of Python's functions and of C's, that pass
+from the end of one operator to the start of the next. A device file has the time of one
+(`host.PythonCost`), found on traces of models whose calls were counted the same way.
+(tests/ssdtrain/foresight/test_graph.py)
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +57,14 @@ UPDATE_VIEWS = 1.4
 """What an optimizer's Python takes a tensor, in views' worth of host time: the gap
 before its first operator is longer than any that host times are made of (plain updates
 in recipes/bench/results/foresight/sharded_host.json)."""
+IN_PLACE: Mapping[str, str] = {
+    "aten::add": "aten::add_",
+    "aten::index_add": "aten::index_add_",
+    "aten::index_put": "aten::_index_put_impl_",
+}
+"""See [Note: backward without a mode]."""
+PYTHON_CALLS = "python_calls"
+"""Attribute of a node. See [Note: Python's calls]."""
 STATES = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}
 """Tensors of state that each fused optimizer keeps a parameter."""
 
@@ -73,6 +93,37 @@ class _Stamp:
         """What tells recorders apart: the same storage has a number in each."""
 
 
+class _Calls:
+    """Counts Python's calls. See [Note: Python's calls]."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._left_out = 0
+        self._before: Any = None
+
+    def start(self) -> None:
+        """Count from here on; a profiler of one's own goes on behind `stop`."""
+        self._before = sys.getprofile()
+        sys.setprofile(self._see)
+
+    def stop(self) -> None:
+        """Count no more."""
+        sys.setprofile(self._before)
+
+    def _see(self, frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            self._number += 1
+
+    @property
+    def number(self) -> int:
+        """Of calls since the last operator."""
+        return self._number - self._left_out
+
+    def leave_out(self, since: int) -> None:
+        """Do not count what passed since `number` was `since`."""
+        self._left_out = self._number - since
+
+
 class Recorder(TorchDispatchMode):
     """Notes every operator, its tensors and what it holds.
 
@@ -96,6 +147,9 @@ class Recorder(TorchDispatchMode):
         self._amend = amend
         self._runs_compiled = runs_compiled
         self._token = object()
+        self._calls = _Calls()
+        self._gap = 0
+        """Python's calls before the present operator."""
         self._is_quiet = False
         self._ignores_detach = False
         self.phase = Phase.FORWARD
@@ -125,7 +179,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Name the module in whose forward an operator runs."""
+        """Name the module in whose forward an operator runs, and count calls."""
         handles = []
         for path, module in self._model.named_modules():
             handles.append(
@@ -138,9 +192,11 @@ class Recorder(TorchDispatchMode):
                     lambda m, a, o: self._leave(), always_call=True
                 )
             )
+        self._calls.start()
         try:
             yield
         finally:
+            self._calls.stop()
             for handle in handles:
                 handle.remove()
 
@@ -164,7 +220,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        self._gap = self._calls.number
+        number = self.num_nodes
+        try:
+            return self._dispatched(func, types, args, kwargs or {})
+        finally:
+            noted = self.num_nodes > number
+            self._calls.leave_out(since=0 if noted else self._gap)
+
+    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # its local operators come here
         name = func._schema.name
@@ -204,11 +268,21 @@ class Recorder(TorchDispatchMode):
             self.alive[storage] = self._sizes[storage]
         self._seen |= known | new
         is_view = noted.may_view and not new
-        self._nodes.append(
-            replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
-        )
+        node = replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
+        if node.phase is Phase.BACKWARD and self._accumulates(node):
+            node = replace(node, name=IN_PLACE[node.name])
+        if node.phase is Phase.FORWARD and self._gap:
+            node = replace(node, attr={**node.attr, PYTHON_CALLS: self._gap})
+        self._nodes.append(node)
         if self._after_node is not None:
             self._after_node(self)
+
+    def _accumulates(self, node: Node) -> bool:
+        """See [Note: backward without a mode]."""
+        if node.name != "aten::add":
+            return node.name in IN_PLACE
+        shapes = {self._tensors[n].shape for n in (*node.inputs, *node.outputs)}
+        return len(node.inputs) == 2 and len(shapes) == 1
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """See [Note: as on the device]."""

@@ -27,7 +27,7 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         command = ["nvidia-smi", f"--query-gpu={QUERY}", f"--loop-ms={PERIOD_MS}"]
-        command += ["--format=csv,noheader,nounits", "--id=0"]
+        command += ["--format=csv,noheader,nounits", f"--id={_present()}"]
         try:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -60,6 +60,13 @@ class Watch:
             key: round(statistics.fmean(column), 1)
             for key, column in zip(keys, zip(*rows, strict=True), strict=True)
         }
+
+
+def _present() -> str:
+    """What `nvidia-smi` calls the present device: it does not renumber visible ones."""
+    if not torch.cuda.is_available():
+        return "0"
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
 def products(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:

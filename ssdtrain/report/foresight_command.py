@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight.calibrate import family_scales, host_scale
+from ssdtrain.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import Fabric, load_fabric
@@ -26,7 +26,7 @@ from ssdtrain.foresight.device import (
     shipped,
     write_device,
 )
-from ssdtrain.foresight.fit import fit_forest, score
+from ssdtrain.foresight.fit import fit_closed_form, fit_forest, score
 from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.foresight.learn import learn, own_device
@@ -330,6 +330,8 @@ def calibrated(device: Device, seconds: float, seed: int) -> Device:
         own = own_device(device.spec.kind)
         gather(families, path, own, seed=seed + 1000, budget_s=seconds)
         scales = family_scales(device, read_times(path))
+    if device.power is not None and torch.cuda.is_available():
+        device = replace(device, power=measured_power(device.power))
     device = device.scaled(scales)
     return device.scaled({}, host_scale(device))
 
@@ -350,18 +352,23 @@ def _fit(args: argparse.Namespace) -> None:
     for call, us in read_times(Path(args.times)):
         by_family.setdefault(call.family, []).append((call, us))
     forests, errors = dict(device.forests), dict(device.errors)
+    laws = dict(device.laws)
     for family, times in by_family.items():
         if args.family not in (None, family.value):
             continue
         found = score(times, device.spec)
         errors[family] = found["gmae"]
-        forests[family] = fit_forest(times, device.spec)
+        law = fit_closed_form(times, device.spec)
+        forests[family] = fit_forest(times, device.spec, law=law)
+        laws.pop(family, None)
+        if law is not None:
+            laws[family] = law
         print(
             f"{family.value}: {len(times)} kernels, error {100 * found['gmae']:.1f} % "
             f"+- {100 * found['spread']:.1f} (roofline "
             f"{100 * found['roofline_gmae']:.1f} %)"
         )
-    write_device(args.save, replace(device, forests=forests, errors=errors))
+    write_device(args.save, replace(device, forests=forests, laws=laws, errors=errors))
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {

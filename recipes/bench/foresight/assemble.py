@@ -4,8 +4,9 @@
 
 Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
 `recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
-With `--pool DEVICE=FILE`, products and attention learn from another device's kernels,
-too: what they learn is relative to each device's data sheet.
+Kernel times that were kept before join in, and with `--pool DEVICE` another device's:
+what models learn is relative to each device's data sheet. Without traces, and without
+`--host`, host times stay as they are shipped.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.report import RESULTS
+from ssdtrain.foresight import calls
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.collectives import (
     FABRIC_FORMAT,
@@ -24,7 +26,12 @@ from ssdtrain.foresight.collectives import (
     bus_bytes,
 )
 from ssdtrain.foresight.device import DATA, SUFFIX, Device, write_device
-from ssdtrain.foresight.fit import fit_forest, geometric_mean_error, score
+from ssdtrain.foresight.fit import (
+    fit_closed_form,
+    fit_forest,
+    geometric_mean_error,
+    score,
+)
 from ssdtrain.foresight.host import HostTable, fit_correction
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS
@@ -64,6 +71,43 @@ def compact(times: dict[Family, Times]) -> dict[str, Any]:
             ],
         }
     return found
+
+
+def recorded(device: str) -> dict[Family, Times]:
+    """The kernel times that were kept of a device: what `compact` made."""
+    path = RESULTS / "foresight" / f"kernels_{device}.json"
+    found: dict[Family, Times] = {}
+    for name, table in json.loads(path.read_text()).items():
+        family = Family(name)
+        found[family] = [
+            (_call(family, dict(zip(table["columns"], row, strict=True))), row[-1])
+            for row in table["rows"]
+        ]
+    return found
+
+
+def _call(family: Family, row: dict[str, Any]) -> Call:
+    variant, dtype, warm = row["variant"], row["dtype"], bool(row["warm"])
+    sizes = {
+        name: value
+        for name, value in row.items()
+        if name not in ("variant", "dtype", "warm", "us", "skew")
+    }
+    backward = variant == "backward"
+    if family is Family.PRODUCT:
+        bias = bool(sizes.pop("bias"))
+        return calls.product(dtype=dtype, layout=variant, bias=bias, warm=warm, **sizes)
+    if family is Family.ATTENTION:
+        flags = {name: bool(sizes.pop(name)) for name in ("causal", "dropout")}
+        return calls.attention(backward=backward, dtype=dtype, **flags, **sizes)
+    if family is Family.CONVOLUTION:
+        return calls.convolution(backward=backward, dtype=dtype, **sizes)
+    if family is Family.LOOKUP:
+        return calls.lookup(variant, dtype=dtype, **sizes)
+    if family is Family.OPTIMIZER:
+        return calls.optimizer(variant, dtype=dtype, **sizes)
+    maker = calls.norm if family is Family.NORM else calls.memory
+    return maker(variant, dtype=dtype, warm=warm, **sizes)
 
 
 def host_table(results: Sequence[dict[str, Any]]) -> HostTable:
@@ -112,42 +156,50 @@ def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str,
     return Fabric(curves=curves, name=name), found
 
 
+def _shipped_host(path: Path) -> HostTable:
+    """Of a device file, whatever its version."""
+    return HostTable.from_dict(json.loads(path.read_text())["host"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--device", required=True, choices=sorted(SPECS))
-    parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE=FILE")
+    parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE")
     parser.add_argument("--host", type=Path, help="host times of another result")
     parser.add_argument("--context-bytes", type=int, default=72_000_000)
     args = parser.parse_args()
     spec = SPECS[args.device]
     results = [json.loads(path.read_text()) for path in args.results]
-    times: dict[Family, Times] = {}
+    times = recorded(args.device)
     for result in results:
         for family, rows in times_of(result).items():
             times.setdefault(family, []).extend(rows)
-    pooled = []
-    for text in args.pool:
-        name, _, path = text.partition("=")
-        pooled.append((times_of(json.loads(Path(path).read_text())), SPECS[name]))
+    pooled = [(recorded(name), SPECS[name]) for name in args.pool]
     hosts = [json.loads(args.host.read_text())] if args.host else results
-    forests, errors = {}, {}
+    has_traces = any("traces" in result for result in hosts)
+    forests, laws, errors = {}, {}, {}
     for family, rows in times.items():
         relatives = [(more[family], sheet) for more, sheet in pooled if family in more]
         found = score(rows, spec, relatives=relatives)
         errors[family] = round(found["gmae"], 4)
-        forests[family] = fit_forest(rows, spec, relatives=relatives)
+        law = fit_closed_form(rows, spec, relatives=relatives)
+        forests[family] = fit_forest(rows, spec, law=law, relatives=relatives)
+        if law is not None:
+            laws[family] = law
         print(family.value, len(rows), {k: round(v, 4) for k, v in found.items()})
+    path = DATA / f"{args.device}{SUFFIX}"
     device = Device(
         spec=spec,
         forests=forests,
+        laws=laws,
         errors=errors,
-        host=host_table(hosts),
+        host=host_table(hosts) if has_traces else _shipped_host(path),
         power=POWER,
         context_bytes=args.context_bytes,
     )
     DATA.mkdir(exist_ok=True)
-    write_device(DATA / f"{args.device}{SUFFIX}", device)
+    write_device(path, device)
     path = RESULTS / "foresight" / f"kernels_{args.device}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(compact(times), separators=(",", ":"))
@@ -160,8 +212,9 @@ def main() -> None:
             print("collectives, held out:", held_out)
 
 
+# Of arithmetic: what products of 8192 at length drew of an H200 (calibrate.drawn).
 POWER = Power(
-    limit_watts=650.0, idle_watts=130.0, joules_per_tflop=1.05, joules_per_gb=0.13
+    limit_watts=650.0, idle_watts=130.0, joules_per_tflop=1.28, joules_per_gb=0.13
 )
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.foresight import calls, design
+from ssdtrain.foresight import calls, design, fit, laws
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device, from_json, load_device, to_json
 from ssdtrain.foresight.features import names_of, row_of
-from ssdtrain.foresight.fit import fit_forest, geometric_mean_error, score
+from ssdtrain.foresight.fit import errors_of, fit_forest, geometric_mean_error, score
 from ssdtrain.foresight.host import Correction, HostTable, fit_correction, program_us
 from ssdtrain.foresight.overheads import Phase, operators_of, summary, trimmed_mean
 from ssdtrain.foresight.power import Power, Settled
@@ -37,9 +37,13 @@ def made_up_times(count: int) -> list[tuple[Call, float]]:
     return [(call, made_up_us(call, noise)) for call in drawn]
 
 
-def test_a_forest_learns_what_the_roofline_misses() -> None:
+def test_a_forest_learns_what_the_roofline_misses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("sklearn")
-    found = score(made_up_times(450), H100)
+    monkeypatch.setattr(laws, "NUM_STEPS", 30)
+    monkeypatch.setattr(fit, "NUM_BAGS", 1)
+    found = score(made_up_times(240), H100, num_folds=2)
     assert found["gmae"] < 0.08
     assert found["gmae"] < 0.4 * found["roofline_gmae"]
 
@@ -51,7 +55,7 @@ def test_a_forest_survives_json_exactly() -> None:
     device = Device(spec=H100, host=HostTable([]), forests={Family.PRODUCT: forest})
     again = from_json(json.loads(json.dumps(to_json(device)))).forests[Family.PRODUCT]
     for call, _ in times:
-        row = row_of(call, H100)
+        row = row_of(call, H100, H100.roofline_us(call))
         assert again.predict(row) == forest.predict(row)
 
 
@@ -60,10 +64,7 @@ def test_json_trees_are_scikit_learn_s() -> None:
     pytest.importorskip("sklearn")
     times = made_up_times(80)
     forest = fit_forest(times, H100)
-    errors = [
-        abs(math.exp(forest.predict(row_of(c, H100))) * H100.roofline_us(c) / us - 1)
-        for c, us in times
-    ]
+    errors = errors_of(forest, times, H100)
     assert statistics.median(errors) < 0.05  # it was trained on these
 
 
@@ -93,7 +94,7 @@ def test_the_design_is_the_same_whenever_it_is_drawn(family: Family) -> None:
         call = design.draw(family, index)
         assert call == design.draw(family, index)
         assert design.LIMITS[Kind.CUDA].allow(call)
-        assert len(row_of(call, H100)) == len(names_of(family))
+        assert len(row_of(call, H100, 5.0)) == len(names_of(family))
     assert design.draw(family, 0) != design.draw(family, 0, seed=1)
 
 

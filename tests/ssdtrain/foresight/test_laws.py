@@ -1,0 +1,129 @@
+"""Closed forms of kernels' times, and what calibration finds of the power."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from ssdtrain.foresight import calls, design, laws
+from ssdtrain.foresight.calibrate import drawn
+from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.device import Device, from_json, load_device, to_json
+from ssdtrain.foresight.host import HostTable, PythonCost, fit_python
+from ssdtrain.foresight.laws import Law, fit_law, law_us
+from ssdtrain.foresight.power import Power
+from ssdtrain.foresight.spec import H100, H200
+
+
+def made_up_us(call: Call) -> float:
+    """Two microseconds, and bytes at 60 % of the data sheet's rate."""
+    return 2.0 + call.num_bytes / (0.6 * H100.memory_gb_per_s * 1e3)
+
+
+def test_a_law_finds_the_constants_of_a_made_up_device() -> None:
+    noise = random.Random(3)
+    drawn_calls = [design.draw(Family.OPTIMIZER, index) for index in range(80)]
+    times = [(c, made_up_us(c) * noise.gauss(1.0, 0.02)) for c in drawn_calls]
+    law = fit_law(Family.OPTIMIZER, [(times, H100)])
+    unseen = [design.draw(Family.OPTIMIZER, index) for index in range(100, 140)]
+    found = law_us(law, unseen, H100)
+    errors = [
+        abs(us / made_up_us(call) - 1) for us, call in zip(found, unseen, strict=True)
+    ]
+    assert sum(errors) / len(errors) < 0.05
+    # The same law on a device of faster memory: large calls gain in proportion.
+    large = calls.optimizer("adamw", elements=200_000_000, tensors=100, dtype="fp32")
+    [slow], [fast] = law_us(law, [large], H100), law_us(law, [large], H200)
+    expected = H200.memory_gb_per_s / H100.memory_gb_per_s
+    assert slow / fast == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("family", sorted(laws.FAMILIES))
+def test_a_law_survives_json_whatever_the_default_device(family: Family) -> None:
+    law = Law(family, laws._FORMS[family].start())
+    own = [design.draw(family, index) for index in range(6)]
+    with torch.device("meta"):
+        values = json.loads(json.dumps(law.as_dict()))
+        again = Law.from_dict(family, values)
+        assert law_us(again, own, H100) == pytest.approx(
+            law_us(law, own, H100), rel=1e-3
+        )
+    assert all(us > 0 and math.isfinite(us) for us in law_us(again, own, H100))
+    with pytest.raises(ValueError, match="constants"):
+        Law.from_dict(family, {"start": (1.0,)})
+
+
+def test_products_follow_their_sums_and_split_them() -> None:
+    device = load_device("h100")
+    law = device.laws[Family.PRODUCT]
+
+    def us(**sizes: int) -> float:
+        [found] = law_us(law, [calls.product(dtype="bf16", **sizes)], H100)
+        return found
+
+    # Twice the sum takes twice as long where the device is full.
+    full = us(m=8192, n=8192, k=8192)
+    assert us(m=8192, n=8192, k=16384) == pytest.approx(2 * full, rel=0.1)
+    # Few tiles of long sums are shared among the multiprocessors.
+    few = us(m=128, n=128, k=65536)
+    assert few < 0.3 * 2 * us(m=128 * 11, n=128 * 12, k=65536)
+    assert us(m=4095, n=4095, k=4095) > 1.1 * us(m=4096, n=4096, k=4096)
+
+
+def test_causal_attention_takes_half_the_passes() -> None:
+    law = load_device("h200").laws[Family.ATTENTION]
+    sizes = dict(batch=8, heads=16, kv_heads=16, queries=4096, keys=4096, head_dim=128)
+    for backward in (False, True):
+        full, half = law_us(
+            law,
+            [
+                calls.attention(backward=backward, causal=causal, **sizes)
+                for causal in (False, True)
+            ],
+            H200,
+        )
+        assert 0.48 < half / full < 0.62
+
+
+def test_a_device_with_laws_and_python_survives_json() -> None:
+    shipped = load_device("h200")
+    device = Device(
+        spec=H200,
+        host=HostTable([]),
+        laws={Family.ATTENTION: shipped.laws[Family.ATTENTION]},
+        forests={Family.ATTENTION: shipped.forests[Family.ATTENTION]},
+        python=PythonCost(gap_us=1.5, call_us=0.3),
+    )
+    again = from_json(json.loads(json.dumps(to_json(device))))
+    assert to_json(again) == to_json(device)
+    call = design.draw(Family.ATTENTION, 3)
+    assert again.kernel_us(call) == pytest.approx(shipped.kernel_us(call))
+
+
+def test_python_s_calls_are_a_line_and_never_negative() -> None:
+    found = fit_python([(0.0, 2.0, 5.0), (10.0, 5.0, 1.0), (100.0, 32.0, 3.0)])
+    assert (found.gap_us, found.call_us) == pytest.approx((2.0, 0.3))
+    assert found.t1(20) == pytest.approx(8.0)
+    steep = fit_python([(10.0, 1.0, 1.0), (20.0, 4.0, 1.0)])
+    assert steep.gap_us == 0.0 and steep.call_us == pytest.approx(2.5 / 15)
+
+
+def test_power_is_found_from_the_clock_that_a_long_product_keeps() -> None:
+    power = Power(
+        limit_watts=650, idle_watts=130, joules_per_tflop=1.3, joules_per_gb=0.13
+    )
+    size, clock = 8192, 0.8
+    call = calls.product(m=size, n=size, k=size, dtype="bf16")
+    # At the limit: idle + energy * clock ** 2 / time.
+    steady = power.joules(call) * clock**2 / (power.limit_watts - power.idle_watts)
+    run = {"size": size, "steady_us": steady * 1e6}
+    seen = {"sm_mhz": 1600.0, "max_sm_mhz": 2000.0}
+    other = Power(
+        limit_watts=650, idle_watts=130, joules_per_tflop=0.5, joules_per_gb=0.13
+    )
+    found = drawn(other, run, seen)
+    assert found.joules_per_tflop == pytest.approx(1.3, rel=1e-6)
+    assert drawn(other, run, {}) == other
+    assert drawn(other, run, {"sm_mhz": 2000.0, "max_sm_mhz": 2000.0}) == other
