@@ -285,6 +285,12 @@ FAMILIES = frozenset(_FORMS)
 """That have a closed form."""
 
 
+def first_law(family: Family) -> "Law":
+    """A family's closed form before its constants are found."""
+    with torch.device("cpu"):
+        return Law(family, _FORMS[family].start())
+
+
 def law_us(law: "Law | None", calls: Sequence[Call], spec: Spec) -> list[float]:
     """Microseconds by a closed form, or by the roofline where there is none."""
     if law is None:
@@ -320,8 +326,7 @@ class Law:
         Raises:
             ValueError: the family has no closed form, or one of other constants.
         """
-        with torch.device("cpu"):
-            start = _FORMS[family].start() if family in _FORMS else {}
+        start = first_law(family).parameters if family in FAMILIES else {}
         sizes = {name: value.numel() for name, value in start.items()}
         if not start or sizes != {name: len(value) for name, value in values.items()}:
             raise ValueError(f"expects the constants {sizes} of {family.value}")
@@ -353,7 +358,8 @@ def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
             if times
         ]
         parameters = {
-            name: value.requires_grad_() for name, value in form.start().items()
+            name: value.requires_grad_()
+            for name, value in first_law(family).parameters.items()
         }
         optimizer = torch.optim.Adam(parameters.values(), lr=RATE)
         for step in range(NUM_STEPS):

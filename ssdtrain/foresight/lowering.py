@@ -136,13 +136,11 @@ def lower(graph: Graph, node: Node) -> Lowered:
         return Lowered(calls=tuple(special(site)))
     if name in NORMS:
         return Lowered(calls=(_norm(site, NORMS[name]),))
-    if name in FILLS:
-        return Lowered(calls=(_memory(site, "fill"),))
-    if name.startswith(FUSED):
-        return Lowered(calls=(_memory(site, "add"),))
     if name in POINTWISE:
         return Lowered(calls=(_memory(site, _variant(site, POINTWISE[name])),))
-    return Lowered(calls=(_memory(site, "copy"),), is_generic=True)
+    known = "fill" if name in FILLS else "add" if name.startswith(FUSED) else None
+    found = _memory(site, known or "copy")
+    return Lowered(calls=(found,), is_generic=known is None)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -333,14 +331,17 @@ def _lookup_backward(site: _Site) -> list[Call]:
     return [_rows_moved(site, "lookup_backward", table, index.elements)]
 
 
+def _into_copy(site: _Site, added: Call) -> list[Call]:
+    """What is added to a table in place, or to a copy of it."""
+    whole = _memory(
+        replace(site, outputs=site.inputs[:1], inputs=site.inputs[:1]), "copy"
+    )
+    return [added] if site.node.name.endswith("_") else [whole, added]
+
+
 def _index_add(site: _Site) -> list[Call]:
     table, index = site.inputs[0], site.inputs[1]
-    found = [_rows_moved(site, "scatter_add", table, index.elements)]
-    if not site.node.name.endswith("_"):  # into a copy
-        rows, columns = _grid(table)
-        copy = calls.memory("copy", rows=rows, columns=columns, dtype=_dtype((table,)))
-        found.insert(0, copy)
-    return found
+    return _into_copy(site, _rows_moved(site, "scatter_add", table, index.elements))
 
 
 def _index(site: _Site) -> list[Call]:
@@ -360,23 +361,15 @@ def _index_put(site: _Site) -> list[Call]:
     rows = max(1, *(index.elements for index in site.inputs[1:-1]), 1)
     columns = max(1, values.elements // rows)
     table_rows = max(1, table.elements // columns)
-    found = [
-        calls.lookup(
-            "scatter_add",
-            rows=rows,
-            columns=columns,
-            table_rows=table_rows,
-            distinct_rows=distinct(rows, table_rows),
-            dtype=_dtype((table,)),
-        )
-    ]
-    if not site.node.name.endswith("_"):  # into a copy
-        grid = _grid(table)
-        copy = calls.memory(
-            "copy", rows=grid[0], columns=grid[1], dtype=_dtype((table,))
-        )
-        found.insert(0, copy)
-    return found
+    added = calls.lookup(
+        "scatter_add",
+        rows=rows,
+        columns=columns,
+        table_rows=table_rows,
+        distinct_rows=distinct(rows, table_rows),
+        dtype=_dtype((table,)),
+    )
+    return _into_copy(site, added)
 
 
 def _part_backward(site: _Site) -> list[Call]:

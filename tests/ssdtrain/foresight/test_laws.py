@@ -12,7 +12,7 @@ from ssdtrain.foresight.calibrate import drawn
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device, from_json, load_device, to_json
 from ssdtrain.foresight.host import HostTable, PythonCost, fit_python
-from ssdtrain.foresight.laws import Law, fit_law, law_us
+from ssdtrain.foresight.laws import Law, first_law, fit_law, law_us
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import H100, H200
 
@@ -42,7 +42,7 @@ def test_a_law_finds_the_constants_of_a_made_up_device() -> None:
 
 @pytest.mark.parametrize("family", sorted(laws.FAMILIES))
 def test_a_law_survives_json_whatever_the_default_device(family: Family) -> None:
-    law = Law(family, laws._FORMS[family].start())
+    law = first_law(family)
     own = [design.draw(family, index) for index in range(6)]
     with torch.device("meta"):
         values = json.loads(json.dumps(law.as_dict()))
