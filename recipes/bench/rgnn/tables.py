@@ -300,14 +300,17 @@ def batches(data: dict[str, Any]) -> str:
             row += [number(c["ratio"]), number(c.get("in_a_row_ms"), 3)]
             row += [number(c.get("kernels"), 0), number(c.get("kernels_ms"), 3)]
             captured.append(row)
-    parts = [
-        f"**Mini-batches**: two layers, {settings['seeds']} seeds, fanouts "
-        f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, features "
-        "on the device, the same neighbourhoods for both; forward and backward in ms, "
-        "without drawing.",
-        markdown(
-            ["", "nodes", "edges", "ours", "PyG", "ratio", "largest loss error"], drawn
-        ),
+    parts = []
+    if drawn:
+        text = (
+            f"**Mini-batches**: two layers, {settings['seeds']} seeds, fanouts "
+            f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, "
+            "features on the device, the same neighbourhoods for both; forward and "
+            "backward in ms, without drawing."
+        )
+        head = ["", "nodes", "edges", "ours", "PyG", "ratio", "largest loss error"]
+        parts += [text, markdown(head, drawn)]
+    parts += [
         "**Captured steps**: forward, backward and Adam on small graphs, in ms; the "
         "ratio is PyG's time over the captured step's. *In a row*: a captured step of "
         "twenty that nobody waits for; *kernels*: of a captured step, and the sum of "

@@ -14,12 +14,19 @@ def sampling(folder: Path) -> str:
     cells, given = data["cells"], data["settings"]
     thread = cells["one CPU thread"]["edges_per_s"]
     worker = cells["one PyG worker"]
+    ways = [cells.get(n, {}) for n in ("one PyG worker", "all PyG workers")]
     rates = [
         [
             name,
             f"{cell['edges_per_s'] / 1e6:.1f}",
             f"{cell['ms_a_batch']:.2f}",
             f"{cell['edges_per_s'] / thread:.1f}",
+            *(
+                f"{cell['edges_per_s'] / way['edges_per_s']:.1f}"
+                if "edges_per_s" in way
+                else "-"
+                for way in ways
+            ),
         ]
         for name, cell in cells.items()
         if "edges_per_s" in cell
@@ -48,7 +55,17 @@ def sampling(folder: Path) -> str:
             f"{given['batch_size']} seeds, fan-outs {given['fanouts']}; one CPU thread "
             f"is our `NeighborSampler`.{missing} {sum(equal)} of {len(equal)} samples "
             "of the device equal the CPU's.",
-            markdown(["who samples", "M edges/s", "ms a batch", "times"], rates),
+            markdown(
+                [
+                    "who samples",
+                    "M edges/s",
+                    "ms a batch",
+                    "times one CPU thread",
+                    "one PyG worker",
+                    "all of them",
+                ],
+                rates,
+            ),
             f"GraphSAGE, hidden 256, fan-outs {given['train_fanouts']}, "
             f"{given['features']} features in host memory: seconds an epoch, and its "
             "stages alone.",

@@ -88,8 +88,30 @@ def compressed(folder: Path) -> str:
             if cell.get("system") == "compressed"
         ]
         if rows:
-            parts += [markdown(BYTES_HEAD, rows), where(data)]
+            parts.append(markdown(BYTES_HEAD, rows))
+            parts += _both_ways(data["cells"])
+            parts.append(where(data))
     return "\n\n".join([BYTES_TEXT, *parts]) if parts else ""
+
+
+def _both_ways(cells: dict[str, Any]) -> list[str]:
+    """Traversals of compressed lists beside those of plain ones."""
+    rows = []
+    for name, cell in cells.items():
+        plain = cells.get(name.removesuffix(" compressed"), {})
+        if name.endswith(" compressed") and "seconds" in plain and "seconds" in cell:
+            graph, _, system = name.removesuffix(" compressed").partition("/")
+            rows.append(
+                [
+                    graph,
+                    system,
+                    *(f"{c['seconds'] * 1e3:.1f}" for c in (plain, cell)),
+                    f"{plain['seconds'] / cell['seconds']:.2f}",
+                    *(f"{c['bytes'] / 1e6:.0f}" for c in (plain, cell)),
+                ]
+            )
+    head = ["graph", "traversal", "plain ms", "compressed ms", "times", "plain MB read"]
+    return [markdown([*head, "compressed MB read"], rows)] if rows else []
 
 
 def _row(systems: dict[str, dict[str, Any]]) -> list[str]:
