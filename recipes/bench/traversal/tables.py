@@ -98,9 +98,11 @@ def _both_ways(cells: dict[str, Any]) -> list[str]:
     """Traversals of compressed lists beside those of plain ones."""
     rows = []
     for name, cell in cells.items():
-        plain = cells.get(name.removesuffix(" compressed"), {})
+        same = name.removesuffix(" compressed")
+        # Without a reverse either way.
+        plain = cells.get(same.replace("bfs auto", "bfs lines"), {})
         if name.endswith(" compressed") and "seconds" in plain and "seconds" in cell:
-            graph, _, system = name.removesuffix(" compressed").partition("/")
+            graph, _, system = same.partition("/")
             rows.append(
                 [
                     graph,
