@@ -1,6 +1,6 @@
 """Shared by the ssdtrain tests: a module around any function, and sessions on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ EVERYTHING = {
     "window_bytes": 1,
     "host_bytes": 256 * 1024 * 1024,
 }
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Nothing that another test has compiled, before and behind."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 class Around(nn.Module):

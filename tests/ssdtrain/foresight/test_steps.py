@@ -1,7 +1,7 @@
 """Steps captured while they run: eager, compiled, with optimizers, by the command."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from ssdtrain.foresight.price import estimate_step
 from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.steps import capture_step, roles_of
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 WIDTH, ROWS = 64, 32
 GENERATED = """
 triton_or_other = None
@@ -32,13 +34,6 @@ extern "C"  void  kernel(float* in_out_ptr0,
 }
 ''')
 """
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def network() -> nn.Sequential:

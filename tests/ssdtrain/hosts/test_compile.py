@@ -1,6 +1,6 @@
 """torch.compile works bitwise wherever it stands; CUDA graph capture is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 BACKEND = "aot_eager"
 SETTINGS: dict[str, Any] = {
     "target": "host",
@@ -18,13 +20,6 @@ SETTINGS: dict[str, Any] = {
     "window_bytes": 1,
     "verify": "shadow",
 }
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def model() -> nn.Sequential:
