@@ -49,6 +49,7 @@ class Moment(NamedTuple):
     mark: int
     device: Any
     host_ns: int
+    """On its clock, without the time spent in these hooks."""
 
 
 class Watched(NamedTuple):
@@ -77,6 +78,7 @@ class Paced(Bypass):
         self._to_pack, self._to_use = looked_at(profile, packs)
         self._num_wanted = len(self._to_pack) + len(self._to_use)
         self._moments: list[Moment] = []
+        self._spent_ns = 0
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
 
@@ -84,10 +86,20 @@ class Paced(Bypass):
     def forward(self) -> Iterator[None]:
         """Around one forward."""
         hooks = torch.autograd.graph.saved_tensors_hooks(
-            untraced(self._pack), untraced(self._unpack)
+            untraced(self._timed(self._pack)), untraced(self._timed(self._unpack))
         )
         with super().forward(), self._listening(), hooks:
             yield
+
+    def _timed(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def timed(argument: Any) -> Any:
+            start_ns = time.monotonic_ns()
+            try:
+                return hook(argument)
+            finally:
+                self._spent_ns += time.monotonic_ns() - start_ns
+
+        return timed
 
     def pace(self) -> Pace | None:
         """What was found; None if the step was another one. Waits for the device."""
@@ -114,8 +126,8 @@ class Paced(Bypass):
         )
 
     def _note(self, mark: int) -> None:
-        moment = Moment(mark, self._clock.now(), time.monotonic_ns())
-        self._moments.append(moment)
+        host_ns = time.monotonic_ns() - self._spent_ns
+        self._moments.append(Moment(mark, self._clock.now(), host_ns))
 
     def _pack(self, tensor: Tensor) -> Any:
         if mode_stands():

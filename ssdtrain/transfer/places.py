@@ -23,7 +23,7 @@ from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
-from ssdtrain.transfer.runtime import WHICHEVER, Runtime, loaded
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Runtime, loaded
 
 
 class Place:
@@ -166,7 +166,7 @@ class CudaCopies:
             or wait(store, ready, 0)
             or (place.loaded_id and wait(store, place.loaded_id, 0))
             or runtime.copy(
-                memory.data_ptr(), source.data_ptr(), memory.nbytes, WHICHEVER, store
+                memory.data_ptr(), source.data_ptr(), memory.nbytes, TO_HOST, store
             )
             or record(place.copied_id, store)
         )
@@ -197,7 +197,7 @@ class CudaCopies:
             or wait(load, wanted, 0)
             or wait(load, place.copied_id, 0)
             or runtime.copy(
-                target.data_ptr(), memory.data_ptr(), memory.nbytes, WHICHEVER, load
+                target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
             )
             or record(place.loaded_id, load)
         )

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-WHICHEVER = 4
-"""cudaMemcpyDefault: the addresses tell the direction."""
+TO_DEVICE, TO_HOST = 1, 2
+"""cudaMemcpyHostToDevice and its opposite. With cudaMemcpyDefault the driver looks both
+addresses up, at three times the host's time."""
 ADDRESS = ctypes.c_void_p
 
 
@@ -49,7 +50,7 @@ class Runtime:
             functions.cudaMemcpyAsync,
             *(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_int, ADDRESS),
         )
-        """To an address, from an address, bytes, `WHICHEVER`, on a stream."""
+        """To an address, from an address, bytes, `TO_DEVICE` or `TO_HOST`, a stream."""
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.runtime import WHICHEVER
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
 
 
 class Stream:
@@ -100,7 +100,7 @@ class FakeRuntime:
         return 0
 
     def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
-        assert kind == WHICHEVER and stream
+        assert kind in (TO_DEVICE, TO_HOST) and stream
         ctypes.memmove(to, source, count)
         return 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ssdtrain.transfer.runtime import ADDRESS, WHICHEVER, Runtime, library, loaded
+from ssdtrain.transfer.runtime import ADDRESS, TO_HOST, Runtime, library, loaded
 
 
 class Function:
@@ -38,7 +38,7 @@ def test_arguments_are_as_wide_as_the_runtime_takes_them() -> None:
     assert runtime.copy.argtypes == [  # type: ignore[attr-defined]
         *(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_int, ADDRESS)
     ]
-    assert runtime.copy(1, 2, 3, WHICHEVER, 4) == 0
+    assert runtime.copy(1, 2, 3, TO_HOST, 4) == 0
 
 
 def test_what_cuda_says_is_raised() -> None:
