@@ -141,7 +141,9 @@ class Binding:
                 num_bytes=tensor.nbytes, parameter=source.parameter, is_whole=whole
             )
         if isinstance(source, Kept):
-            return Spec(num_bytes=_num_bytes(tensor), is_plain=type(tensor) is Tensor)
+            num_bytes = _num_bytes(tensor)
+            plain = type(tensor) is Tensor and tensor.layout is torch.strided
+            return Spec(num_bytes=num_bytes, is_plain=plain)
         if isinstance(source, FromRegion):
             return Spec(num_bytes=_num_bytes(tensor), is_plain=False)
         owner = source.record if isinstance(source, RecordView) else source.rebuilt
@@ -361,4 +363,5 @@ def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    return tensor.nbytes if type(tensor) is Tensor else 0
+    strided = type(tensor) is Tensor and tensor.layout is torch.strided
+    return tensor.nbytes if strided else 0  # no other layout tells it

@@ -61,7 +61,7 @@ from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
-from ssdtrain.remat.modes import mode_stands, without_modes
+from ssdtrain.remat.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
@@ -139,6 +139,8 @@ class TensorCache:
         if not self.verifier.checks_all:
             lane, plan = self.lanes.current, self.course.plan
             pack, unpack = self.tables.hooks_of(self, lane, plan, (pack, unpack))
+        else:  # its digests, too, are ours
+            pack, unpack = unseen(pack), unseen(unpack)
         if self.meter is not None:
             pack, unpack = self.meter.around(pack, unpack)
         if self.lanes.current.run is None or not self._is_left_alone():
@@ -177,7 +179,7 @@ class TensorCache:
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor that autograd saves. Called by autograd."""
-        if mode_stands():
+        if may_meddle():
             with without_modes():
                 return self.pack(tensor)
         if self.owner.is_elsewhere:
@@ -196,6 +198,9 @@ class TensorCache:
 
     def pack_staying(self, tensor: Tensor) -> Handle:
         """Take over a tensor that stays where it is. See scope.py."""
+        if may_meddle():
+            with without_modes():
+                return self.pack_staying(tensor)
         if self.owner.is_elsewhere:
             return forked.keep(tensor)
         with self._lock:
@@ -213,7 +218,7 @@ class TensorCache:
             SessionClosedError: the session was closed before this backward.
             ForkedError: its bytes were moved by a process that this is a fork of.
         """
-        if mode_stands():
+        if may_meddle():
             with without_modes():
                 return self.unpack(handle)
         if self.owner.is_elsewhere:
@@ -591,7 +596,7 @@ class TensorCache:
         """
         if self.owner.is_elsewhere:
             return
-        with self._lock:
+        with without_modes(), self._lock:
             self.collect()
             self.enter_backward(lane)
             if self.course.of(lane).orders is None:

@@ -42,6 +42,7 @@ from ssdtrain.cache.regions import FromRegion, Regions
 from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Count, Fallback
+from ssdtrain.numerics import numerics, restored
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
@@ -106,7 +107,8 @@ class Rebuilder:
         self.finder = finder
         self._budget = budget
         cache.ledger.clock.watch(budget)
-        self._guard = LateChecksum(cache.offloader.device.torch_device)
+        self._device = cache.offloader.device.torch_device
+        self._guard = LateChecksum(self._device)
         self._admission = Admission()
         self._alive = Known()
         self._met_unsaved = False
@@ -191,6 +193,8 @@ class Rebuilder:
         layout, retired = Layout.of(base), self._cache.retired
         rebuilt = Rebuilt(expression, holders, layout, lane, retired)
         rebuilt.region = self._cache.regions.current
+        if self._device.type == "cpu" or expression.is_dear:
+            rebuilt.numerics = numerics(self._device)
         if expression.is_guarded:
             rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
         self._alive.add(key, rebuilt)
@@ -451,7 +455,9 @@ class Rebuilder:
             place = rebuilt.place
             course = self._cache.course
             course.observer.runs_again()
-            with ledger.clock.measure(expression.recipe, place, size, gradient):
+            under = restored(rebuilt.numerics, self._device)
+            measured = ledger.clock.measure(expression.recipe, place, size, gradient)
+            with measured, under:
                 tensor = evaluate(expression, tensors)
             if course.observer.listens:
                 course.observer.rebuilt(course.of(rebuilt.lane).number, rebuilt.item)

@@ -501,6 +501,7 @@ class Rebuilt:
         "num_bytes",
         "num_handles",
         "num_uses",
+        "numerics",
         "place",
         "region",
         "retired",
@@ -521,6 +522,8 @@ class Rebuilt:
         """Of the bytes: [Note: guarded recipes] in remat/producer.py."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
+        self.numerics: Any = None
+        """Settings under which it is made; None: none that matter to its kernels."""
         self.region: Any = None
         """The `RegionCall` in whose forward it was saved."""
         self.layout = layout

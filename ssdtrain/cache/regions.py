@@ -58,6 +58,7 @@ from ssdtrain.regions.conditions import (
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector
 from ssdtrain.regions.watch import set_training
+from ssdtrain.remat.modes import without_modes
 
 logger = logging.getLogger(__name__)
 
@@ -496,7 +497,9 @@ class RegionCall:
             self._random.restore(self._device)
         try:
             place = self.lane.kind, REGION, self.number
-            with self._conditions.restored(), clock.measure(REGION, place, 0):
+            restored = self._conditions.restored()
+            # An optimizer's step may run under a mode.
+            with without_modes(), restored, clock.measure(REGION, place, 0):
                 collector.run(self._forward, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error

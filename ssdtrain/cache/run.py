@@ -44,7 +44,8 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Count
-from ssdtrain.remat.modes import mode_stands, without_modes
+from ssdtrain.remat import modes
+from ssdtrain.remat.modes import without_modes
 from ssdtrain.transfer.places import Trip, fits, place_for, refitted
 
 
@@ -84,32 +85,38 @@ class Run:
         general, owner = self._back_generally, self._cache.owner
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         is_movable = self._cache.is_movable
+        dispatching, inferring = modes.ASKED
 
         def pack(tensor: Tensor) -> Any:  # noqa: C901
-            if mode_stands():
+            if dispatching():
                 return self._apart(0, tensor)
             row = self.following()
-            if type(row) is KeptRow:
-                if type(tensor) is Tensor and tensor.nbytes == row.num_bytes:
-                    base = tensor._base
-                    if base is None or type(base) is Tensor:
-                        return KeptHandle((tensor.detach(), tensor._version))
-            elif type(row) is ParameterRow and tensor is row.parameter():
-                return ParameterHandle((tensor, tensor._version))
-            elif type(row) is RegionRow:
-                call = regions.current
-                if call is not None and graph_task() == -1 and is_like(tensor, row):
-                    return call.hold_planned(tensor, row.own_bytes)
-            if owner.is_elsewhere:
-                return self._generally(tensor)
-            if type(row) is HostRow and tensor.nbytes == row.num_bytes:
-                return (
-                    self.send(row, tensor) if is_movable(tensor) else self.leave(tensor)
-                )
-            # mypy does not narrow by a set: each of these has `num_bytes`.
-            if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
-                return self.pack_resized(row, tensor)
-            return row.pack(tensor, self)
+            try:
+                if type(row) is KeptRow:
+                    if type(tensor) is Tensor and tensor.nbytes == row.num_bytes:
+                        base = tensor._base
+                        if base is None or type(base) is Tensor:
+                            return KeptHandle((tensor.detach(), tensor._version))
+                elif type(row) is ParameterRow and tensor is row.parameter():
+                    return ParameterHandle((tensor, tensor._version))
+                elif type(row) is RegionRow:
+                    call = regions.current
+                    if call is not None and graph_task() == -1 and is_like(tensor, row):
+                        return call.hold_planned(tensor, row.own_bytes)
+                if owner.is_elsewhere:
+                    return self._generally(tensor)
+                if type(row) is HostRow and tensor.nbytes == row.num_bytes:
+                    if is_movable(tensor):
+                        return self.send(row, tensor)
+                    return self.leave(tensor)
+                # mypy does not narrow by a set: each of these has `num_bytes`.
+                if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
+                    return self.pack_resized(row, tensor)
+                return row.pack(tensor, self)
+            except RuntimeError:
+                if tensor.layout is torch.strided:
+                    raise
+                return self.leave(tensor)  # sparse ones do not even tell their size
 
         def unpack(handle: Any) -> Tensor:
             kind = type(handle)
@@ -117,7 +124,7 @@ class Run:
                 tensor: Tensor = handle[0]
                 if tensor._version == handle[1]:
                     return tensor
-            if mode_stands():
+            if dispatching() or inferring():
                 return self._apart(1, handle)  # type: ignore[no-any-return]
             if owner.is_elsewhere:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]

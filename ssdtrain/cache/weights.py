@@ -28,6 +28,7 @@ from torch.optim.optimizer import Optimizer
 from ssdtrain.cache.identity import extent_bytes
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.record import Handle, Kept, ParameterView
+from ssdtrain.remat.modes import without_modes
 from ssdtrain.transfer.workers import ForkedLock
 
 # A parameter whose data may be gone in backward is copied if it is this small.
@@ -123,7 +124,7 @@ class Weights:
         self._num_steps += 1
         if not self._read or stepped.isdisjoint(self._trusted):
             return
-        with self._lock.here():
+        with without_modes(), self._lock.here():
             copies: dict[int, Tensor] = {}
             for handle in self._read:
                 source = handle.source

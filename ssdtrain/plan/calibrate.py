@@ -145,14 +145,18 @@ def repriced(profile: Profile, costs: HostCosts) -> Profile:
 
 
 def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:
-    """Return the profile with these times of its region calls; see `Corrections`."""
+    """Return the profile with these times of its region calls; see `Corrections`.
+
+    A kind of lane that had another number of them when they were measured keeps those
+    that were observed.
+    """
     regions = {
         kind: tuple(
             replace(run, ms=ms or run.ms)
             for run, ms in zip(runs, rerun_ms[kind], strict=True)
         )
         for kind, runs in profile.regions.items()
-        if kind in rerun_ms
+        if len(rerun_ms.get(kind, ())) == len(runs)
     }
     return replace(profile, regions={**profile.regions, **regions})
 

@@ -2,54 +2,22 @@
 
 [Note: conditions of a re-run]
 Backward runs outside the contexts of forward: autocast is off, gradients are off,
-attention's backends are the defaults, and the model may have been set to `eval()`
-meanwhile. A re-run gets all of them back. Random states are set back only for a forward
-that draws, and set forward again behind it; if they do not end where the forward ended,
-somebody else draws from the same generator, and the masks are not the forward's.
+settings are the defaults ([Note: numerics] in numerics.py), and the model may have been
+set to `eval()` meanwhile. A re-run gets all of them back. Random states are set back
+only for a forward that draws, and set forward again behind it; if they do not end where
+the forward ended, somebody else draws from the same generator, and the masks are not
+the forward's.
 (tests/ssdtrain/regions/test_regions.py)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
-def _cudnn() -> tuple[bool, bool, bool]:
-    flags = torch.backends.cudnn
-    return flags.enabled, flags.benchmark, flags.deterministic
-
-
-def _set_cudnn(value: tuple[bool, bool, bool]) -> None:
-    flags: Any = torch.backends.cudnn
-    flags.enabled, flags.benchmark, flags.deterministic = value
-
-
-# Those that people change by context managers around a forward.
-SETTINGS: tuple[Setting, ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (_deterministic, _set_deterministic),
-    (_cudnn, _set_cudnn),
-    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-)
+from ssdtrain.numerics import Numerics, numerics, restored
 
 
 class Autocast(NamedTuple):
@@ -66,7 +34,8 @@ class Conditions(NamedTuple):
     autocasts: tuple[Autocast, ...]
     caches: bool
     """Whether autocast caches the weights that it casts."""
-    settings: tuple[Any, ...]
+    settings: Numerics
+    device: torch.device
 
     @classmethod
     def now(cls, device: torch.device) -> "Conditions":
@@ -82,13 +51,13 @@ class Conditions(NamedTuple):
                 for kind in kinds
             ),
             torch.is_autocast_cache_enabled(),
-            tuple(read() for read, _ in SETTINGS),
+            numerics(device),
+            device,
         )
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """A block under these conditions, with gradients on."""
-        before = [read() for read, _ in SETTINGS]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             for each in self.autocasts:
@@ -100,17 +69,8 @@ class Conditions(NamedTuple):
                         cache_enabled=self.caches,
                     )
                 )
-            try:
-                _set(self.settings, before)
-                yield
-            finally:
-                _set(before, self.settings)
-
-
-def _set(wanted: Any, present: Any) -> None:
-    for (_, write), value, now in zip(SETTINGS, wanted, present, strict=True):
-        if value != now:
-            write(value)
+            stack.enter_context(restored(self.settings, self.device))
+            yield
 
 
 class RandomState(NamedTuple):

@@ -141,7 +141,8 @@ class Finder:
         draws = self._draws
 
         def forward(self: nn.Dropout, input: Tensor) -> Tensor:
-            if torch.compiler.is_compiling():
+            # An inference tensor has no version, and nobody saves it.
+            if torch.compiler.is_compiling() or input.is_inference():
                 return type(self).forward(self, input)
             unchanged = input._version == 0
             with draws.around(self, input):

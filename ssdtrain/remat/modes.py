@@ -7,14 +7,15 @@ later, by an operator behind the mode, and whatever ran under the mode may have 
 nothing. So entries are counted, in the function that all of torch's modes go through,
 and in a step in which a mode was entered no tensor is made again from then on.
 The hooks work without modes: none sees autograd's own saving either, and what is made
-again in backward is what forward made.
+again in backward is what forward made. Inference mode, which may stand around a
+backward, is put aside as well: its tensors may not be used again.
 (tests/ssdtrain/remat/test_modes.py)
 """
 
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -65,14 +66,43 @@ ENTRIES = Entries()
 """Of the process, as the function that is wrapped is the process's."""
 
 
-mode_stands: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many modes stand below autograd now; no function of ours, because every saved
-tensor asks."""
+ASKED: tuple[Callable[[], int], Callable[[], bool]]
+ASKED = torch._C._len_torch_dispatch_stack, torch.is_inference_mode_enabled
+"""What every saved tensor asks: how many dispatch modes stand, and whether inference
+mode does. No functions of ours: they would cost more."""
+
+
+def mode_stands() -> int:
+    """How many modes stand below autograd now."""
+    return ASKED[0]()
+
+
+def may_meddle() -> bool:
+    """Whether anything stands that the hooks' own work must not meet."""
+    dispatching, inferring = ASKED
+    return bool(dispatching()) or inferring()
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Around the hooks' own work while a mode stands. It counts as entered."""
-    ENTRIES.num += 1
-    with _python_dispatch._disable_current_modes():
+    """Around ssdtrain's own work: no mode sees it, and its tensors are none of
+    inference mode's. A dispatch mode that stands counts as entered."""
+    dispatching, inferring = ASKED
+    with ExitStack() as stack:
+        if inferring():
+            stack.enter_context(torch.inference_mode(False))
+        if dispatching():
+            ENTRIES.num += 1
+            stack.enter_context(_python_dispatch._disable_current_modes())
         yield
+
+
+def unseen(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook, without modes."""
+
+    @functools.wraps(hook)
+    def inner(given: Any) -> Any:
+        with without_modes():
+            return hook(given)
+
+    return inner

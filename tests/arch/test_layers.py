@@ -24,6 +24,7 @@ FLOORS = {
     "jsonfile": 0,
     "rates": 0,
     "queues": 0,
+    "numerics": 0,
     "storage": 1,
     "transfer": 2,
     "plan": 3,

@@ -125,3 +125,10 @@ def test_plans_under_a_budget_are_chosen_by_the_times_without_reruns() -> None:
     assert right_ms <= keep_ms + rerun_ms
     away = plan.bytes_by_placement()
     assert away[Placement.RERUN.name.lower()] > 0
+
+
+def test_another_number_of_reruns_is_not_believed() -> None:
+    """The step that was measured with them had another forward."""
+    profile = layers(1.0)
+    for times in ((9.0,) * (NUM_LAYERS - 1), (9.0,) * (NUM_LAYERS + 1), ()):
+        assert with_reruns(profile, {"model/0": times}) == profile

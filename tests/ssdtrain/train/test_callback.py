@@ -197,14 +197,15 @@ def test_two_lines(which: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_zero_3_on_two_ranks(tmp_path: Path) -> None:
-    """Nobody tells a callback about the engine: the module inside it is enough."""
+def test_zero_3_with_everything_offloaded(tmp_path: Path) -> None:
+    """On two ranks. Nobody tells a callback about the engine: the module inside it is
+    enough."""
     pytest.importorskip("deepspeed")
     worker = Path(__file__).with_name("trainer_ranks.py")
     run_ranks([worker, tmp_path / "out.json"], tmp_path)
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["with"] == found["without"]
-    assert found["with"]["engine"] == "DeepSpeedEngine"
+    assert found["with"]["engine"] == "DeepSpeedEngine" and found["with"]["offloads"]
     assert len(set(found["with"]["losses"])) == 3
     assert len(found["reports"]) == 3
     for report in found["reports"]:

@@ -1,9 +1,10 @@
-"""One rank of transformers.Trainer under ZeRO-3, without and with the callback. Not a
-test file; see test_callback.py.
+"""One rank of transformers.Trainer under ZeRO-3, whose parameters and optimizer's state
+are offloaded too, without and with the callback. Not a test file; see test_callback.py.
 
     torchrun --nproc-per-node 2 trainer_ranks.py OUT.json
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -24,7 +25,12 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 ZERO = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "offload_param": {"device": "cpu"},
+        "offload_optimizer": {"device": "cpu"},
+    },
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
     "zero_force_ds_cpu_optimizer": False,
 }
@@ -60,7 +66,15 @@ def run(callbacks: list[Any]) -> dict[str, Any]:
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=callbacks)
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"losses": losses, "engine": type(trainer.model_wrapped).__name__}
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        weights = [weight.detach().numpy().tobytes() for weight in model.parameters()]
+    assert all(weights)
+    return {
+        "losses": losses,
+        "engine": type(trainer.model_wrapped).__name__,
+        "offloads": trainer.model_wrapped.zero_offload_param() is not None,
+        "weights": hashlib.sha256(b"".join(weights)).hexdigest(),
+    }
 
 
 def main(out: Path) -> None:
