@@ -10,12 +10,12 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.versions import installed
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,6 @@ def is_pipeline(engine: object) -> bool:
     return any(cls.__name__ == "PipelineEngine" for cls in type(engine).__mro__)
 
 
-def installed_version() -> str:
-    """The installed version, or 'not installed'."""
-    try:
-        return version("deepspeed")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def check(engine: Any) -> None:
     """Refuse an engine whose internals are not the ones we patch.
 
@@ -56,17 +48,18 @@ def check(engine: Any) -> None:
         AttachError: names the version met and the versions tested.
     """
     tested = ", ".join(TESTED_VERSIONS)
+    found_version = installed("deepspeed") or "of unknown version"
     for name, expected in EXPECTED_PARAMETERS.items():
         method = getattr(engine, name, None)
         found = None if method is None else list(inspect.signature(method).parameters)
         if found != expected:
             raise AttachError(
-                f"DeepSpeed {installed_version()}: {name} takes {found}, "
+                f"DeepSpeed {found_version}: {name} takes {found}, "
                 f"expected {expected}; tested versions: {tested}. Install one."
             )
     if not isinstance(getattr(engine, "_INSTRUCTION_MAP", None), dict):
         raise AttachError(
-            f"DeepSpeed {installed_version()}: PipelineEngine has no _INSTRUCTION_MAP; "
+            f"DeepSpeed {found_version}: PipelineEngine has no _INSTRUCTION_MAP; "
             f"tested versions: {tested}. Install one of them."
         )
 

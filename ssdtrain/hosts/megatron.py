@@ -15,7 +15,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from ssdtrain.hosts.hints import Hints, Stage
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
+from ssdtrain.versions import installed
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -91,20 +91,13 @@ def is_megatron(modules: Iterable[object]) -> bool:
     )
 
 
-def installed_version() -> str:
-    """The installed version, or 'not installed'."""
-    try:
-        return version("megatron-core")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def check_version(schedules: Any) -> None:
     """Refuse a Megatron-Core whose internals are not the ones we replace.
 
     Raises:
         AttachError: names the version met and the versions tested.
     """
+    found_version = installed("megatron-core") or "of unknown version"
     for name, expected in (("forward_step", (FORWARD,)), ("backward_step", BACKWARD)):
         function = getattr(schedules, name, None)
         found = None
@@ -112,7 +105,7 @@ def check_version(schedules: Any) -> None:
             found = ", ".join(inspect.signature(function).parameters)
         if found not in expected:
             raise AttachError(
-                f"megatron-core {installed_version()}: {name} takes ({found}), "
+                f"megatron-core {found_version}: {name} takes ({found}), "
                 f"expected ({') or ('.join(expected)}); tested versions: "
                 f"{', '.join(TESTED_VERSIONS)}. Install one of them."
             )

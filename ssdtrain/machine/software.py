@@ -7,10 +7,10 @@ kvikio is the exception, asked (once, lazily) for the mode it would run in.
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from ssdtrain.machine.findings import Finding, good, note, warning
+from ssdtrain.versions import installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +76,12 @@ def inspect_software() -> Software:
     return Software(
         python=platform.python_version(),
         kernel=platform.release(),
-        versions={tested.package: _version(tested.package) for tested in TESTED},
+        versions={tested.package: installed(tested.package) for tested in TESTED},
         cuda=torch.version.cuda,
         nvidia_fs=_listed("/proc/modules", "nvidia_fs ") is not None,
         gds_mode=_gds_mode(),
         malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _listed(file: str, word: str) -> str | None:

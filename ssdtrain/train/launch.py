@@ -27,7 +27,7 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
         0 if every rank returned 0; 128 + signal if one stopped the run; 2 if a rank
         refused its input; otherwise 1. The ranks have said why.
     """
-    port = str(_free_port())
+    port = str(free_port())
     children = [
         _start(rank, num_ranks, words, port, run_directory) for rank in range(num_ranks)
     ]
@@ -114,7 +114,8 @@ def _status(codes: Sequence[int]) -> int:
     return stopped[0] if stopped else int(any(codes))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import ssdtrain
 from ssdtrain.errors import ConfigError
+from ssdtrain.versions import installed
 
 RUNS = Path("runs")
 LATEST = "latest"
@@ -262,11 +262,8 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 def facts() -> dict[str, Any]:
     """Return versions, git state and machine, as plain values."""
     versions = {"ssdtrain": ssdtrain.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = {name: installed(name) for name in PACKAGES}
+    versions |= {name: version for name, version in found.items() if version}
     return {
         "versions": versions,
         "git": _git(),

@@ -22,6 +22,7 @@ FLOORS = {
     "arguments": 0,
     "curves": 0,
     "jsonfile": 0,
+    "versions": 0,
     "rates": 0,
     "queues": 0,
     "numerics": 0,
@@ -53,6 +54,7 @@ GROUND = {
     "quantities",
     "arguments",
     "jsonfile",
+    "versions",
     "rates",
     "queues",
 }

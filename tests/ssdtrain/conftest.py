@@ -26,6 +26,15 @@ EVERYTHING = {
 
 
 @pytest.fixture
+def deterministic() -> Iterator[None]:
+    """torch's deterministic algorithms alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Nothing that another test has compiled, before and behind."""
     torch._dynamo.reset()

@@ -5,7 +5,7 @@ The same file runs on the CPU and, with `-m gpu`, on a CUDA device.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ import ssdtrain
 from ssdtrain.counters import StepReport
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.tiny_models import gpt2
+
+pytestmark = pytest.mark.usefixtures("deterministic")
 
 NUM_STEPS = 4
 SEQUENCE = 16
@@ -43,14 +45,6 @@ class Outcome:
     gradients: list[Tensor]
     parameters: list[Tensor]
     reports: list[StepReport]
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def checkpointed(

@@ -11,13 +11,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.bench.common import results
+from ssdtrain.versions import installed
 
 ROOT = results.ROOT
 RESULTS = ROOT / "recipes" / "bench" / "results"
@@ -63,7 +63,7 @@ def environment() -> dict[str, Any]:
         "num_devices": torch.cuda.device_count() if cuda else 0,
         "num_cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in PACKAGES if (found := installed(name))},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join([_program(), *sys.argv[1:]]),
     }
@@ -88,13 +88,6 @@ def child_environment() -> dict[str, str]:
     """This process's environment, with the checkout where Python looks first."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 class Cells:

@@ -17,13 +17,13 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from recipes.bench.common.cells import RESULTS, child_environment, module_command
+from ssdtrain.train.launch import free_port
 
 MAX_STARTS = 5
 LEAST_S = 25
@@ -49,13 +49,6 @@ def environment() -> dict[str, str]:
         "PYTHONWARNINGS": "ignore",
         **child_environment(),
     }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(words: list[str], num_ranks: int) -> list[subprocess.Popen[bytes]]:

@@ -2,12 +2,13 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ssdtrain.train.launch import free_port
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "launch"
@@ -35,12 +36,6 @@ def call(fakes: Path, name: str, *words: str, **more: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_headline(fakes: Path) -> None:

@@ -23,6 +23,8 @@ from ssdtrain.counters import Fallback, StepReport
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.tiny_models import gpt2
 
+pytestmark = pytest.mark.usefixtures("deterministic")
+
 NUM_STEPS = 4
 SEQUENCE = 12
 VOCABULARY = 48
@@ -39,14 +41,6 @@ class Outcome:
     parameters: list[Tensor]
     random_state: Tensor
     reports: list[StepReport]
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Any:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def bert() -> nn.Module:
