@@ -110,7 +110,8 @@ def test_what_pinned_memory_cannot_hold_goes_to_the_ssd(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
-    limit = int(0.7 * whole)
+    # How much is on its way when a step is observed depends on the drive.
+    limit = int(0.76 * whole)
     small = {"host_bytes": 3 << 20, "device_memory": limit, "min_bytes": 0}
     run = Run(monkeypatch, target="tiered", directory=str(tmp_path), **small).steps(5)
     assert run.session is not None and run.session.plan is not None
