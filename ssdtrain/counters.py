@@ -85,7 +85,7 @@ class StepReport:
     first six steps and then in one of eight, whose figure the others repeat."""
     waits_ms: dict[str, float]
     """Of `stall_ms`: for a `copy out`, and for a `copy in` or anything else. `host`, in
-    steps whose hooks were timed on a GPU (the third under a plan, then one in 32):
+    steps whose hooks were timed on a GPU (the third under a plan, then one in 128):
     time in which the device waited for ssdtrain's own work on the host."""
     host_wait_module: str
     """Where it waited for the host most; "": unknown, or not at all."""

@@ -71,7 +71,7 @@ FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
-SAMPLED_STEPS = 32
+SAMPLED_STEPS = 128
 """One step in so many has its hooks timed."""
 
 

@@ -41,10 +41,12 @@ def captured(model: nn.Module, x: Tensor) -> Callable[[], list[Tensor]]:
         torch._foreach_zero_(grads)
         loss = model(x).square().mean()
         loss.backward()
+        found = loss.detach()
+    del loss  # its graph holds the nodes of another stream
 
     def replay() -> list[Tensor]:
         graph.replay()
-        return [loss.detach().clone(), *(grad.clone() for grad in grads)]
+        return [found.clone(), *(grad.clone() for grad in grads)]
 
     return replay
 
