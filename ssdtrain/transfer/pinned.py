@@ -177,11 +177,10 @@ class PinnedPool:
                     return
                 self._total_bytes += size
                 self._making_bytes += size
-            memory = page_aligned(size)
-            pinned = self._device.pin(memory)
+            memory = self._pinned(size)
             with self._changed:
                 self._making_bytes -= size
-                if not pinned:
+                if memory is None:
                     self._total_bytes -= size
                     self.pin_failures += 1
                     return
@@ -189,6 +188,13 @@ class PinnedPool:
                 self._serial += 1
                 insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
                 self._changed.notify_all()
+
+    def _pinned(self, size: int) -> torch.Tensor | None:
+        try:
+            memory = page_aligned(size)
+        except OSError:  # there is no more
+            return None
+        return memory if self._device.pin(memory) else None
 
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""

@@ -19,7 +19,7 @@ def real_model(data: Data) -> list[str]:
     cells = data["cells"]
     plain, ours, theirs = (cells[f"{REAL}/{name}"] for name in ("keep", FITTED, "gc"))
     return [
-        "[Qwen3 4B, stock, 12 layers, 8k tokens, in 3.04 GB](docs/results/real-models.md)",
+        "[Qwen3 4B, stock, 12 layers, 8k tokens, 3.04 GB](docs/results/real-models.md)",
         f"{ours['step_ratio']:.2f}x the plain step, {plain['peak_gb']:.1f} to "
         f"{ours['peak_gb']:.1f} GB of activations",
         f"checkpointing {theirs['step_ratio']:.2f}x, {theirs['peak_gb']:.1f} GB",

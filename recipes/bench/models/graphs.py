@@ -11,6 +11,7 @@ gradients are compared byte by byte with those of the plain graph.
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics

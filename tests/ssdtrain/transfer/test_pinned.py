@@ -1,11 +1,13 @@
 """Pinned memory that is made before it is needed."""
 
+import errno
 import threading
 import time
 
 import pytest
 from torch import Tensor
 
+from ssdtrain.transfer import pinned
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.pinned import COARSE_BYTES, GRAIN_BYTES, PinnedPool
 from tests.ranks import LONGEST_S
@@ -68,10 +70,17 @@ def test_it_stays_within_the_cap() -> None:
     assert pool.total_bytes == 6 * COARSE_BYTES
 
 
-def test_the_system_may_refuse() -> None:
+def test_the_system_may_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = PinnedPool(Device(most=1), 8 * COARSE_BYTES)
     prepared(pool, [COARSE_BYTES] * 3)
     assert pool.total_bytes == COARSE_BYTES and pool.pin_failures == 1
+
+    def full(num_bytes: int) -> Tensor:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(pinned, "page_aligned", full)
+    prepared(pool, [COARSE_BYTES] * 3)
+    assert pool.total_bytes == COARSE_BYTES and pool.pin_failures == 2
 
 
 @pytest.mark.parametrize("times", [1, 3])
