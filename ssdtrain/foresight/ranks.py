@@ -15,7 +15,13 @@ from ssdtrain.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
 from ssdtrain.foresight.pipeline import ChunkTimes, pipeline_tasks
-from ssdtrain.foresight.price import estimate_step, price, steady_us
+from ssdtrain.foresight.price import (
+    Priced,
+    estimate_step,
+    price,
+    slowed,
+    steady_us,
+)
 from ssdtrain.foresight.simulate import Task, simulate
 from ssdtrain.foresight.wires import Wires
 
@@ -68,7 +74,8 @@ class RanksEstimate:
 def estimate_ranks(
     graph: Graph, device: Device, fabric: Fabric, layout: Layout
 ) -> RanksEstimate:
-    """The steady state of all ranks at the highest clock.
+    """The steady state of all ranks, at the clock that the power limit allows (a
+    pipeline's of even layers: at the highest one).
 
     Args:
         graph: one rank's step, or one micro-batch of the whole model for a pipeline;
@@ -85,7 +92,7 @@ def estimate_ranks(
     else:
         spread = fully_sharded(graph, layout.num_ranks, unit_of)
     wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
-    tasks = price(spread, device, wires).tasks
+    [tasks] = _at_their_clocks([price(spread, device, wires)], device, wires)
     slow = _slowed(tasks, layout.slower)
     ranks = (tasks, slow) if layout.slower > 1.0 else (tasks,)
     moved = sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
@@ -99,12 +106,14 @@ def estimate_ranks(
 def estimate_graphs(
     graphs: Sequence[Graph], device: Device, wires: Wires
 ) -> RanksEstimate:
-    """The steady state of ranks whose steps were captured, each its own.
+    """The steady state of ranks whose steps were captured, each its own, at the clocks
+    that their power limits allow.
 
     Raises:
         ConfigError: a collective lacks a rank, or a receive its send.
     """
-    ranks = [price(graph, device, wires).tasks for graph in graphs]
+    priced = [price(graph, device, wires) for graph in graphs]
+    ranks = _at_their_clocks(priced, device, wires)
     moved = [
         sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
         for tasks in ranks
@@ -115,6 +124,21 @@ def estimate_graphs(
         alone_us=max(alone),
         communication_us=max(moved),
     )
+
+
+def _at_their_clocks(
+    ranks: Sequence[Priced], device: Device, wires: Wires
+) -> list[Sequence[Task]]:
+    """Every rank's tasks at the clock of the step that all of them take together."""
+    tasks: list[Sequence[Task]] = [priced.tasks for priced in ranks]
+    if device.power is None:
+        return tasks
+    step_us = steady_us(*tasks, wires=wires)
+    clocks = [device.power.clock(step_us, p.bound_us, p.joules) for p in ranks]
+    return [
+        slowed(priced, 1.0 / clock - 1.0) if clock < 1.0 else priced.tasks
+        for priced, clock in zip(ranks, clocks, strict=True)
+    ]
 
 
 def _slowed(tasks: Sequence[Task], factor: float) -> list[Task]:

@@ -37,6 +37,8 @@ from typing import NamedTuple
 from ssdtrain.jsonfile import Duration, Natural
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
+NOTES = ("plain_step_ms", "without_reruns_ms")
+"""Names under which profiles tell of a step that set their times right."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
 """A step outside of these bounds was another one than the observed one. An observed
 step that is bound by the host takes several times the plain one."""

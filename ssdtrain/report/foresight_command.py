@@ -226,7 +226,7 @@ def _predict(args: argparse.Namespace) -> None:
             f"{len(graphs) or args.ranks} ranks ({how}): step "
             f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
             f"{ranks.alone_us / 1e3:.2f} ms, communication "
-            f"{ranks.communication_us / 1e3:.2f} ms, at the highest clock."
+            f"{ranks.communication_us / 1e3:.2f} ms."
         )
 
 

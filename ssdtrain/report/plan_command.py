@@ -28,6 +28,7 @@ from ssdtrain.foresight.device import (
 from ssdtrain.foresight.power import Settled
 from ssdtrain.foresight.spec import links_of as spec_links
 from ssdtrain.machine.links import LINK_FILE, LinkKind
+from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
@@ -278,7 +279,8 @@ def _settled(profile: Profile, plan: Plan) -> str | None:
     """Return what many such steps take at the board's power limit, where that is
     known."""
     known = any(name in profile.device for name in ("H100", "H200"))
-    if plan.prediction is None or not known:
+    has_clock = any(note in profile.notes for note in NOTES)  # many steps' times
+    if plan.prediction is None or not known or has_clock:
         return None
     found = plan.prediction
     compute_ms = profile.compute_ms + found.recompute_ms

@@ -192,9 +192,9 @@ MAKERS: dict[str, Callable[..., Subject]] = {
     "dlrm": dlrm,
     "relational": relational,
 }
-# Shapes by purpose: `explore` while the models were made, `test` predicted before they
-# ran, `cpu` likewise in fp32 on one thread. The first batch of each is bound by the
-# host.
+# Shapes by purpose: `explore` while the models were made, `test` and `held` predicted
+# before they ran, `cpu` likewise in fp32 on one thread. The host binds the first batch
+# of each.
 SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
     "tiny": {
         "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
@@ -227,6 +227,14 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
         "vit": (dict(hidden=768, layers=12, sequence=384), (4, 24, 80)),
         "dlrm": (dict(hidden=2048, layers=20, sequence=50_000), (1024, 6000, 24000)),
         "relational": (dict(hidden=256, layers=12, sequence=30_000), (4, 30, 120)),
+    },
+    "held": {
+        "bert": (dict(hidden=1280, layers=16, sequence=256), (2, 16, 96)),
+        "gpt": (dict(hidden=1024, layers=16, sequence=512), (2, 12, 40)),
+        "llama": (dict(hidden=4096, layers=6, sequence=1024), (1, 4, 12)),
+        "vit": (dict(hidden=1152, layers=16, sequence=256), (6, 40, 128)),
+        "dlrm": (dict(hidden=1536, layers=26, sequence=100_000), (2048, 8192, 32768)),
+        "relational": (dict(hidden=192, layers=16, sequence=24_000), (3, 24, 90)),
     },
 }
 
