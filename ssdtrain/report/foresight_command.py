@@ -27,6 +27,7 @@ from ssdtrain.foresight.device import (
     write_device,
 )
 from ssdtrain.foresight.fit import fit_closed_form, fit_forest, score
+from ssdtrain.foresight.fusion import advise, pairs_in
 from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.foresight.learn import learn, own_device
@@ -66,6 +67,9 @@ EXAMPLES = """actions and examples:
   shard      ssdtrain foresight shard --tables tables.json --ranks 4 --micro-batch 4096
              which rank holds which embedding table (JSON list of rows, width, lookups
              a sample and distinct_share); --save writes the ranks
+  fuse       ssdtrain foresight fuse --model my.py:build --device own.json
+             pairs of convolutions of a step, and whether the roofline of the device
+             says that one kernel for both would pay
   fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
              train kernel models on gathered times (needs scikit-learn)
 
@@ -266,6 +270,26 @@ def _shard(args: argparse.Namespace) -> None:
         write_json(args.save, {"rule": best, "ranks": list(found[best][1])})
 
 
+def _fuse(args: argparse.Namespace) -> None:
+    device = load_device(args.device)
+    graphs = [read_graph(path) for path in args.graph or ()]
+    graph = graphs[0] if graphs else _graph(args, device.spec.kind)
+    found = pairs_in(graph)
+    if not found:
+        raise ConfigError(
+            "no pair of square convolutions one behind the other (3x3 or 5x5, then 1x1 "
+            "or 3x3, of as many channels) is in the step's forward."
+        )
+    gflops = device.reached * device.spec.tflops["fp32"] * 1e3
+    for pair in found:
+        advice = advise(pair, gflops, device.spec.memory_gb_per_s)
+        print(
+            f"{pair.name} ({pair.kind.value}, {pair.channels} channels, side "
+            f"{pair.side}): {advice.gain:.2f} times as fast"
+            f"{', fuse' if advice.fuse else ', leave apart'}"
+        )
+
+
 def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
     table = Table(title=f"one step on {device.spec.name}, by kernel model")
     for head in ("family", "ms", "share", "error of a kernel"):
@@ -377,6 +401,7 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "gather": _gather,
     "learn": _learn,
     "shard": _shard,
+    "fuse": _fuse,
     "calibrate": _calibrate,
     "fit": _fit,
 }
