@@ -45,7 +45,7 @@ from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Count
 from ssdtrain.remat import modes
-from ssdtrain.remat.modes import without_modes
+from ssdtrain.remat.modes import may_meddle, without_modes
 from ssdtrain.transfer.places import Trip, fits, place_for, refitted
 
 
@@ -85,10 +85,10 @@ class Run:
         general, owner = self._back_generally, self._cache.owner
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         is_movable = self._cache.is_movable
-        dispatching, inferring = modes.ASKED
+        dispatching, overriding, inferring = modes.ASKED
 
         def pack(tensor: Tensor) -> Any:  # noqa: C901
-            if dispatching():
+            if dispatching() or (overriding() and may_meddle()):
                 return self._apart(0, tensor)
             row = self.following()
             try:
@@ -124,7 +124,7 @@ class Run:
                 tensor: Tensor = handle[0]
                 if tensor._version == handle[1]:
                     return tensor
-            if dispatching() or inferring():
+            if dispatching() or inferring() or (overriding() and may_meddle()):
                 return self._apart(1, handle)  # type: ignore[no-any-return]
             if owner.is_elsewhere:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]

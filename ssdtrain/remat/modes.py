@@ -7,8 +7,9 @@ later, by an operator behind the mode, and whatever ran under the mode may have 
 nothing. So entries are counted, in the function that all of torch's modes go through,
 and in a step in which a mode was entered no tensor is made again from then on.
 The hooks work without modes: none sees autograd's own saving either, and what is made
-again in backward is what forward made. Inference mode, which may stand around a
-backward, is put aside as well: its tensors may not be used again.
+again in backward is what forward made. Function modes, which stand while a custom
+function saves, and inference mode, whose tensors may not be used again, are put aside
+as well.
 (tests/ssdtrain/remat/test_modes.py)
 """
 
@@ -19,7 +20,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
 
 
 class Entries:
@@ -66,10 +69,14 @@ ENTRIES = Entries()
 """Of the process, as the function that is wrapped is the process's."""
 
 
-ASKED: tuple[Callable[[], int], Callable[[], bool]]
-ASKED = torch._C._len_torch_dispatch_stack, torch.is_inference_mode_enabled
-"""What every saved tensor asks: how many dispatch modes stand, and whether inference
-mode does. No functions of ours: they would cost more."""
+ASKED: tuple[Callable[[], int], Callable[[], int], Callable[[], bool]]
+ASKED = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch.is_inference_mode_enabled,
+)
+"""What every saved tensor asks: how many dispatch and function modes stand, and whether
+inference mode does. No functions of ours: they would cost more."""
 
 
 def mode_stands() -> int:
@@ -79,18 +86,26 @@ def mode_stands() -> int:
 
 def may_meddle() -> bool:
     """Whether anything stands that the hooks' own work must not meet."""
-    dispatching, inferring = ASKED
-    return bool(dispatching()) or inferring()
+    dispatching, overriding, inferring = ASKED
+    if dispatching() or inferring():
+        return True
+    num = overriding()
+    # The default device alters nothing that names its device, and often stands.
+    return num > 1 or (
+        num == 1 and type(torch._C._get_function_stack_at(0)) is not DeviceContext
+    )
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Around ssdtrain's own work: no mode sees it, and its tensors are none of
     inference mode's. A dispatch mode that stands counts as entered."""
-    dispatching, inferring = ASKED
+    dispatching, overriding, inferring = ASKED
     with ExitStack() as stack:
         if inferring():
             stack.enter_context(torch.inference_mode(False))
+        for _ in range(overriding()):
+            stack.enter_context(overrides._pop_mode_temporarily())
         if dispatching():
             ENTRIES.num += 1
             stack.enter_context(_python_dispatch._disable_current_modes())

@@ -5,7 +5,7 @@ See [Note: modes below autograd] in remat/modes.py, [Note: numerics] in numerics
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import every_other_moved
+from tests.ssdtrain.cache.plans import every_other_moved, nearly_all_kept
 
 ROWS, WIDTH, NUM_STEPS, TURN = 8, 16, 6, 4
 TINY = 1e-36
@@ -45,12 +45,16 @@ class Louder(TorchDispatchMode):
 class LouderCalls(TorchFunctionMode):
     """The same of torch's functions."""
 
+    def __init__(self, factor: float = 1.25) -> None:
+        super().__init__()
+        self.factor = factor
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
         made = type(found) is Tensor and func.__name__ != "__get__"
-        return found * 1.25 if made and found.is_floating_point() else found
+        return found * self.factor if made and found.is_floating_point() else found
 
 
 @contextmanager
@@ -103,17 +107,16 @@ class Net(nn.Module):
         self.parts = nn.ModuleList(Part() for _ in range(2))
         self.last = nn.Linear(WIDTH, WIDTH)
         self.context: AbstractContextManager[Any] | None = None
-        """Around the sum and the GELU alone, whose results others save."""
+        """Around the sum, the GELU and a custom function alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(ROWS, WIDTH) to a scalar."""
         for part in self.parts:
             x = part(x)
-        if self.context is None:
+        with self.context or nullcontext():
             y = F.gelu(x + torch.tanh(x))
-        else:
-            with self.context:
-                y = F.gelu(x + torch.tanh(x))
+            if type(self.context) is LouderCalls:
+                y = Twice.apply(y)
         return self.last(y).square().mean()
 
 
@@ -191,6 +194,31 @@ def test_what_a_mode_made_is_saved_behind_its_end(settings: dict[str, Any]) -> N
         net(x).backward()
 
     assert same_bits(train(step, settings), train(step, None))
+
+
+def test_a_custom_function_saves_inside_a_function_mode() -> None:
+    """Where a row keeps what it saved, by an alias."""
+
+    def gradients(offloads: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, found = Net(), []
+        with ExitStack() as stack:
+            if offloads:
+                settings = {"plan": "auto", "max_overhead": 1.0, "recompute": "off"}
+                session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
+                stack.enter_context(session)
+            for number in range(NUM_STEPS + 2):
+                if offloads and number == TURN:
+                    session.follow(nearly_all_kept(session))
+                # The plan knows of the function, and its table is made.
+                net.context = LouderCalls() if number > TURN else LouderCalls(1.0)
+                net(torch.randn(ROWS, WIDTH)).backward()
+                found += [p.grad.clone() for p in net.parameters()]  # type: ignore[union-attr]
+                torch.optim.SGD(net.parameters(), lr=1e-3).step()
+                net.zero_grad()
+        return found
+
+    assert same_bits(gradients(True), gradients(False))
 
 
 def test_an_optimizer_steps_inside() -> None:
