@@ -38,7 +38,7 @@ from ssdtrain.observe.paced import Paced
 from ssdtrain.plan.adapt import Drift, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
-from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
+from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
@@ -432,7 +432,8 @@ class Planner:
         if not self._cache.device.runs_beside:
             self._take_answer(self._answer_here(effort))
         elif self.peers.leads:
-            self._search = Search(self._request(self._seen, QUICK_MARKS, SEARCH_MARKS))
+            efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
+            self._search = Search(self._request(self._seen, *efforts))
 
     def _request(self, profile: Profile, *efforts: int) -> Request:
         return Request(

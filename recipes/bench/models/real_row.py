@@ -32,7 +32,7 @@ from recipes.bench.models.real_catalogue import (
     shape_of,
 )
 
-MOST_WARM_UP_STEPS = 40
+MOST_WARM_UP_STEPS = 100
 LEAST_WARM_UP_STEPS = 3
 NUM_HOST_STEPS = 5
 NUM_LENGTHS = 30
