@@ -176,13 +176,16 @@ def _interrupts(cells: Data) -> str:
     )
 
 
+LEAKS = {"plain": "the same steps without ssdtrain"}
+
+
 def _leaks(cells: Data) -> str:
     lines = []
     for name, cell in cells.items():
         if "more_malloc_bytes" not in cell:
             continue
         lines.append(
-            f"Resident memory ({name}) over {cell['steps']:,} steps: "
+            f"Resident memory ({LEAKS.get(name, name)}) over {cell['steps']:,} steps: "
             f"{cell['bytes_a_step']:.1f} bytes a step behind the first 1,000, "
             f"{cell['bytes_a_step_second_half']:.1f} in the second half (target 10); "
             f"{cell['more_malloc_bytes'] / 1000:+.0f} kB of the C library's memory in "
