@@ -22,7 +22,7 @@ from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
 from ssdtrain.plan.agree import Alone
-from ssdtrain.plan.choose import choose, options
+from ssdtrain.plan.choose import LONG_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
@@ -446,11 +446,11 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
 
 
 def await_search(searches: list[Search], at: int) -> Hook:
-    """Before this step: it takes as long as it takes. Both answers are there then."""
+    """Before this step: it takes as long as it takes. All answers are there then."""
 
     def wait(step: int, session: ssdtrain.Session) -> None:
         end = time.monotonic() + LONGEST_S
-        while step == at and not (searches[-1].folder / "1.json").exists():
+        while step == at and not (searches[-1].folder / "2.json").exists():
             if searches[-1].is_sending:
                 searches[-1].advance()
             assert time.monotonic() < end
@@ -474,18 +474,18 @@ def test_a_plan_that_is_searched_for_beside_training(
         settled.append(session.is_settled)
         wait(step, session)
 
-    ours, _, (plan, profile) = train(settings, num_steps=9, hook=hook)
-    theirs, _, _ = train(None, num_steps=9)
+    ours, _, (plan, profile) = train(settings, num_steps=10, hook=hook)
+    theirs, _, _ = train(None, num_steps=10)
     assert equal(ours, theirs)
     goal = Goal(max_overhead=1.0, memory_budget_bytes=limit)
-    assert plan.orders == choose(profile, goal).orders
+    assert plan.orders == choose(profile, goal, LONG_MARKS).orders
     assert not any(settled[:5]) and settled[-1]
 
 
 def test_the_search_tells_that_no_plan_reaches_the_goal(searches: list[Search]) -> None:
     settings = {**SETTINGS, "memory_budget_bytes": 1000}
     with pytest.raises(ConfigError, match="least reachable peak"):
-        train(settings, num_steps=6, hook=await_search(searches, 4))
+        train(settings, num_steps=8, hook=await_search(searches, 4))
 
 
 def test_placements_of_a_plan_are_what_is_reported() -> None:
