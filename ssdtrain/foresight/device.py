@@ -14,7 +14,7 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.features import names_of, row_of
-from ssdtrain.foresight.host import HostTable, PythonCost
+from ssdtrain.foresight.host import HostTable
 from ssdtrain.foresight.laws import Law, law_us
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS, Spec, rated
@@ -48,8 +48,6 @@ class Device:
     host: HostTable
     host_scale: float = 1.0
     """Likewise of host time."""
-    python: PythonCost | None = None
-    """Of the gaps in forward; None: they are the host table's T1."""
     power: Power | None = None
     context_bytes: int = 0
     """Device memory that libraries take for good (workspaces), beside tensors."""
@@ -106,7 +104,6 @@ class _File:
     host_scale: Fraction
     power: Power | None
     context_bytes: Natural
-    python: PythonCost | None = None
 
 
 def _check(file: _File) -> None:
@@ -154,7 +151,6 @@ def to_json(device: Device) -> dict[str, Any]:
             host_scale=device.host_scale,
             power=device.power,
             context_bytes=device.context_bytes,
-            python=device.python,
         )
     )
 
@@ -179,7 +175,6 @@ def from_json(values: object, source: str = "") -> Device:
         host_scale=file.host_scale,
         power=file.power,
         context_bytes=file.context_bytes,
-        python=file.python,
     )
 
 

@@ -33,41 +33,6 @@ class Correction:
     """Of what is left then, the part that is there without a profiler."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PythonCost:
-    """The gap before an operator of forward, from the Python that runs in it."""
-
-    gap_us: float
-    """Without any call."""
-    call_us: float
-
-    def t1(self, num_calls: float) -> float:
-        """Microseconds of a gap in which so many calls were counted."""
-        return self.gap_us + self.call_us * num_calls
-
-
-def fit_python(gaps: Sequence[tuple[float, float, float]]) -> PythonCost:
-    """Least squares over (calls counted, microseconds of T1, weight) of operators.
-
-    Raises:
-        ConfigError: fewer than two different numbers of calls.
-    """
-    total = sum(weight for _, _, weight in gaps)
-    if len({calls for calls, _, _ in gaps}) < 2:
-        raise ConfigError(
-            "the time of Python's calls needs traces of operators with different "
-            f"numbers of them, got {len(gaps)} operators"
-        )
-    mean = sum(calls * weight for calls, _, weight in gaps) / total
-    mean_us = sum(us * weight for _, us, weight in gaps) / total
-    both = sum(w * (c - mean) * (us - mean_us) for c, us, w in gaps)
-    call_us = max(0.0, both / sum(w * (c - mean) ** 2 for c, _, w in gaps))
-    gap_us = mean_us - call_us * mean
-    if gap_us < 0.0:  # a line through the origin
-        call_us = mean_us / mean
-    return PythonCost(gap_us=max(0.0, gap_us), call_us=call_us)
-
-
 class HostTable:
     """Host costs by phase and operator; phases' means where an operator is unknown."""
 

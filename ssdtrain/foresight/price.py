@@ -13,9 +13,8 @@ from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.graph import Graph, Node, Stream, data_dependencies
 from ssdtrain.foresight.lowering import lower
-from ssdtrain.foresight.overheads import LONGEST_GAP_US, HostCost, Phase
+from ssdtrain.foresight.overheads import HostCost
 from ssdtrain.foresight.power import bound_us
-from ssdtrain.foresight.recorder import PYTHON_CALLS
 from ssdtrain.foresight.simulate import Task, simulate
 from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.wires import Wires
@@ -134,9 +133,6 @@ def _task(
     scale = device.host_scale
     beside = float(node.attr.get("host_views", 0.0)) * device.host.view_us * scale
     cost = device.host.cost(node.phase, node.name)
-    if device.python is not None and node.phase is Phase.FORWARD:
-        t1 = device.python.t1(float(node.attr.get(PYTHON_CALLS, 0.0)))
-        cost = replace(cost, t1=min(LONGEST_GAP_US, t1))  # imports run once
     if not device.host.knows(node.name):
         if "host_views" in node.attr:  # all that it takes
             cost = NO_COST

@@ -7,15 +7,9 @@ regions where it is asked to. `capture.py` and `steps.py` drive it.
 Under a dispatch mode autograd adds up gradients, and puts them into rows, out of place;
 without one it does so in place. Such operators go by the names that they really have.
 
-[Note: Python's calls]
-Between two operators of forward the host runs Python, and how long that takes depends
-on the model: what is counted is the calls, of Python's functions and of C's, that pass
-from the end of one operator to the start of the next. A device file has the time of one
-(`host.PythonCost`), found on traces of models whose calls were counted the same way.
 (tests/ssdtrain/foresight/test_graph.py)
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,8 +57,6 @@ IN_PLACE: Mapping[str, str] = {
     "aten::index_put": "aten::_index_put_impl_",
 }
 """See [Note: backward without a mode]."""
-PYTHON_CALLS = "python_calls"
-"""Attribute of a node. See [Note: Python's calls]."""
 STATES = {"adamw": 2, "sgd": 0, "sgd_momentum": 1}
 """Tensors of state that each fused optimizer keeps a parameter."""
 
@@ -93,37 +85,6 @@ class _Stamp:
         """What tells recorders apart: the same storage has a number in each."""
 
 
-class _Calls:
-    """Counts Python's calls. See [Note: Python's calls]."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self._left_out = 0
-        self._before: Any = None
-
-    def start(self) -> None:
-        """Count from here on; a profiler of one's own goes on behind `stop`."""
-        self._before = sys.getprofile()
-        sys.setprofile(self._see)
-
-    def stop(self) -> None:
-        """Count no more."""
-        sys.setprofile(self._before)
-
-    def _see(self, frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "c_call"):
-            self._number += 1
-
-    @property
-    def number(self) -> int:
-        """Of calls since the last operator."""
-        return self._number - self._left_out
-
-    def leave_out(self, since: int) -> None:
-        """Do not count what passed since `number` was `since`."""
-        self._left_out = self._number - since
-
-
 class Recorder(TorchDispatchMode):
     """Notes every operator, its tensors and what it holds.
 
@@ -147,9 +108,6 @@ class Recorder(TorchDispatchMode):
         self._amend = amend
         self._runs_compiled = runs_compiled
         self._token = object()
-        self._calls = _Calls()
-        self._gap = 0
-        """Python's calls before the present operator."""
         self._is_quiet = False
         self._ignores_detach = False
         self.phase = Phase.FORWARD
@@ -179,7 +137,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """Name the module in whose forward an operator runs, and count calls."""
+        """Name the module in whose forward an operator runs."""
         handles = []
         for path, module in self._model.named_modules():
             handles.append(
@@ -192,11 +150,9 @@ class Recorder(TorchDispatchMode):
                     lambda m, a, o: self._leave(), always_call=True
                 )
             )
-        self._calls.start()
         try:
             yield
         finally:
-            self._calls.stop()
             for handle in handles:
                 handle.remove()
 
@@ -220,15 +176,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self._gap = self._calls.number
-        number = self.num_nodes
-        try:
-            return self._dispatched(func, types, args, kwargs or {})
-        finally:
-            noted = self.num_nodes > number
-            self._calls.leave_out(since=0 if noted else self._gap)
-
-    def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # its local operators come here
         name = func._schema.name
@@ -271,8 +219,6 @@ class Recorder(TorchDispatchMode):
         node = replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
         if node.phase is Phase.BACKWARD and self._accumulates(node):
             node = replace(node, name=IN_PLACE[node.name])
-        if node.phase is Phase.FORWARD and self._gap:
-            node = replace(node, attr={**node.attr, PYTHON_CALLS: self._gap})
         self._nodes.append(node)
         if self._after_node is not None:
             self._after_node(self)

@@ -62,7 +62,7 @@ KINDS: Mapping[str, Collective] = {
     "recv": Collective.SEND,
 }
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
-NO_WORK = ("barrier", "monitored_barrier_", "wait_tensor")
+NO_WORK = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 # Kernels that `fully_shard` runs on its own streams.
 PACKING = ("fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 # What inductor calls its kernels in generated code.

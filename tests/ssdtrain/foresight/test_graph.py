@@ -287,3 +287,24 @@ def test_a_step_of_known_kernels_is_priced_without_guesses() -> None:
     estimate = estimate_step(graph_of(), bare_device("h100"))
     assert estimate.num_generic == 0
     assert estimate.step_us >= max(estimate.device_us, estimate.host_us) * 0.5
+
+
+def test_backward_has_the_operators_that_run_without_a_mode() -> None:
+    """Under a mode autograd adds up, and puts elements back, out of place."""
+    with torch.device("meta"):
+        layer = torch.nn.Linear(8, 8)
+        at = torch.tensor([1, 3])
+        x = torch.randn(4, 6, 6, 8)
+
+        def forward() -> torch.Tensor:
+            y = layer(x)
+            return (y[:, at, at].sum() + (y * y).sum()).square()
+
+        graph = capture(layer, forward)
+    backward = [n.name for n in graph.nodes if n.phase is Phase.BACKWARD]
+    assert "aten::_index_put_impl_" in backward and "aten::add_" in backward
+    assert not {"aten::index_put", "aten::add"} & set(backward)
+    [put] = [n for n in graph.nodes if n.name == "aten::_index_put_impl_"]
+    [call] = lower(graph, put).calls
+    # Two indices, each of a slice over images and channels.
+    assert (call.sizes["rows"], call.sizes["columns"]) == (2, 4 * 8)

@@ -11,7 +11,7 @@ from ssdtrain.foresight import calls, design, laws
 from ssdtrain.foresight.calibrate import drawn
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.device import Device, from_json, load_device, to_json
-from ssdtrain.foresight.host import HostTable, PythonCost, fit_python
+from ssdtrain.foresight.host import HostTable
 from ssdtrain.foresight.laws import Law, first_law, fit_law, law_us
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import H100, H200
@@ -87,27 +87,18 @@ def test_causal_attention_takes_half_the_passes() -> None:
         assert 0.48 < half / full < 0.62
 
 
-def test_a_device_with_laws_and_python_survives_json() -> None:
+def test_a_device_with_laws_survives_json() -> None:
     shipped = load_device("h200")
     device = Device(
         spec=H200,
         host=HostTable([]),
         laws={Family.ATTENTION: shipped.laws[Family.ATTENTION]},
         forests={Family.ATTENTION: shipped.forests[Family.ATTENTION]},
-        python=PythonCost(gap_us=1.5, call_us=0.3),
     )
     again = from_json(json.loads(json.dumps(to_json(device))))
     assert to_json(again) == to_json(device)
     call = design.draw(Family.ATTENTION, 3)
     assert again.kernel_us(call) == pytest.approx(shipped.kernel_us(call))
-
-
-def test_python_s_calls_are_a_line_and_never_negative() -> None:
-    found = fit_python([(0.0, 2.0, 5.0), (10.0, 5.0, 1.0), (100.0, 32.0, 3.0)])
-    assert (found.gap_us, found.call_us) == pytest.approx((2.0, 0.3))
-    assert found.t1(20) == pytest.approx(8.0)
-    steep = fit_python([(10.0, 1.0, 1.0), (20.0, 4.0, 1.0)])
-    assert steep.gap_us == 0.0 and steep.call_us == pytest.approx(2.5 / 15)
 
 
 def test_power_is_found_from_the_clock_that_a_long_product_keeps() -> None:
