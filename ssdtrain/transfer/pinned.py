@@ -81,7 +81,10 @@ class PinnedPool:
         self._used_bytes = 0
         self._lives: dict[int, _Life] = {}
         self._lost: deque[_Life] = deque()
-        self._changed = threading.Condition()
+        # Taken by itself: a condition is left through a function of Python, before
+        # whose first line an interrupt would keep the lock for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._making_bytes = 0
         """Of buffers that a thread is making: in `_total_bytes` already."""
         self._maker: threading.Thread | None = None
@@ -90,7 +93,7 @@ class PinnedPool:
     @property
     def used_bytes(self) -> int:
         """Bytes of buffers that are taken."""
-        with self._changed:
+        with self._lock:
             self._count()
             return self._used_bytes
 
@@ -106,7 +109,7 @@ class PinnedPool:
         """
         size = round_up(num_bytes)
         limit = self.cap_bytes if for_load else self.cap_bytes - self.reserve_bytes
-        with self._changed:
+        with self._lock:
             if self._lost or self._used_bytes + size > limit:
                 self._count()
                 if self._used_bytes + size > limit:
@@ -118,7 +121,7 @@ class PinnedPool:
 
     def give(self, buffer: Buffer) -> None:
         """Hand a buffer back; copies in `buffer.busy` may still be running."""
-        with self._changed:
+        with self._lock:
             buffer.busy[:] = [event for event in buffer.busy if not event.query()]
             self._used_bytes -= buffer.capacity_bytes
             self._serial += 1
@@ -127,7 +130,7 @@ class PinnedPool:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a buffer comes back, or until the time is over."""
-        with self._changed:
+        with self._lock:
             self._changed.wait(timeout_s)
 
     def prepare(self, sizes: Iterable[int], soon: Iterable[int] = ()) -> None:
@@ -155,7 +158,7 @@ class PinnedPool:
 
     def _missing(self, wanted: list[int], there: list[int]) -> list[int]:
         """Sizes for which no buffer is free, of these that are wanted."""
-        with self._changed:
+        with self._lock:
             free = sorted([*(capacity for capacity, *_ in self._free), *there])
         missing = []
         for size in wanted:
@@ -172,13 +175,13 @@ class PinnedPool:
         if before is not None:
             before.join()
         for size in self._missing(wanted, there):
-            with self._changed:
+            with self._lock:
                 if self._closed or self._total_bytes + size > self.cap_bytes:
                     return
                 self._total_bytes += size
                 self._making_bytes += size
             memory = self._pinned(size)
-            with self._changed:
+            with self._lock:
                 self._making_bytes -= size
                 if memory is None:
                     self._total_bytes -= size
@@ -201,7 +204,7 @@ class PinnedPool:
         self._closed = True
         if self._maker is not None:
             self._maker.join()
-        with self._changed:
+        with self._lock:
             while self._free:
                 self._drop(self._free.pop()[2])
 
