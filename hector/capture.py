@@ -15,6 +15,7 @@ of that memory inside the captured step, so a replay sorts the new edges as well
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -100,9 +101,10 @@ class CapturedSampler:
             return
         self._seeds = torch.arange(num_seeds, device=graph.device)
         self._key = torch.zeros((), dtype=torch.int64, device=graph.device)
-        self._run = self._padded
+        # Not a method of this object, which would then refer to itself.
+        self._run = partial(sampler.draw_padded, self._seeds, self._key)
         if graph.device.type == "cuda":
-            self._run = CapturedStep(self._padded)
+            self._run = CapturedStep(self._run)
             for _ in range(WARM_UP + 1):
                 self._run()
 
@@ -121,9 +123,6 @@ class CapturedSampler:
         nodes, edges = sizes.tolist()
         # The next draw writes to the same memory.
         return Drawn(node_ids[:nodes].clone(), edge_ids[:edges].clone(), places.clone())
-
-    def _padded(self) -> tuple[Tensor, ...]:
-        return self.sampler.draw_padded(self._seeds, self._key)
 
 
 class CapturedBatches:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from recipes.bench.common import results
-from ssdtrain.versions import installed
 
 ROOT = results.ROOT
 RESULTS = ROOT / "recipes" / "bench" / "results"
@@ -55,6 +54,9 @@ def arguments(
 
 def environment() -> dict[str, Any]:
     """Device, versions and command of this run."""
+    # Here: processes that measure others' ways must not have loaded ssdtrain.
+    from ssdtrain.versions import installed
+
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name()
