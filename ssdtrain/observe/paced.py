@@ -33,7 +33,7 @@ from ssdtrain.cache.traced import untraced
 from ssdtrain.plan.calibrate import Pace, Segment
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.remat.modes import mode_stands, without_modes
+from ssdtrain.remat.modes import may_meddle, without_modes
 
 STRIDE = 8
 """Marks from one look at the clock to the next."""
@@ -130,7 +130,7 @@ class Paced(Bypass):
         self._moments.append(Moment(mark, self._clock.now(), host_ns))
 
     def _pack(self, tensor: Tensor) -> Any:
-        if mode_stands():
+        if may_meddle():
             with without_modes():
                 return self._pack(tensor)
         self._num_packs += 1
@@ -189,6 +189,9 @@ def heard(text: str, hear: Callable[[], None]) -> Iterator[None]:
     finally:
         if warnings.showwarning is showing:
             warnings.showwarning = show
+        # Not by `catch_warnings`, which would take back what the forward itself set.
+        # The list of filters is a sequence to typeshed, and whoever changes it without
+        # `warnings`' own functions must tell its cache.
         if ours in warnings.filters:
             warnings.filters.remove(ours)  # type: ignore[attr-defined]
             warnings._filters_mutated()  # type: ignore[attr-defined]

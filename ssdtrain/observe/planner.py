@@ -431,6 +431,7 @@ class Planner:
             return
         if not self._cache.device.runs_beside:
             self._take_answer(self._answer_here(effort))
+            self._follow_taken()
         elif self.peers.leads:
             efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
             self._search = Search(self._request(self._seen, *efforts))
@@ -532,7 +533,6 @@ class Planner:
         elif answer.plan is not None and self._seen is not None:
             self._taken = answer.plan
             self._prepare(answer.plan)
-            self._follow_taken()
 
     def _prepare(self, plan: Plan) -> None:
         """Have the pinned memory made that the plan's step needs: while it is followed

@@ -79,11 +79,6 @@ ASKED = (
 inference mode does. No functions of ours: they would cost more."""
 
 
-def mode_stands() -> int:
-    """How many modes stand below autograd now."""
-    return ASKED[0]()
-
-
 def may_meddle() -> bool:
     """Whether anything stands that the hooks' own work must not meet."""
     dispatching, overriding, inferring = ASKED

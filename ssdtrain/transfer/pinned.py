@@ -124,8 +124,7 @@ class PinnedPool:
         with self._lock:
             buffer.busy[:] = [event for event in buffer.busy if not event.query()]
             self._used_bytes -= buffer.capacity_bytes
-            self._serial += 1
-            insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+            self._shelve(buffer)
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
@@ -187,9 +186,7 @@ class PinnedPool:
                     self._total_bytes -= size
                     self.pin_failures += 1
                     return
-                buffer = self._alive(Buffer(memory))
-                self._serial += 1
-                insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+                self._shelve(self._alive(Buffer(memory)))
                 self._changed.notify_all()
 
     def _pinned(self, size: int) -> torch.Tensor | None:
@@ -215,12 +212,14 @@ class PinnedPool:
         while self._lost:
             life = self._lost.popleft()
             if self._lives.pop(id(life), None) is not None:
-                buffer = self._alive(Buffer(life.memory))
-                self._serial += 1
-                insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
+                self._shelve(self._alive(Buffer(life.memory)))
         made_bytes = sum(life.memory.numel() for life in self._lives.values())
         self._total_bytes = made_bytes + self._making_bytes
         self._used_bytes = made_bytes - sum(free[0] for free in self._free)
+
+    def _shelve(self, buffer: Buffer) -> None:
+        self._serial += 1
+        insort(self._free, (buffer.capacity_bytes, self._serial, buffer))
 
     def _alive(self, buffer: Buffer) -> Buffer:
         life = _Life(buffer, self._lost.append)

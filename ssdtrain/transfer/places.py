@@ -137,9 +137,8 @@ class CudaCopies:
         self._device = device
         self._torch_device = device.torch_device
         self._runtime = runtime
-        self._store, self._load = device.store_stream, device.load_stream
-        self._store_id: int = self._store.cuda_stream
-        self._load_id: int = self._load.cuda_stream
+        self._store_id: int = device.store_stream.cuda_stream
+        self._load_id: int = device.load_stream.cuda_stream
         self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         # Compute, where a copy out or in may start. Whoever waits for an event waits
         # for what it was recorded behind then, so one serves all copies of a way.

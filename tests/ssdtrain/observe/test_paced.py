@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import ssdtrain
 from ssdtrain.cache.regions import Choice
@@ -87,6 +89,47 @@ def test_a_paced_step_stands_behind_the_plain_ones(
     assert bool(profile.regions) == (choice is Choice.ALL)
     assert found.num_marks == len(profile.marks)
     assert "plain_step_ms" in profile.notes
+
+
+class Saving(torch.autograd.Function):
+    """Squares, and saves its input, by Python: a function mode is still there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what `detach` gives."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.Tensor.detach else found
+
+
+@pytest.mark.parametrize("around", [Doubling, nullcontext])
+def test_no_mode_meets_what_it_keeps(
+    paces: list[Pace | None], around: Callable[[], Any]
+) -> None:
+    class Moded(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.parts[0](x)
+            with around():
+                x = Saving.apply(x)
+            return super().forward(x)
+
+    theirs, net = train(Moded(), 8), Moded()
+    with ssdtrain.offload(net, target="host", min_bytes=1):
+        assert same_bits(train(net, 8), theirs)
+    assert len(paces) == 1
 
 
 def test_another_program_has_no_pace(paces: list[Pace | None]) -> None:

@@ -30,12 +30,17 @@ def fake(status: int) -> Runtime:
     )
 
 
+def types_of(function: Any) -> Any:
+    """What a function of ctypes takes; to us it is a callable only."""
+    return function.argtypes
+
+
 def test_arguments_are_as_wide_as_the_runtime_takes_them() -> None:
     """`ctypes` would otherwise cut addresses to 32 bits."""
     runtime = fake(0)
-    assert runtime.record.argtypes == [ADDRESS, ADDRESS]  # type: ignore[attr-defined]
-    assert runtime.wait.argtypes == [ADDRESS, ADDRESS, ctypes.c_uint]  # type: ignore[attr-defined]
-    assert runtime.copy.argtypes == [  # type: ignore[attr-defined]
+    assert types_of(runtime.record) == [ADDRESS, ADDRESS]
+    assert types_of(runtime.wait) == [ADDRESS, ADDRESS, ctypes.c_uint]
+    assert types_of(runtime.copy) == [
         *(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_int, ADDRESS)
     ]
     assert runtime.copy(1, 2, 3, TO_HOST, 4) == 0
