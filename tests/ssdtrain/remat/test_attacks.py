@@ -6,99 +6,25 @@ byte, step by step. Where plain autograd raises, a session must raise.
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.counters import StepReport
 from ssdtrain.remat import modes
 from tests.ssdtrain.bits import same_bits
-
-ROWS, WIDTH = 6, 16
-NUM_STEPS = 6
-PLANS: list[dict[str, Any]] = [
-    {"plan": "keep-all"},
-    {"plan": "offload-all", "window_bytes": 1},
-    {"plan": "auto", "max_overhead": 1.0},
-]
-Body = Callable[["Net", Tensor, int], Tensor]
-
-
-class Net(nn.Module):
-    """Two linears and whatever the body does between them in step `step`."""
-
-    def __init__(self, body: Body) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.second = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.LayerNorm(WIDTH, eps=1e-5)
-        self.rms = nn.RMSNorm(WIDTH, eps=1e-5)
-        self.drops = nn.ModuleList(nn.Dropout(0.4) for _ in range(6))
-        self.last = nn.Linear(WIDTH, WIDTH)
-        self.factor = 1.0
-        self.body = body
-        self.step = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(self, x, self.step).square().sum()
-
-
-def source(step: int) -> Tensor:
-    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
-
-
-def once(net: Net, x: Tensor) -> None:
-    net(x).backward()
-
-
-Train = Callable[[Net, Tensor], None]
-
-
-def train(
-    body: Body, settings: dict[str, Any] | None, step: Train = once
-) -> tuple[list[list[Tensor]], list[StepReport]]:
-    """Gradients of every step, and the reports."""
-    net = Net(body)
-    torch.manual_seed(3)
-    session = None
-    if settings is not None:
-        session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
-    found = []
-    try:
-        for net.step in range(NUM_STEPS):
-            net.zero_grad()
-            step(net, source(net.step))
-            found.append([p.grad for p in net.parameters() if p.grad is not None])
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    if parameter.grad is not None:
-                        parameter.sub_(1e-3 * parameter.grad)
-        reports = [] if session is None else list(session.steps)
-    finally:
-        if session is not None:
-            session.close()
-    return found, reports
-
-
-def check(body: Body, step: Train = once) -> list[StepReport]:
-    """Equal under every plan; the reports of the last."""
-    theirs, _ = train(body, None, step)
-    reports: list[StepReport] = []
-    for settings in PLANS:
-        ours, reports = train(body, settings, step)
-        for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert same_bits(mine, other), (settings, number)
-    return reports
-
+from tests.ssdtrain.remat.bodies import (
+    WIDTH,
+    Body,
+    Net,
+    Pure,
+    check,
+    source,
+)
 
 # -- a tensor that nobody saved ----------------------------------------------------
 
@@ -126,21 +52,6 @@ def cleaned(net: Net, x: Tensor, step: int) -> Tensor:
     if step >= 3:
         h.detach().nan_to_num_().mul_(0.5)
     return net.last(h.to(torch.float64).to(torch.float32))
-
-
-class Pure(nn.Module):
-    """Temporaries that no other code can reach."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
-        self.factor = 1.0
-        self.bound = 100.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float64)
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.factor)
-        return self.weight * scaled.to(x.dtype)
 
 
 class Writes(Pure):
@@ -258,105 +169,6 @@ def test_a_metric_that_is_cleared() -> None:
         return y + 0 * metric.detach()
 
     check(body)
-
-
-class Altering(TorchDispatchMode):
-    """Changes results below autograd."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        aten = torch.ops.aten
-        return found + 1 if func in (aten.gelu.default, aten.mul.Tensor) else found
-
-
-class Writing(TorchFunctionMode):
-    """Writes to what an operator made."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if "mul" in func.__name__ and isinstance(found, Tensor):
-            with torch.no_grad():
-                found.detach().mul_(0.5)
-        return found
-
-
-@pytest.mark.parametrize("mode", [Altering, Writing], ids=["Altering", "Writing"])
-def test_a_mode_that_comes_later(mode: Any) -> None:
-    def body(net: Net, x: Tensor, step: int) -> Tensor:
-        if not hasattr(net, "extra"):
-            net.extra = Pure()
-        h = net.first(x)
-        if step < 3:
-            return net.last(F.gelu(net.extra(h)))
-        with mode():
-            return net.last(F.gelu(net.extra(h)))
-
-    check(body)
-
-
-def entered(step: int) -> Any:
-    """The mode, in the later steps."""
-    return nullcontext() if step < 3 else Altering()
-
-
-def saved_later(net: Net, x: Tensor, step: int) -> Tensor:
-    """The GELU's result is saved when the mode is gone."""
-    h = net.first(x)
-    with entered(step):
-        h = F.gelu(h)
-    return net.last(h)
-
-
-def saved_nothing(net: Net, x: Tensor, step: int) -> Tensor:
-    """Neither does what runs under the mode."""
-    a, b = net.first(x), net.second(x)
-    squares = a.square() + b.square()
-    with entered(step):
-        c = a * 0.5
-    return net.last(c.square()) + squares
-
-
-def of_the_step(net: Net, x: Tensor, step: int) -> Tensor:
-    """It ran before the model's forward."""
-    return net.last(F.gelu(net.second(x)))
-
-
-@pytest.mark.parametrize("body", [saved_later, saved_nothing])
-def test_a_mode_that_is_gone(body: Body) -> None:
-    check(body)
-
-
-def test_a_mode_around_what_the_model_is_given() -> None:
-    def given(net: Net, x: Tensor) -> None:
-        x.requires_grad_()
-        with entered(net.step):
-            h = F.gelu(x)
-        net(h).backward()
-
-    check(of_the_step, given)
-
-
-def test_a_mode_around_backward() -> None:
-    """What is made again there is what forward made."""
-
-    def around(net: Net, x: Tensor) -> None:
-        loss = net(x)
-        with entered(net.step):
-            loss.backward()
-
-    check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
-
-
-def test_what_moves_without_a_record_is_no_operand() -> None:
-    """A row of a compiled plan may serve another tensor than in the watched step."""
-    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
-        moved = MovedHandle.__new__(MovedHandle)
-        recipes: Any = session.cache.recipes
-        assert recipes.held(moved, None) is None
 
 
 def test_a_default_device_changes_nothing() -> None:
