@@ -3,12 +3,14 @@
 [Note: numerics]
 Forward may run under other settings than backward: attention's backends, TF32, oneDNN,
 deterministic algorithms, flushed denormals. What is made again in backward is made
-under those of its forward.
+under those of its forward. They are read at every tensor that a dear recipe makes, so
+by torch's own functions behind the public ones, which take a tenth of the time.
 (tests/ssdtrain/regions/test_regions.py, tests/ssdtrain/remat/test_surroundings.py)
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +19,13 @@ Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 Numerics = tuple[Any, ...]
 _SMALLEST = 2.2250738585072014e-308
 """The smallest normal double."""
+_C: Any = torch._C
 
 
 def _deterministic() -> tuple[bool, bool]:
     return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
+        _C._get_deterministic_algorithms(),
+        _C._get_deterministic_algorithms_warn_only(),
     )
 
 
@@ -30,41 +33,23 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-def _cudnn() -> tuple[bool, bool, bool]:
-    flags = torch.backends.cudnn
-    return flags.enabled, flags.benchmark, flags.deterministic
-
-
-def _set_cudnn(value: tuple[bool, bool, bool]) -> None:
-    flags: Any = torch.backends.cudnn
-    flags.enabled, flags.benchmark, flags.deterministic = value
-
-
 def _precision() -> str | None:
-    """Of float32 products; None: set by the newer interface, which is left alone."""
+    """Of float32 products; None: set by the newer interface alone, which says all."""
     try:
-        return torch.get_float32_matmul_precision()
+        return _C._get_float32_matmul_precision()  # type: ignore[no-any-return]
     except RuntimeError:
         return None
 
 
 def _set_precision(value: str | None) -> None:
     if value is not None:
-        torch.set_float32_matmul_precision(value)
+        _C._set_float32_matmul_precision(value)
 
 
-def _reduced() -> tuple[Any, Any]:
-    flags = torch.backends.cuda.matmul
-    return (
-        flags.allow_bf16_reduced_precision_reduction,
-        flags.allow_fp16_reduced_precision_reduction,
-    )
-
-
-def _set_reduced(value: tuple[Any, Any]) -> None:
-    flags: Any = torch.backends.cuda.matmul
-    flags.allow_bf16_reduced_precision_reduction = value[0]
-    flags.allow_fp16_reduced_precision_reduction = value[1]
+def _set_reduced(name: str, value: Any) -> None:
+    """bool, or whether products may be reduced so and split so."""
+    pair = value if isinstance(value, tuple) else (value,)
+    getattr(_C, name)(*pair)
 
 
 def _flushes() -> bool:
@@ -72,20 +57,64 @@ def _flushes() -> bool:
     return _SMALLEST / 2 == 0.0
 
 
+def _both(name: str) -> tuple[Setting, ...]:
+    """`torch._C._get_name` and `_set_name`; none where this torch has none."""
+    read = getattr(_C, f"_get_{name}", None)
+    write = getattr(_C, f"_set_{name}", None)
+    return () if read is None or write is None else ((read, write),)
+
+
+def _reduced(name: str) -> tuple[Setting, ...]:
+    name = f"cublas_allow_{name}_reduced_precision_reduction"
+    return ((getattr(_C, f"_get_{name}"), partial(_set_reduced, f"_set_{name}")),)
+
+
+def _backend(name: str) -> tuple[Setting, ...]:
+    """Of attention."""
+    write = getattr(_C, f"_set_sdp_use_{name}", None)
+    read = getattr(_C, f"_get_{name}_sdp_enabled", None)
+    return () if read is None or write is None else ((read, write),)
+
+
+def _precisions(*places: tuple[str, str]) -> tuple[Setting, ...]:
+    """Of float32, by backend and operator; the ones that others inherit from first."""
+    read, write = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
+    return tuple((partial(read, *each), partial(write, *each)) for each in places)
+
+
 SETTINGS: tuple[Setting, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (_deterministic, _set_deterministic),
-    (_cudnn, _set_cudnn),
     (_precision, _set_precision),
-    (_reduced, _set_reduced),
-    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    (torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    *_precisions(("generic", "all")),
+)
+ON_GPU: tuple[Setting, ...] = (
+    *SETTINGS,
+    *_both("cudnn_enabled"),
+    *_both("cudnn_benchmark"),
+    *_both("cudnn_deterministic"),
+    *_precisions(("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *_reduced("bf16"),
+    *_reduced("fp16"),
+    *_both("cublas_allow_fp16_accumulation"),
+    *_both("blas_preferred_backend"),
+    *_both("linalg_preferred_backend"),
+    *_backend("flash"),
+    *_backend("mem_efficient"),
+    *_backend("math"),
+    *_backend("cudnn"),
+    *_both("math_sdp_allow_fp16_bf16_reduction"),
+    *_both("sdp_priority_order"),
 )
 ON_CPU: tuple[Setting, ...] = (
     *SETTINGS,
-    (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    *_backend("flash"),
+    *_backend("math"),
+    *_both("mkldnn_enabled"),
+    *_both("mkldnn_deterministic"),
+    *_precisions(("mkldnn", "all"), ("mkldnn", "matmul")),
+    *_precisions(("mkldnn", "conv"), ("mkldnn", "rnn")),
+    *_both("cpu_allow_fp16_reduced_precision_reduction"),
     (_flushes, torch.set_flush_denormal),
     (torch.get_num_threads, torch.set_num_threads),
 )
@@ -93,7 +122,7 @@ ON_CPU: tuple[Setting, ...] = (
 
 def numerics(device: torch.device) -> Numerics:
     """The settings that hold here, as far as they matter to kernels of this device."""
-    return tuple(read() for read, _ in _settings(device))
+    return tuple([read() for read, _ in _settings(device)])
 
 
 @contextmanager
@@ -104,18 +133,18 @@ def restored(wanted: Numerics | None, device: torch.device) -> Iterator[None]:
         yield
         return
     try:
-        _set(wanted, before, device)
+        _set(wanted, device)
         yield
     finally:
-        _set(before, wanted, device)
+        _set(before, device)
 
 
 def _settings(device: torch.device) -> tuple[Setting, ...]:
-    return ON_CPU if device.type == "cpu" else SETTINGS
+    return ON_CPU if device.type == "cpu" else ON_GPU
 
 
-def _set(wanted: Numerics, present: Numerics, device: torch.device) -> None:
-    found = zip(_settings(device), wanted, present, strict=True)
-    for (_, write), value, now in found:
-        if value != now:
+def _set(wanted: Numerics, device: torch.device) -> None:
+    """Write what differs; one write may change what the next one reads."""
+    for (read, write), value in zip(_settings(device), wanted, strict=True):
+        if read() != value:
             write(value)

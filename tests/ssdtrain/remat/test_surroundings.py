@@ -76,6 +76,17 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(True)
 
 
+@contextmanager
+def in_bfloat16() -> Iterator[None]:
+    """Products of float32, by the interface of backends and operators."""
+    set_precision = torch._C._set_fp32_precision_setter
+    set_precision("mkldnn", "matmul", "bf16")
+    try:
+        yield
+    finally:
+        set_precision("mkldnn", "matmul", "none")
+
+
 CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dispatch": Louder,
     "function": LouderCalls,
@@ -237,6 +248,49 @@ def test_an_optimizer_steps_inside() -> None:
 
     settings = {"plan": "keep-all", "recompute": "regions"}
     assert same_bits(train(step, settings), train(step, None))
+
+
+class Products(nn.Module):
+    """Large enough for oneDNN to look at its precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [
+            nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+            for _ in range(2)
+        ]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(256, 256) to a scalar."""
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def test_products_in_another_precision() -> None:
+    """Of forward alone; regions run again without."""
+
+    def gradients(settings: dict[str, Any] | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, found = Products(), []
+        with ExitStack() as stack:
+            if settings is not None:
+                session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
+                stack.enter_context(session)
+            for _ in range(2):
+                x = torch.randn(256, 256)
+                with in_bfloat16():
+                    loss = net(x)
+                loss.backward()
+                found += [
+                    p.grad.clone() for p in net.parameters() if p.grad is not None
+                ]
+                torch.optim.SGD(net.parameters(), lr=0.01).step()
+        return found
+
+    settings = {"plan": "keep-all", "recompute": "regions"}
+    assert same_bits(gradients(settings), gradients(None))
 
 
 class Teacher(nn.Module):
