@@ -90,7 +90,8 @@ class StepReport:
     host_wait_module: str
     """Where it waited for the host most; "": unknown, or not at all."""
     recompute_ms: float
-    """Time spent in recipes: of the device on a GPU, of the host on a CPU."""
+    """Time spent in recipes: of the device on a GPU, where the same steps are measured
+    as for `stall_ms`; of the host on a CPU."""
     saved_peak_bytes: int
     """Most bytes of saved tensors alive on the device at once."""
     saved_backward_start_bytes: int
@@ -200,9 +201,12 @@ class Counters:
             fallbacks[reason] = fallbacks.get(reason, 0) + 1
 
     def rebuilt(self, recipe: str, num_bytes: int) -> None:
-        """A recipe takes the place of so many bytes."""
+        """A recipe takes the place of a record of so many bytes."""
         with self._lock:
-            recipes = self._sums.recipes
+            counts, _, recipes = self._sums
+            counts[Count.RECORDS] = counts.get(Count.RECORDS, 0) + 1
+            for count in (Count.SAVED, Count.RECOMPUTED):
+                counts[count] = counts.get(count, 0) + num_bytes
             recipes[recipe] = recipes.get(recipe, 0) + num_bytes
 
     def take(self) -> Sums:

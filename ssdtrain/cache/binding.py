@@ -26,10 +26,8 @@ from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.rows import (
     COUNTING,
     COUNTING_USES,
-    NOTHING,
     QUIET,
     AgainRow,
-    Behind,
     EndRow,
     GeneralRow,
     HostAgainRow,
@@ -44,10 +42,10 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
-    Spec,
     around,
 )
 from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, Table, Totals
 from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.plan.placement import Placement
@@ -93,6 +91,7 @@ class Binding:
             # What its recipe has stored meanwhile has marks of its own.
             spec.marks -= course.of(self._lane).num_items - spec.item - 1
         spec.acts_at_pack = moves.num_acts > num_acts
+        spec.by_norm = getattr(handle, "epsilon", None) is not None
         handle.number = len(self._specs)
         self._specs.append(spec)
         return handle

@@ -24,7 +24,6 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
-from ssdtrain.remat.admission import raw
 from ssdtrain.remat.expression import evaluate
 
 STAYED = (RecordState.KEPT, RecordState.LEAVING)
@@ -71,7 +70,7 @@ def bring_back(handle: Any) -> Tensor:
 def _rebuilt(source: RebuiltView) -> Tensor:
     source.probe.check(source.rebuilt)
     inputs = [bring_back(holder) for holder in source.rebuilt.holders]
-    return source.view.rebuild(raw(evaluate(source.rebuilt.expression, inputs)))
+    return source.view.rebuild(evaluate(source.rebuilt.expression, inputs))
 
 
 def _stayed(record: Any) -> Tensor:

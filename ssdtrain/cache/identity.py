@@ -64,8 +64,8 @@ class View(NamedTuple):
     is_neg: bool
 
     def rebuild(self, data: Tensor) -> Tensor:
-        """The saved tensor over `data` (the record's bytes, 1-D uint8, on device)."""
-        start = data.storage_offset() + self.offset_bytes
+        """The saved tensor over `data` (the record's bytes, on device)."""
+        start = data.storage_offset() * data.itemsize + self.offset_bytes
         tensor = torch.empty(0, dtype=self.dtype, device=data.device)
         tensor.set_(
             data.untyped_storage(),
@@ -78,6 +78,16 @@ class View(NamedTuple):
         if self.is_neg:
             tensor = torch._neg_view(tensor)
         return tensor
+
+    def is_whole(self, data: Tensor) -> bool:
+        """Whether the saved tensor is `data` itself, element for element."""
+        return (
+            not self.offset_bytes
+            and self.dtype is data.dtype
+            and self.shape == data.shape
+            and self.stride == data.stride()
+            and not (self.is_conj or self.is_neg)
+        )
 
 
 def is_plain(tensor: Tensor) -> bool:

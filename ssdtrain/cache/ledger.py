@@ -1,7 +1,6 @@
 """Turns counters into one `StepReport` a step."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -103,16 +102,12 @@ class Ledger:
             self.live_bytes -= self.handed_bytes
             self.handed_bytes = 0
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """What is handed over inside is gone at the end: a recipe has read it."""
-        before = self.handed_bytes
-        try:
-            yield
-        finally:
-            left_bytes = min(before, self.handed_bytes)
-            self.live_bytes -= self.handed_bytes - left_bytes
-            self.handed_bytes = left_bytes
+    def was_read(self, before_bytes: int) -> None:
+        """What was handed over since there were so many bytes is gone: a recipe has
+        read it."""
+        left_bytes = min(before_bytes, self.handed_bytes)
+        self.live_bytes -= self.handed_bytes - left_bytes
+        self.handed_bytes = left_bytes
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""

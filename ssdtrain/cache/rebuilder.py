@@ -9,23 +9,18 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 import logging
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import Course
 from ssdtrain.cache.digest import word_bytes
-from ssdtrain.cache.handles import (
-    KeptHandle,
-    ParameterHandle,
-    ParameterViewHandle,
-)
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
+from ssdtrain.cache.keeper import CacheKeeper, Note
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -36,14 +31,13 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
     Retired,
-    Wrapped,
 )
-from ssdtrain.cache.regions import FromRegion, Regions
+from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
-from ssdtrain.counters import Count, Fallback
+from ssdtrain.counters import Fallback
 from ssdtrain.numerics import numerics, restored
-from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
+from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
@@ -77,26 +71,6 @@ class Cache(Protocol):
         """A probe of a plain tensor on the device."""
 
 
-HANDLES = (Handle, KeptHandle, ParameterHandle, ParameterViewHandle)
-
-
-class Note(NamedTuple):
-    """Put on a node: an output of it was saved, and is this view of that."""
-
-    owner: "weakref.ref[Record | Rebuilt]"
-    view: View
-    probe: Probe
-
-    def handle(self) -> Handle | None:
-        """A new handle, while the owner lives."""
-        owner = self.owner()
-        if owner is None:
-            return None
-        if isinstance(owner, Record):
-            return Handle(RecordView(owner, self.view, self.probe))
-        return Handle(RebuiltView(owner, self.view, self.probe))
-
-
 class Rebuilder:
     """Recipes of one cache."""
 
@@ -111,9 +85,8 @@ class Rebuilder:
         self._guard = LateChecksum(self._device)
         self._admission = Admission()
         self._alive = Known()
-        self._met_unsaved = False
-        """Whether the running search met what it may not pass."""
         self._weights = weights
+        self.keeper = CacheKeeper(cache, weights)
         self._failed: set[str] = set()
         self._stop_listening = ENTRIES.listen()
 
@@ -146,10 +119,10 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
-        self._met_unsaved = False
+        self.keeper.met_unsaved = False
         found = self._find(base)
         if found is None:
-            if self._met_unsaved:
+            if self.keeper.met_unsaved:
                 self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
@@ -159,7 +132,7 @@ class Rebuilder:
         if not self._budget.allows((lane.name, lane.num_recipes)):
             self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
             return None
-        rebuilt = self._add(expression, expression.held, base, key)
+        rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
         if lane.binding is not None and found.trail is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
         return rebuilt
@@ -169,7 +142,7 @@ class Rebuilder:
         base = tensor if tensor._base is None else tensor._base
         if not is_plain(base) or key.start_byte or key.end_byte != base.nbytes:
             return None
-        return self.finder.again(compiled, base, self)
+        return self.finder.again(compiled, base, self.keeper)
 
     def take(
         self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
@@ -177,7 +150,8 @@ class Rebuilder:
         """A handle of a tensor whose recipe was asked for."""
         self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked)
-        rebuilt = self._add(compiled.expression, operands, asked.tensor, key)
+        base, layout = asked.tensor, compiled.layout
+        rebuilt = self._add(compiled.expression, operands, base, layout, key)
         return self._handle_of(rebuilt, tensor, view)
 
     def _add(
@@ -185,13 +159,13 @@ class Rebuilder:
         expression: Expression,
         operands: Sequence[Held],
         base: Tensor,
+        layout: Layout,
         key: Key,
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
         holders = tuple(held.holder for held in operands)
-        layout, retired = Layout.of(base), self._cache.retired
-        rebuilt = Rebuilt(expression, holders, layout, lane, retired)
+        rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_dear:
             rebuilt.numerics = numerics(self._device)
@@ -203,23 +177,15 @@ class Rebuilder:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
-        counters = self._cache.ledger.counters
-        counters.add_all(
-            {
-                Count.RECORDS: 1,
-                Count.SAVED: spared_bytes,
-                Count.RECOMPUTED: spared_bytes,
-            }
-        )
-        counters.rebuilt(expression.recipe, spared_bytes)
+        self._cache.ledger.counters.rebuilt(expression.recipe, spared_bytes)
         return rebuilt
 
     def _find(self, base: Tensor) -> Found | None:
         try:
-            return self.finder.find(base, self)
+            return self.finder.find(base, self.keeper)
         except Exception as error:
             self._report("recipe", base, error)
-            self.refuse()
+            self.keeper.refuse()
             return None
 
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
@@ -228,7 +194,7 @@ class Rebuilder:
             if self._verdict(expression, base) is Verdict.ADMITTED:
                 return expression
         if self._verdict(plain, base) is not Verdict.ADMITTED:
-            self.refuse()
+            self.keeper.refuse()
             return None
         if plain.faster:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
@@ -273,7 +239,7 @@ class Rebuilder:
             return source.rebuild()
         if isinstance(source, RebuiltView):
             rebuilt = source.rebuilt
-            data = raw(self._preview(rebuilt.expression, rebuilt.holders))
+            data = self._preview(rebuilt.expression, rebuilt.holders)
             return source.view.rebuild(data)
         return source.view.rebuild(self._peek_at_record(source.record))
 
@@ -300,9 +266,16 @@ class Rebuilder:
             # Its text: the error itself would keep the frames' tensors alive.
             logger.warning("the %s of %s failed: %s", what, name, repr(error))
 
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """Remember on the node of the base that this output was saved."""
-        handle.epsilon = epsilon_now()
+    def note(self, tensor: Tensor, handle: Handle, *, by_norm: bool = True) -> None:
+        """Remember on the node of the base that this output was saved.
+
+        Args:
+            tensor: that was saved.
+            handle: given for it.
+            by_norm: whether a normalization may be what saves it.
+        """
+        if by_norm:
+            handle.epsilon = epsilon_now()
         base = tensor if tensor._base is None else tensor._base
         source, node = handle.source, base.grad_fn
         if node is None or base._version:
@@ -323,105 +296,6 @@ class Rebuilder:
         outputs = notes_of(node).outputs
         outputs[base.output_nr] = Note(weakref.ref(owner), view, source.probe)
 
-    # -- the keeper of remat ------------------------------------------------------
-
-    def held(self, packed: Any, node: Any) -> Held | None:
-        """The tensor behind a handle or a note of this node, unless it was changed."""
-        handle = packed.handle() if isinstance(packed, Note) else packed
-        if not isinstance(handle, HANDLES) or isinstance(handle, MovedHandle):
-            return None  # nobody's, or on its way out without a record
-        source = handle.source
-        if isinstance(source, Kept):
-            tensor = source.tensor
-            if tensor._version != source.version or not is_plain(tensor):
-                return None
-            return Held(holder=handle, layout=Layout.of(tensor), owner=tensor)
-        if isinstance(source, ParameterView):
-            return self._saved_parameter(source, node)
-        if not isinstance(handle, Handle) or isinstance(source, Wrapped | FromRegion):
-            return None  # no such handle has a record
-        owner = source.record if isinstance(source, RecordView) else source.rebuilt
-        if owner.region is not None and owner.region is not self._cache.regions.current:
-            return None  # to read it, its region would run again, too early
-        ours = owner.retired is self._cache.retired
-        view, probe = source.view, source.probe
-        if probe.counter._version != probe.version:
-            self.refuse()
-            return None
-        if not ours or view.is_conj or view.is_neg:
-            return None
-        depth = owner.expression.depth if isinstance(owner, Rebuilt) else 0
-        layout = Layout(view.dtype, tuple(view.shape), view.stride)
-        return Held(
-            holder=handle,
-            layout=layout,
-            depth=depth,
-            owner=owner,
-            epsilon=handle.epsilon,
-        )
-
-    def is_altered(self) -> bool:
-        """Whether a dispatch mode stands, which the hooks count, or was entered in this
-        step."""
-        return ENTRIES.num != self._cache.ledger.modes_before
-
-    def refuse(self) -> None:
-        """Count a recipe that had to be refused."""
-        self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
-
-    def refuse_unsaved(self) -> None:
-        """A way refused by [Note: unsaved tensors]: counted if there is no other."""
-        self._met_unsaved = True
-
-    def parameter(
-        self, parameter: nn.Parameter, node: Any, edge: int | None = None
-    ) -> Held | None:
-        """A parameter as the operator of this node read it."""
-        if not is_plain(parameter):
-            return None
-        state, seen = self._weights.state(parameter), None
-        if edge is not None:
-            seen = notes_of(node).parameters.get(edge)
-        if seen is None:
-            is_same = self._weights.was_read_as_is(
-                parameter, node, was_saved=edge is None
-            )
-        else:
-            is_same = seen == state
-        if not is_same:
-            self.refuse()
-            return None
-        if edge is not None:
-            notes_of(node).parameters[edge] = state
-        handle = self._weights.operand(parameter)
-        if handle is None:
-            return None
-        layout = Layout.of(parameter)
-        return Held(holder=handle, layout=layout, parameter=parameter)
-
-    def _saved_parameter(self, view: ParameterView, node: Any) -> Held | None:
-        """A parameter, or a view of one: the transposed weight of a linear layer."""
-        parameter = view.parameter
-        if parameter._version != view.version or not is_plain(parameter):
-            return None
-        if view.shape is None:
-            return self.parameter(parameter, node)
-        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
-            return None  # a copy of it would have other strides
-        if not self._weights.was_read_as_is(parameter, node, was_saved=True):
-            self.refuse()
-            return None
-        handle = self._weights.operand(parameter, view)
-        if handle is None:
-            return None
-        layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
-        return Held(holder=handle, layout=layout, parameter=parameter)
-
-    def narrowed(self, tensor: Tensor) -> Held:
-        """Store a new tensor; it goes where its placement says."""
-        handle = self._cache.pack(tensor)
-        return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
-
     # -- unpack -------------------------------------------------------------------
 
     def use(self, source: RebuiltView) -> Tensor:
@@ -430,13 +304,15 @@ class Rebuilder:
         Raises:
             InPlaceError: it, or an input of its recipe, was changed after it was saved.
         """
-        rebuilt = source.rebuilt
-        source.probe.check(rebuilt)
-        if rebuilt.data is None:
-            rebuilt.data = raw(self._rebuild(rebuilt))
+        rebuilt, view, probe = source
+        if probe.counter._version != probe.version:
+            probe.check(rebuilt)
+        data = rebuilt.data
+        if data is None:
+            rebuilt.data = data = self._rebuild(rebuilt)
             rebuilt.holding.live_bytes = rebuilt.num_bytes
             self._cache.ledger.live(rebuilt.num_bytes)
-        tensor = source.view.rebuild(rebuilt.data)
+        tensor = data if view.is_whole(data) else view.rebuild(data)
         rebuilt.num_uses += 1
         if rebuilt.num_uses >= rebuilt.num_handles:
             rebuilt.num_uses = 0
@@ -450,17 +326,27 @@ class Rebuilder:
         size = rebuilt.num_bytes
         # A mask has no gradient; everything else was made by a differentiable operator.
         gradient = size if rebuilt.layout.dtype.is_floating_point else 0
-        with ledger.reading():
-            tensors = [self._cache.unpack(holder) for holder in rebuilt.holders]
-            place = rebuilt.place
-            course = self._cache.course
-            course.observer.runs_again()
-            under = restored(rebuilt.numerics, self._device)
-            measured = ledger.clock.measure(expression.recipe, place, size, gradient)
-            with measured, under:
+        observer, clock = self._cache.course.observer, ledger.clock
+        handed_bytes = ledger.handed_bytes
+        try:
+            unpack = self._cache.unpack
+            tensors = [unpack(holder) for holder in rebuilt.holders]
+            if observer.listens:
+                observer.runs_again()
+            begun = clock.begin()
+            wanted = rebuilt.numerics
+            if wanted is None or wanted == numerics(self._device):
                 tensor = evaluate(expression, tensors)
-            if course.observer.listens:
-                course.observer.rebuilt(course.of(rebuilt.lane).number, rebuilt.item)
+            else:
+                with restored(wanted, self._device):
+                    tensor = evaluate(expression, tensors)
+            if begun is not None:
+                clock.end(begun, expression.recipe, rebuilt.place, size, gradient)
+            if observer.listens:
+                course = self._cache.course.of(rebuilt.lane)
+                observer.rebuilt(course.number, rebuilt.item)
+        finally:
+            ledger.was_read(handed_bytes)
         if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "

@@ -30,8 +30,9 @@ class Recipes(Protocol):
     ) -> Handle:
         """A handle of a tensor whose recipe was asked for."""
 
-    def note(self, tensor: Tensor, handle: Handle) -> None:
-        """This handle was given for this tensor."""
+    def note(self, tensor: Tensor, handle: Handle, *, by_norm: bool = True) -> None:
+        """This handle was given for this tensor, which a normalization may have saved,
+        or has not."""
 
     def use(self, source: RebuiltView) -> Tensor:
         """The tensor, rebuilt. Called in backward."""
@@ -64,7 +65,7 @@ class NoRecipes:
         """Never called: `ask` gave nothing."""
         raise RuntimeError(f"{compiled.expression.recipe}: a recipe without recipes")
 
-    def note(self, tensor: Tensor, handle: Handle) -> None:
+    def note(self, tensor: Tensor, handle: Handle, *, by_norm: bool = True) -> None:
         """Remember nothing."""
 
     def use(self, source: RebuiltView) -> Tensor:

@@ -4,7 +4,6 @@ See [Note: compiled plan] in table.py.
 """
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -14,7 +13,7 @@ from torch.autograd import forward_ad
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
 from ssdtrain.cache.identity import parameter_of
 from ssdtrain.cache.record import Handle, ParameterView, Part
-from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.compiled import Compiled
@@ -22,69 +21,6 @@ from ssdtrain.transfer.places import Place
 
 if TYPE_CHECKING:
     from ssdtrain.cache.run import Run
-
-
-@dataclass(kw_only=True)
-class Spec:
-    """What one call of `pack` turned out to be in the lane that was watched."""
-
-    num_bytes: int
-    """Of the tensor as it was saved, a view perhaps."""
-    parameter: nn.Parameter | None = None
-    is_whole: bool = True
-    """Whether it is the parameter itself, and not a view of it."""
-    item: int = -1
-    """-1: not an item of the plan."""
-    is_first: bool = False
-    """Whether it is the item's first handle."""
-    is_plain: bool = True
-    """False: only the general path, or a recipe, can tell."""
-    is_held: bool = False
-    """Whether it stays, and its owner holds it anyway."""
-    is_rebuilt: bool = False
-    """Whether a recipe made it again."""
-    compiled: Compiled | None = None
-    """That recipe, where it can be asked for again; of the first handle alone."""
-    is_wrapped: bool = False
-    """Whether all this is said of the part of a wrapper."""
-    is_remade: bool = False
-    """Whether its region's forward makes it again."""
-    is_placed: bool = False
-    """Whether it has a place in its region, and is stored."""
-    region: int = -1
-    """The region call in whose forward it is saved."""
-    serves: int = -1
-    """The region call that stores it as its input."""
-    is_dense: bool = False
-    """Whether it fills its record without gaps, in the record's first dtype."""
-    marks: int = 0
-    """By how many its pack moved the course on."""
-    acts_at_pack: bool = False
-    """Whether something was released when it was packed."""
-    acts_at_use: bool = False
-    """Whether something was released or loaded when it was used."""
-    last_use: int = -1
-    """Number of its last use in backward."""
-    extent_bytes: int = 0
-    """Of its record: the tensor may be a view inside."""
-    look: Look | None = None
-    """What a tensor of another size must be like."""
-
-    @property
-    def is_loud(self) -> bool:
-        """Whether the plan does something when it is packed or used."""
-        return self.acts_at_pack or self.acts_at_use
-
-
-class Behind(NamedTuple):
-    """What quiet rows, packed or used since the last one that counts, have not."""
-
-    marks: int = 0
-    num_bytes: int = 0
-    uses: int = 0
-
-
-NOTHING = Behind()
 
 
 class Row(Protocol):
@@ -118,6 +54,7 @@ class RebuiltRow:
 
     __slots__ = (
         "behind",
+        "by_norm",
         "compiled",
         "item",
         "marks",
@@ -126,9 +63,10 @@ class RebuiltRow:
         "used_behind",
     )
 
-    def __init__(self, spec: "Spec", compiled: Compiled, number: int) -> None:
+    def __init__(self, spec: Spec, compiled: Compiled, number: int) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
         self.marks = spec.marks
         self.compiled = compiled
@@ -144,11 +82,12 @@ class RebuiltRow:
 class RebuiltAgainRow:
     """Another handle of an item that is rebuilt."""
 
-    __slots__ = ("behind", "item", "num_bytes", "number", "used_behind")
+    __slots__ = ("behind", "by_norm", "item", "num_bytes", "number", "used_behind")
 
-    def __init__(self, spec: "Spec", number: int) -> None:
+    def __init__(self, spec: Spec, number: int) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
         self.number = number
 
@@ -235,7 +174,7 @@ class KeptItemRow:
         "used_behind",
     )
 
-    def __init__(self, spec: "Spec", name: str, *, closes: bool) -> None:
+    def __init__(self, spec: Spec, name: str, *, closes: bool) -> None:
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
@@ -261,6 +200,7 @@ class MoveRow:
 
     __slots__ = (
         "behind",
+        "by_norm",
         "extent_bytes",
         "item",
         "marks",
@@ -270,11 +210,12 @@ class MoveRow:
         "used_behind",
     )
 
-    def __init__(self, spec: "Spec", order: Order, number: int) -> None:
+    def __init__(self, spec: Spec, order: Order, number: int) -> None:
         self.behind = self.used_behind = NOTHING
         self.number = number
         self.extent_bytes = spec.extent_bytes
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
         self.marks = spec.marks
         self.order = order
@@ -304,7 +245,7 @@ class HostRow:
         "used_behind",
     )
 
-    def __init__(self, spec: "Spec", order: Order, *, is_shared: bool) -> None:
+    def __init__(self, spec: Spec, order: Order, *, is_shared: bool) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
@@ -327,7 +268,7 @@ class HostAgainRow:
 
     __slots__ = ("item", "num_bytes", "used_behind")
 
-    def __init__(self, spec: "Spec") -> None:
+    def __init__(self, spec: Spec) -> None:
         self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.item = spec.item
@@ -342,11 +283,12 @@ class HostAgainRow:
 class AgainRow:
     """Another handle of an item of a `MoveRow`."""
 
-    __slots__ = ("item", "num_bytes", "number", "used_behind")
+    __slots__ = ("by_norm", "item", "num_bytes", "number", "used_behind")
 
-    def __init__(self, spec: "Spec", number: int) -> None:
+    def __init__(self, spec: Spec, number: int) -> None:
         self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
         self.number = number
 
@@ -388,7 +330,7 @@ class RegionItemRow:
         "used_behind",
     )
 
-    def __init__(self, spec: "Spec", own_bytes: int) -> None:
+    def __init__(self, spec: Spec, own_bytes: int) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.own_bytes = own_bytes

@@ -23,7 +23,6 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
-    NOTHING,
     AgainRow,
     GeneralRow,
     HostAgainRow,
@@ -38,9 +37,9 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
-    bare,
     is_like,
 )
+from ssdtrain.cache.spec import NOTHING
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Count
@@ -240,7 +239,7 @@ class Run:
             record = self._cache.move(tensor, key, row.order, row.item)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             handle.number = row.number
-            self._cache.recipes.note(tensor, handle)
+            self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
     def move_again(self, row: "AgainRow | HostAgainRow", tensor: Tensor) -> Handle:
@@ -251,9 +250,10 @@ class Run:
             if record is None or record.key != key:
                 return self.leave(tensor)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
+            by_norm = True
             if type(row) is AgainRow:
-                handle.number = row.number
-            self._cache.recipes.note(tensor, handle)
+                handle.number, by_norm = row.number, row.by_norm
+            self._cache.recipes.note(tensor, handle, by_norm=by_norm)
             return handle
 
     def send(self, row: HostRow, tensor: Tensor) -> Handle:
@@ -353,7 +353,7 @@ class Run:
                 cache.course.serving = before
             handle.source.rebuilt.item = row.item
             handle.number = row.number
-            recipes.note(tensor, handle)
+            recipes.note(tensor, handle, by_norm=row.by_norm)
             cache.verifier.seal(handle, tensor)
             if self._course.orders is None:
                 self._stop()
@@ -368,7 +368,7 @@ class Run:
             if handle is None:
                 return self.pack_generally(tensor, row)
             handle.number = row.number
-            recipes.note(tensor, handle)
+            recipes.note(tensor, handle, by_norm=row.by_norm)
             self._cache.verifier.seal(handle, tensor)
             return handle  # type: ignore[no-any-return]
 
@@ -461,8 +461,8 @@ class Run:
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
-        row = bare(self._table.rows[handle.number])
-        if isinstance(row, BY_NUMBER) and row.used_behind is not NOTHING:
+        row = self._table.telling.get(handle.number)
+        if row is not None:
             with self._lock:
                 self._use_quiet(row, row in self._used)
                 self._used.add(row)

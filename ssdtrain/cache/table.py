@@ -21,13 +21,14 @@ more traffic or more memory, never other gradients.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ssdtrain.cache.record import Handle
-from ssdtrain.cache.rows import Behind, HostRow, Row, bare
+from ssdtrain.cache.rows import BY_NUMBER, HostRow, Row, bare
 from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.counters import Count
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import give_back
@@ -63,6 +64,13 @@ class Table:
             if type(row) is HostRow:
                 while row.free:
                     give_back(pool, row.free.pop())
+
+    @cached_property
+    def telling(self) -> dict[int, Any]:
+        """Rows by number whose use has quiet ones before it to tell of."""
+        rows = enumerate(map(bare, self.rows))
+        known = ((number, row) for number, row in rows if isinstance(row, BY_NUMBER))
+        return {n: row for n, row in known if row.used_behind is not NOTHING}
 
     @cached_property
     def kept_bytes(self) -> int:

@@ -9,6 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ssdtrain.remat.budget import Budget, NoBudget, Span
+from ssdtrain.transfer.device import is_timed_step
+
+
+class Begun(NamedTuple):
+    """A rebuild that is being timed."""
+
+    start: Any
+    high_bytes: int
 
 
 class _Rebuild(NamedTuple):
@@ -38,32 +46,60 @@ class Clock:
         self.keep_spans = False
         """Whether `last_spans` can tell of the steps that end from now on."""
         self._kept: list[_Rebuild] = []
+        self._num_cuts = 0
+        self._sums: dict[str, float] = {}
+        """Of the last timed step whose account was asked for."""
 
-    @contextmanager
-    def measure(
-        self, recipe: str, place: Hashable, num_bytes: int, gradient_bytes: int = 0
-    ) -> Iterator[None]:
-        """Around one rebuild.
+    def begin(self) -> Begun | None:
+        """Start to time a rebuild; None: those of this step are not.
+
+        On a GPU two events cost the host as much as the launch of a small kernel, so
+        `is_timed_step` says which steps are, unless somebody must know.
+        """
+        if self._cuda:
+            if not self._times_all() or torch.cuda.is_current_stream_capturing():
+                return None  # no time passes while a graph is written down
+            self.sample()
+        return Begun(self.now(), self._high_bytes)
+
+    def end(
+        self,
+        begun: Begun,
+        recipe: str,
+        place: Hashable,
+        num_bytes: int,
+        gradient_bytes: int = 0,
+    ) -> None:
+        """It has been rebuilt.
 
         Args:
+            begun: what `begin` gave.
             recipe: its name.
             place: where in a step.
             num_bytes: of the tensor.
             gradient_bytes: of its gradient, which the operator that asked for the
                 tensor is about to make while it still holds it; 0: it makes none.
         """
-        if self._cuda and torch.cuda.is_current_stream_capturing():
-            yield  # no time passes while a graph is written down
-            return
-        self.sample()
-        high_bytes, start = self._high_bytes, self.now()
+        self.sample(gradient_bytes)
+        start, high_bytes = begun
+        self._rebuilds.append(
+            _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
+        )
+
+    @contextmanager
+    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
+        """Around one rebuild: `begin` and `end`."""
+        begun = self.begin()
         try:
             yield
         finally:
-            self.sample(gradient_bytes)
-            self._rebuilds.append(
-                _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
-            )
+            if begun is not None:
+                self.end(begun, recipe, place, num_bytes)
+
+    def _times_all(self) -> bool:
+        """Whether every rebuild of the running step is timed."""
+        timed = not self._cuda or is_timed_step(self._num_cuts)
+        return timed or self.keep_spans or self.is_watching
 
     def sample(self, soon_bytes: int = 0) -> None:
         """Look at the memory in use, while the budget is watching.
@@ -89,19 +125,24 @@ class Clock:
         """Start a new account.
 
         Returns:
-            Gives the old account in ms by recipe; calling it waits for the device.
+            Gives the old account in ms by recipe; calling it waits for the device. A
+            step that was not timed has the sums of the last one that was.
         """
         rebuilds, self._rebuilds = self._rebuilds, []
+        timed = self._times_all()
+        self._num_cuts += 1
         self._last = rebuilds if self.is_watching else []
         self.sample()
         self._last_high_bytes = self._high_bytes
         self._kept = rebuilds if self.keep_spans else []
 
         def total_ms() -> dict[str, float]:
-            sums: defaultdict[str, float] = defaultdict(float)
-            for rebuild in rebuilds:
-                sums[rebuild.recipe] += self.ms_between(rebuild.start, rebuild.end)
-            return dict(sorted(sums.items()))
+            if timed:
+                sums: defaultdict[str, float] = defaultdict(float)
+                for rebuild in rebuilds:
+                    sums[rebuild.recipe] += self.ms_between(rebuild.start, rebuild.end)
+                self._sums = dict(sorted(sums.items()))
+            return self._sums
 
         return total_ms
 

@@ -269,8 +269,9 @@ def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
     recipes of their own.
     """
     device = tensors[0].device.type if tensors else "cpu"
-    with torch.no_grad():
-        if not torch.is_autocast_enabled(device):  # backward mostly runs without
-            return expression.compute(tensors)
-        with torch.autocast(device, enabled=False):
-            return expression.compute(tensors)
+    recording = torch.is_grad_enabled()  # backward mostly has neither
+    casting = torch.is_autocast_enabled(device)
+    if not recording and not casting:
+        return expression.compute(tensors)
+    with torch.no_grad(), torch.autocast(device, enabled=False):
+        return expression.compute(tensors)

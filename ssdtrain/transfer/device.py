@@ -166,6 +166,11 @@ class Device(Protocol):
         """Wait for all copies and stop. Idempotent."""
 
 
+def is_timed_step(number: int) -> bool:
+    """Whether what is timed by events on a GPU is timed in this step of a session."""
+    return number < FIRST_TIMED_STEPS or number % TIMED_STEPS == 0
+
+
 class CpuEvent:
     """A point in a worker thread's order; carries the failure of its copy, if any."""
 
@@ -458,9 +463,7 @@ class CudaDevice:
         own, out = self._stalls.cut(), self._out_stalls.cut()
         timed = self._times_waits
         self._num_cuts += 1
-        self._times_waits = (
-            self._num_cuts < FIRST_TIMED_STEPS or self._num_cuts % TIMED_STEPS == 0
-        )
+        self._times_waits = is_timed_step(self._num_cuts)
 
         def total() -> Stalled:
             if timed:

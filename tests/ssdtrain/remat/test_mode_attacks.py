@@ -111,4 +111,4 @@ def test_what_moves_without_a_record_is_no_operand() -> None:
     with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
         moved = MovedHandle.__new__(MovedHandle)
         recipes: Any = session.cache.recipes
-        assert recipes.held(moved, None) is None
+        assert recipes.keeper.held(moved, None) is None

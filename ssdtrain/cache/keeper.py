@@ -1,0 +1,178 @@
+"""What recipes may read: the saved tensors of a cache, and its model's parameters.
+
+See `Keeper` in remat/questions.py.
+"""
+
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.cache.handles import (
+    KeptHandle,
+    KeptItemHandle,
+    ParameterHandle,
+    ParameterViewHandle,
+)
+from ssdtrain.cache.identity import Probe, View, is_plain
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.record import (
+    Handle,
+    Kept,
+    ParameterView,
+    Rebuilt,
+    RebuiltView,
+    Record,
+    RecordView,
+    Retired,
+)
+from ssdtrain.cache.regions import Regions
+from ssdtrain.cache.weights import Weights
+from ssdtrain.counters import Fallback
+from ssdtrain.remat.expression import Held, Layout
+from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.remat.questions import notes_of
+from ssdtrain.transfer.offloader import Offloader
+
+HANDLES = frozenset(
+    (Handle, KeptHandle, KeptItemHandle, ParameterHandle, ParameterViewHandle)
+)
+"""Handles whose tensor a recipe may read. Not those of wrappers, of regions, or of what
+is on its way out without a record."""
+
+
+class Cache(Protocol):
+    """What the keeper needs of the cache."""
+
+    ledger: Ledger
+    offloader: Offloader
+    regions: Regions
+    retired: Retired
+
+    def pack(self, tensor: Tensor) -> Handle:
+        """Take over a tensor."""
+
+
+class Note(NamedTuple):
+    """Put on a node: an output of it was saved, and is this view of that."""
+
+    owner: "weakref.ref[Record | Rebuilt]"
+    view: View
+    probe: Probe
+
+    def handle(self) -> Handle | None:
+        """A new handle, while the owner lives."""
+        owner = self.owner()
+        if owner is None:
+            return None
+        if isinstance(owner, Record):
+            return Handle(RecordView(owner, self.view, self.probe))
+        return Handle(RebuiltView(owner, self.view, self.probe))
+
+
+class CacheKeeper:
+    """Finds what recipes may read, and refuses what was changed."""
+
+    def __init__(self, cache: Cache, weights: Weights) -> None:
+        self._cache = cache
+        self._weights = weights
+        self.met_unsaved = False
+        """Whether the running search met what it may not pass."""
+
+    def held(self, packed: Any, node: Any) -> Held | None:
+        """The tensor behind a handle or a note of this node, unless it was changed."""
+        handle: Any = packed.handle() if type(packed) is Note else packed
+        if type(handle) not in HANDLES:
+            return None  # nobody's, or without a record
+        source: Any = handle.source
+        kind = type(source)
+        if kind is Kept:
+            tensor = source.tensor
+            if tensor._version != source.version or not is_plain(tensor):
+                return None
+            return Held(holder=handle, layout=Layout.of(tensor), owner=tensor)
+        if kind is ParameterView:
+            return self._saved_parameter(source, node)
+        if kind is not RecordView and kind is not RebuiltView:
+            return None
+        owner, view, probe = source
+        if owner.region is not None and owner.region is not self._cache.regions.current:
+            return None  # to read it, its region would run again, too early
+        ours = owner.retired is self._cache.retired
+        if probe.counter._version != probe.version:
+            self.refuse()
+            return None
+        if not ours or view.is_conj or view.is_neg:
+            return None
+        depth = owner.expression.depth if kind is RebuiltView else 0
+        layout = Layout(view.dtype, tuple(view.shape), view.stride)
+        return Held(
+            holder=handle,
+            layout=layout,
+            depth=depth,
+            owner=owner,
+            epsilon=handle.epsilon,
+        )
+
+    def is_altered(self) -> bool:
+        """Whether a dispatch mode stands, which the hooks count, or was entered in this
+        step."""
+        return ENTRIES.num != self._cache.ledger.modes_before
+
+    def refuse(self) -> None:
+        """Count a recipe that had to be refused."""
+        self._cache.offloader.fall_back(Fallback.RECIPE_REFUSED)
+
+    def refuse_unsaved(self) -> None:
+        """A way refused by [Note: unsaved tensors]: counted if there is no other."""
+        self.met_unsaved = True
+
+    def parameter(
+        self, parameter: nn.Parameter, node: Any, edge: int | None = None
+    ) -> Held | None:
+        """A parameter as the operator of this node read it."""
+        if not is_plain(parameter):
+            return None
+        state, seen = self._weights.state(parameter), None
+        if edge is not None:
+            seen = notes_of(node).parameters.get(edge)
+        if seen is None:
+            is_same = self._weights.was_read_as_is(
+                parameter, node, was_saved=edge is None
+            )
+        else:
+            is_same = seen == state
+        if not is_same:
+            self.refuse()
+            return None
+        if edge is not None:
+            notes_of(node).parameters[edge] = state
+        handle = self._weights.operand(parameter)
+        if handle is None:
+            return None
+        layout = Layout.of(parameter)
+        return Held(holder=handle, layout=layout, parameter=parameter)
+
+    def _saved_parameter(self, view: ParameterView, node: Any) -> Held | None:
+        """A parameter, or a view of one: the transposed weight of a linear layer."""
+        parameter = view.parameter
+        if parameter._version != view.version or not is_plain(parameter):
+            return None
+        if view.shape is None:
+            return self.parameter(parameter, node)
+        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+            return None  # a copy of it would have other strides
+        if not self._weights.was_read_as_is(parameter, node, was_saved=True):
+            self.refuse()
+            return None
+        handle = self._weights.operand(parameter, view)
+        if handle is None:
+            return None
+        layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
+        return Held(holder=handle, layout=layout, parameter=parameter)
+
+    def narrowed(self, tensor: Tensor) -> Held:
+        """Store a new tensor; it goes where its placement says."""
+        handle = self._cache.pack(tensor)
+        return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)
