@@ -98,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=count_argument, default=1, help="number of GPUs"
     )
     parser.add_argument(
-        "--spread", type=Spread, choices=list(Spread), default=Spread.DDP
+        "--spread",
+        choices=[spread.value for spread in Spread],
+        default=Spread.DDP.value,
+        help="how a step is spread over --ranks (default: ddp)",
     )
     parser.add_argument(
         "--slower",
@@ -132,9 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--on",
-        type=Kind,
-        choices=list(Kind),
-        default=Kind.CUDA if torch.cuda.is_available() else Kind.CPU,
+        choices=[kind.value for kind in Kind],
+        default=(Kind.CUDA if torch.cuda.is_available() else Kind.CPU).value,
         help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random design")
@@ -209,7 +211,7 @@ def _predict(args: argparse.Namespace) -> None:
         ranks = estimate_graphs(graphs, device, wires)
     elif args.ranks > 1:
         layout = Layout(
-            spread=args.spread,
+            spread=Spread(args.spread),
             num_ranks=args.ranks,
             slower=args.slower,
             num_micro_batches=args.micro_batches,
@@ -225,7 +227,7 @@ def _predict(args: argparse.Namespace) -> None:
         return
     _print(device, step, peak.peak_bytes)
     if ranks is not None:
-        how = "captured" if graphs else args.spread.value
+        how = "captured" if graphs else args.spread
         print(
             f"{len(graphs) or args.ranks} ranks ({how}): step "
             f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
@@ -326,7 +328,7 @@ def _gather(args: argparse.Namespace) -> None:
     number = gather(
         dict.fromkeys(families, COUNT),
         Path(args.times),
-        own_device(args.on),
+        own_device(Kind(args.on)),
         seed=args.seed,
         budget_s=args.seconds,
     )
@@ -335,7 +337,9 @@ def _gather(args: argparse.Namespace) -> None:
 
 def _learn(args: argparse.Namespace) -> None:
     _needed(args, "times", "save")
-    device = learn(args.on, Path(args.times), seconds=args.seconds, seed=args.seed)
+    device = learn(
+        Kind(args.on), Path(args.times), seconds=args.seconds, seed=args.seed
+    )
     write_device(args.save, device)
     spec = device.spec
     rates = ", ".join(f"{rate:.3g} TFLOP/s {t}" for t, rate in spec.tflops.items())

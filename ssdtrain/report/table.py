@@ -133,7 +133,9 @@ def render(result: Mapping[str, Any]) -> Table:
     """Build the table for a terminal."""
     verdict = result.get("verdict", {})
     bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
-    title = f"{result['model']} on {result['engine']}, {result['num_ranks']} rank(s)"
+    ranks = result["num_ranks"]
+    many = f"{ranks} rank{'s' * (ranks > 1)}"
+    title = f"{result['model']}, engine={result['engine']}, {many}"
     table = Table(title=title, caption=_caption(verdict, bad))
     table.add_column("")
     table.add_column(WITHOUT, justify="right")

@@ -109,16 +109,19 @@ class Terminal:
         now = self._clock()
         if leg != self._leg:  # the first step warms up, so it says nothing of the pace
             self._leg, self._first = leg, (step, now)
-        line = self._line(leg, step, values, now)
+        parts = self._parts(leg, step, values, now)
         if self._console.is_terminal:
-            self._live.update(Text(line))
+            self._live.update(Text(_wrapped(parts, self._console.width)))
             return
         last = step + 1 == self._steps
         if last or now - self._printed_s >= PLAIN_INTERVAL_S:
             self._printed_s = now
+            line = "  ".join(parts)
             self._console.print(line, highlight=False, soft_wrap=True)
 
-    def _line(self, leg: str, step: int, values: dict[str, Any], now: float) -> str:
+    def _parts(
+        self, leg: str, step: int, values: dict[str, Any], now: float
+    ) -> list[str]:
         first, since = self._first
         pace_s = values["step_ms"] / 1e3
         if step > first:
@@ -133,13 +136,33 @@ class Terminal:
             f"{tokens_per_s:,.0f} tokens/s",
             f"peak {values['peak_bytes'] / 1e6:.1f} MB",
             str(values.get("phase") or ""),
-            f"ETA {left_s // 60}:{left_s % 60:02d}",
+            f"ETA {_duration(left_s)}",
         ]
-        return "  ".join(part for part in parts if part)
+        return [part for part in parts if part]
 
     def close(self) -> None:
         """Remove the live line."""
         self._live.stop()
+
+
+def _wrapped(parts: list[str], width: int) -> str:
+    """Return the parts in as few lines as they fit into, none broken in two."""
+    lines = parts[:1]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}  {part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(f"{'':>{len(parts[0])}}  {part}")
+    return "\n".join(lines)
+
+
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{minutes}:{seconds:02d}"
 
 
 class Sinks:

@@ -214,7 +214,7 @@ class _Prepared:
 def _begin(workload: Workload, leg: Leg, terminal: Terminal | None) -> _Begun:
     if terminal is not None:
         engine = workload.settings.engine.kind.value
-        terminal.stage(f"{leg.value}: building the model on {engine}")
+        terminal.stage(f"{leg.value}: building the model, engine={engine}")
     runner = runner_of(workload)
     try:
         return _Begun(runner, first_step(workload, runner))

@@ -79,6 +79,21 @@ def test_commands_parse(block: Block) -> None:
         check(words)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "train.checkpoint_every=",
+        "resume=latest",
+        "_saved_result",
+        "`_version`",
+    ],
+)
+def test_what_people_look_for_stands_on_a_page(told: str) -> None:
+    """In a text for readers, beside the generated list of settings."""
+    written = [page for page in pages() if page.name != "settings.md"]
+    assert any(told in page.read_text() for page in written)
+
+
 def test_nothing_is_exempt_without_a_reason() -> None:
     for block in ALL:
         assert block.not_run is None or len(block.not_run.split()) > 2, where(block)

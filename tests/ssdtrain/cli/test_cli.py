@@ -1,20 +1,16 @@
-"""The command line: frozen options, exit statuses, trainers by `_target_`."""
+"""The command line: exit statuses, refusals, trainers by `_target_`."""
 
-import argparse
 import json
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import ssdtrain
-from ssdtrain.cli import COMMANDS, build_parser, main
+from ssdtrain.cli import main
 from ssdtrain.report.table import WITH, WITHOUT
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import LegResult
@@ -23,170 +19,6 @@ from ssdtrain.train.ranks import RUN_DIRECTORY
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.cli.conftest import TINY, Refused
-
-ROOT = Path(__file__).resolve().parents[3]
-
-SUBJECT = {
-    "--device",
-    "--links",
-    "--max-overhead",
-    "--memory-gb-per-s",
-    "--micro-batch",
-    "--min-bytes",
-    "--model",
-    "--no-gpu",
-    "--sequence",
-    "--target",
-    "--tflops",
-}
-
-# Adding an option is a decision: it is written down here.
-OPTIONS = {
-    "train": {
-        "--cfg",
-        "--config",
-        "--json",
-        "--multirun",
-        "--quiet",
-        "-m",
-        "-q",
-        "overrides",
-    },
-    "paths": {"which"},
-    "report": {"--out", "runs"},
-    "foresight": {
-        "action",
-        "--calibrated",
-        "--chunks",
-        "--device",
-        "--fabric",
-        "--family",
-        "--graph",
-        "--json",
-        "--micro-batch",
-        "--micro-batches",
-        "--model",
-        "--on",
-        "--optimizer",
-        "--ranks",
-        "--save",
-        "--seconds",
-        "--seed",
-        "--sequence",
-        "--slower",
-        "--spread",
-        "--step",
-        "--tables",
-        "--times",
-    },
-    "plan": SUBJECT
-    | {
-        "--batch",
-        "--json",
-        "--device-memory",
-        "--memory-budget",
-        "--profile",
-        "--save",
-        "--save-profile",
-        "--stages",
-        "--sweep",
-    },
-    "rok": SUBJECT | {"--batches", "--json", "--plot", "--results"},
-    "doctor": {
-        "--directory",
-        "--json",
-        "--max-seconds",
-        "--max-write-bytes",
-        "--no-measure",
-        "--plot",
-        "--save",
-    },
-    "project": {
-        "--assume",
-        "--batch",
-        "--cases",
-        "--chunks",
-        "--cost",
-        "--end-to-end",
-        "--gpu",
-        "--gpu-price",
-        "--gpus",
-        "--heads",
-        "--hidden",
-        "--json",
-        "--kernels",
-        "--layers",
-        "--list",
-        "--micro-batch",
-        "--model",
-        "--pipeline",
-        "--plot",
-        "--sequence",
-        "--sequence-parallel",
-        "--ssd",
-        "--ssds",
-        "--tensor",
-        "--tflops",
-        "--years",
-        "--zero3",
-    },
-}
-
-
-def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    [action] = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(action.choices)
-
-
-def options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            yield from action.option_strings or [action.dest]
-
-
-def test_options_are_frozen() -> None:
-    parser = build_parser()
-    assert set(options(parser)) == {"--local_rank", "--version"}
-    found = commands(parser)
-    assert set(found) == set(COMMANDS) == set(OPTIONS)
-    for name, expected in OPTIONS.items():
-        assert set(options(found[name])) == expected
-
-
-def test_help_and_version_need_no_torch() -> None:
-    """Torch takes seconds to load; the first words come before it."""
-    code = (
-        "import sys\n"
-        "from ssdtrain.cli import main, parse\n"
-        "assert main(['--version']) == 0\n"
-        "assert main([]) == 2\n"
-        "assert parse(['train', '-q', 'a=1', '--json', 'b=2']).overrides == "
-        "['a=1', 'b=2']\n"
-        "assert 'torch' not in sys.modules\n"
-        "main(['train', '--help'])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"ssdtrain {ssdtrain.__version__}" in done.stdout
-    assert "--config" in done.stdout
-    assert COMMANDS["doctor"].help.split()[0] in done.stderr
-
-
-def test_a_missing_package_is_named_in_one_line() -> None:
-    code = (
-        "import sys\n"
-        "sys.modules['rich'] = None\n"
-        "from ssdtrain.cli import main\n"
-        "sys.exit(main(['train', '--cfg', 'job']))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("ssdtrain: the package rich")
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -250,6 +82,12 @@ def test_what_cannot_be_prepared_is_told_and_leaves_nothing(
     assert [*(tmp_path / "runs").iterdir()] == []
 
 
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config can name the classes of this file."""
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(**globals()))
+
+
 class Breaking:
     """A trainer with a mistake of its own."""
 
@@ -267,11 +105,11 @@ class Terminated(Breaking):
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.usefixtures("trainers")
 def test_a_run_that_is_ended_while_it_prepares_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Terminated=Terminated))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
         main(["train", "-q", f"trainer._target_={__name__}.Terminated"])
@@ -280,10 +118,10 @@ def test_a_run_that_is_ended_while_it_prepares_leaves_nothing(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.usefixtures("trainers")
 def test_the_traceback_of_a_mistake_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Breaking=Breaking))
     (tmp_path / "mine.yaml").write_text(
         f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.Breaking\n"
         "run_directory: out\n"
@@ -291,13 +129,6 @@ def test_the_traceback_of_a_mistake_is_kept(
     told = refused("train", "--config", "mine.yaml")
     assert told.startswith("ssdtrain: KeyError: 'oops' (the traceback is in out/error")
     assert "in prepare" in (tmp_path / "out" / "error.txt").read_text()
-
-
-@pytest.mark.parametrize("words", [["-q"], ["fly"], ["train", "--steps", "3"]])
-def test_unknown_words_are_status_2(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
 
 
 class CountingTrainer:
@@ -310,6 +141,7 @@ class CountingTrainer:
         return {"epochs": self.epochs, "ok": self.epochs > 1}
 
 
+@pytest.mark.usefixtures("trainers")
 @pytest.mark.parametrize(("epochs", "status"), [(1, 1), (2, 0)])
 def test_a_group_can_bring_another_trainer(
     epochs: int,
@@ -323,8 +155,6 @@ def test_a_group_can_bring_another_trainer(
     group = tmp_path / "gnn"
     group.mkdir()
     target = f"{__name__}.CountingTrainer"
-    here = SimpleNamespace(CountingTrainer=CountingTrainer)
-    monkeypatch.setitem(sys.modules, __name__, here)
     (group / "count.yaml").write_text(
         f"# @package trainer\n_target_: {target}\nepochs: {epochs}\n"
     )
@@ -357,6 +187,7 @@ def test_a_plain_run_writes_its_files(
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("trainers")
 def test_ranks_that_refuse_the_same_say_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,7 +198,6 @@ def test_ranks_that_refuse_the_same_say_it_once(
     monkeypatch.setattr(
         time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM)
     )
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Breaking=Breaking))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(["train", "-q", f"trainer._target_={__name__}.Breaking"])
@@ -375,13 +205,35 @@ def test_ranks_that_refuse_the_same_say_it_once(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("package", "words", "advice"),
+    [
+        (
+            "torch.utils.tensorboard",
+            (*TINY, "train.tensorboard=true"),
+            "install 'ssdtrain[train]', or set train.tensorboard=false",
+        ),
+        (
+            "torch_geometric",
+            ("gnn=graphsage",),
+            "needs torch_geometric, which is not installed: pip install 'ssdtrain[gnn]",
+        ),
+    ],
+)
 def test_what_is_not_installed_is_told(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    package: str,
+    words: tuple[str, ...],
+    advice: str,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     with monkeypatch.context() as missing:
-        missing.setitem(sys.modules, "torch.utils.tensorboard", None)
-        told = refused("train", *TINY, "train.tensorboard=true")
-    assert "install 'ssdtrain[train]', or set train.tensorboard=false" in told
+        for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+            missing.delitem(sys.modules, name)
+        missing.setitem(sys.modules, package, None)
+        told = refused("train", *words)
+    assert advice in told
     assert [*(tmp_path / "runs").iterdir()] == []
 
 
@@ -396,11 +248,10 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("trainers")
 def test_an_interrupted_graph_trainer_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = SimpleNamespace(Interrupted=Interrupted)
-    monkeypatch.setitem(sys.modules, __name__, here)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
         f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.Interrupted\n"
@@ -449,6 +300,7 @@ def leg_of(name: str) -> LegResult:
     )
 
 
+@pytest.mark.usefixtures("trainers")
 def test_the_picture_and_the_table_tell_the_same_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -462,7 +314,6 @@ def test_the_picture_and_the_table_tell_the_same_peak(
     monkeypatch.setattr(figure, "savefig", savefig)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Recorded=Recorded))
     words = ["train", "-q", *TINY, f"trainer._target_={__name__}.Recorded"]
     code = main(words)
     lines = capsys.readouterr().out.splitlines()

@@ -155,9 +155,12 @@ def test_graph_trainers_go_on_too(tmp_path: Path, train: Train) -> None:
     assert first.returncode == 0, first.stderr
     path = (tmp_path / "runs" / "latest").resolve()
     assert path.name.endswith("-rgcn")
-    other = train("resume=latest", "trainer.model.hidden_channels=3")
-    assert other.returncode == 2
-    assert "trainer.model.hidden_channels: 16 in the run, 3 now" in other.stderr
+    for word, differs in (
+        ("trainer.model.hidden_channels=3", "hidden_channels: 16 in the run, 3 now"),
+        ("gnn=hgt", "trainer.model.layer: rgcn in the run, hgt now"),
+    ):
+        other = train("resume=latest", word)
+        assert other.returncode == 2 and differs in other.stderr
     again = train("resume=latest", "-q")
     assert again.returncode == 0, again.stderr
     epochs = [line["epoch"] for line in metrics(path) if "epoch" in line]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ssdtrain.train.metrics import JsonLines, Terminal
 
@@ -69,6 +70,19 @@ def test_a_terminal_keeps_no_line() -> None:
     terminal.close()
     assert "step 1/2" in out.getvalue()
     assert out.getvalue().count("\n") <= 1  # one line, redrawn and removed
+
+
+def test_a_narrow_terminal_breaks_between_two_figures() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60)
+    terminal = Terminal(console, 20_000, 1000)
+    terminal.write("with ssdtrain", 0, VALUES)
+    terminal.close()
+    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    joined = "\n".join(lines)
+    for part in ("2,000 tokens/s", "peak 3.0 MB", "ETA 2:46:39"):
+        assert part in joined
 
 
 def test_lines_of_a_resumed_run_come_behind(tmp_path: Path) -> None:
