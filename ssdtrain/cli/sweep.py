@@ -113,9 +113,9 @@ def table_of(found: Sequence[dict[str, Any]]) -> Table:
     for name in names:
         # What tells the runs apart is never cut short, nor broken where it fits.
         widest = max(len(run.get("overrides", "")) for run in found)
-        least = min(widest, 24) if name == "overrides" else None
+        whole = name == "overrides" and widest <= 24
         title = name.replace("_", " ")
-        table.add_column(title, justify="right", overflow="fold", min_width=least)
+        table.add_column(title, justify="right", overflow="fold", no_wrap=whole)
     for run in found:
         # As text: overrides hold brackets, which rich would take for markup.
         table.add_row(*(Text(_text(name, run.get(name))) for name in names))

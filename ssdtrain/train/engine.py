@@ -37,6 +37,9 @@ def import_deepspeed() -> Any:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # DeepSpeed sends between stages by broadcasting tensors that require a gradient.
     warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel")
+    # ZeRO calls collectives by the names that torch 2.13 has replaced.
+    renamed = r"`torch\.distributed\.\w+_tensor` is deprecated"
+    warnings.filterwarnings("ignore", renamed, FutureWarning)
     return deepspeed
 
 

@@ -26,4 +26,5 @@ def test_no_setting_is_broken_where_it_fits() -> None:
     figures = {"last_loss": 4.398783, "step_ms": 2884.19, "step_ratio": None}
     more = {"peak_bytes": 35_650_000, "bytes_offloaded": 1_760_000_000}
     found = [{"overrides": "offload=host", "status": 0, **figures, **more}]
-    assert printed(found, 80)[0][0] == "offload=host"
+    first, *_, last = printed(found, 80)[0]
+    assert (first, last) == ("offload=host", "1.76 GB")
