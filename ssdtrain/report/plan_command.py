@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
 from typing import NamedTuple
 
 from rich.console import Console
@@ -33,7 +35,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
-from ssdtrain.plan.words import explain, rows
+from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.report.progress import Progress, each
 from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
@@ -250,12 +252,30 @@ def _profile(args: argparse.Namespace) -> Profile:
     return profile_of(args, build_of(args.model, args.sequence), args.micro_batch)
 
 
+MOST_ROWS = 40
+"""More modules than these share a row with those of the other layers."""
+
+
+def by_layer(found: Sequence[ModuleRow]) -> list[ModuleRow]:
+    """Return the rows; of many, modules that differ by their numbers alone as one sum:
+    `blocks.0.up` and `blocks.1.up` as `blocks.*.up`."""
+    if len(found) <= MOST_ROWS:
+        return list(found)
+    summed: dict[str, ModuleRow] = {}
+    for row in found:
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module)
+        before = summed.get(name)
+        figures = row[1:] if before is None else map(add, before[1:], row[1:])
+        summed[name] = ModuleRow(name, *figures)
+    return list(summed.values())
+
+
 def _print(profile: Profile, plan: Plan) -> None:
     table = Table(title="placements by module, one micro-batch")
     heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
     for at, head in enumerate(heads):
         table.add_column(head, justify="left" if at == 0 else "right")
-    for row in rows(profile, plan):
+    for row in by_layer(rows(profile, plan)):
         table.add_row(
             row.module,
             str(row.num_items),

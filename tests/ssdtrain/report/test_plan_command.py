@@ -18,7 +18,9 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
+from ssdtrain.plan.words import ModuleRow
 from ssdtrain.report.estimate import estimate
+from ssdtrain.report.plan_command import by_layer
 from ssdtrain.report.subject import Blocks, build_of, estimated
 from tests.ssdtrain.machine.made import link
 
@@ -100,6 +102,21 @@ def test_plan_observes_and_the_plan_can_be_trained_with(
         report = session.last_step
         assert report is not None and not report.fallbacks
         assert session.plan == read_plan(saved)
+
+
+def test_many_layers_share_a_row() -> None:
+    """A hundred rows tell less than five; a few stay as they are."""
+
+    def made(num_layers: int) -> list[ModuleRow]:
+        parts = [f"blocks.{n}.{part}" for n in range(num_layers) for part in ("0", "b")]
+        return [ModuleRow(name, 1, 10, 0, 2, 0, 0.5) for name in (*parts, "h1.x")]
+
+    assert by_layer(made(3)) == made(3)
+    assert by_layer(made(32)) == [
+        ModuleRow("blocks.*.*", 32, 320, 0, 64, 0, 16.0),
+        ModuleRow("blocks.*.b", 32, 320, 0, 64, 0, 16.0),
+        ModuleRow("h1.x", 1, 10, 0, 2, 0, 0.5),
+    ]
 
 
 def test_a_model_of_the_user(
