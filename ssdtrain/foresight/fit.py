@@ -35,7 +35,12 @@ LEARNING_RATE = 0.06
 SUBSAMPLE = 0.6
 
 
-def _scikit_learn() -> Any:
+def scikit_learn() -> Any:
+    """Return what trains kernel models.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         from sklearn import ensemble
     except ImportError as error:
@@ -102,7 +107,7 @@ def fit_forest(
             targets.append(math.log(us / by_law))
     base, trees = 0.0, []
     for bag in range(NUM_BAGS):
-        model = _scikit_learn().GradientBoostingRegressor(
+        model = scikit_learn().GradientBoostingRegressor(
             loss="huber",
             alpha=0.9,
             n_estimators=NUM_TREES.get(family, FEW_TREES),

@@ -30,6 +30,7 @@ from ssdtrain.foresight.fit import (
     Times,
     fit_closed_form,
     fit_forest,
+    scikit_learn,
     score,
 )
 from ssdtrain.foresight.gather import gather, read_times
@@ -233,6 +234,7 @@ def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:
         ConfigError: no such device, no scikit-learn, or too few times.
     """
     device = own_device(kind)
+    scikit_learn()  # missed now, and not behind a minute of timing
     counts = {family: ROUNDS * count for family, count in COUNTS.items()}
     gather(counts, path, device, seed=seed, budget_s=seconds)
     return assemble(kind, read_times(path), host_table(kind, programs(device)))

@@ -43,6 +43,7 @@ from ssdtrain.foresight.wires import Wires, fabric_of
 from ssdtrain.jsonfile import load_as, write_json
 from ssdtrain.report.subject import add_batch, build_of, function_of
 from ssdtrain.report.table import bytes_text
+from ssdtrain.train.ranks import Ranks
 
 EXAMPLES = """actions and examples:
   predict    ssdtrain foresight predict --model my.py:build --device h100 \\
@@ -190,9 +191,9 @@ def _capture(args: argparse.Namespace) -> None:
     else:
         models, step = function_of(args.step, "--step")()
         graph = capture_step(step, models, notes={"step": args.step})
-        if torch.distributed.is_initialized():
-            rank = torch.distributed.get_rank()
-            path = path.with_suffix(f".rank{rank}{path.suffix}")
+        ranks = Ranks.from_environment()
+        if ranks.world_size > 1:
+            path = path.with_suffix(f".rank{ranks.rank}{path.suffix}")
     write_graph(path, graph)
     print(f"{len(graph.nodes)} operators written to {path}")
 

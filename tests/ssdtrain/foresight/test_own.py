@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,14 @@ def test_a_gpu_that_is_not_there_is_named(
     words = ["--on", "cuda", "--times", str(tmp_path / "t"), "--save", "x"]
     assert main(["foresight", "learn", *words]) == 2
     assert "--on cpu" in capsys.readouterr().err
+
+
+def test_what_trains_models_is_asked_for_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    times = tmp_path / "times.jsonl"
+    words = ["--on", "cpu", "--times", str(times), "--save", str(tmp_path / "own.json")]
+    assert main(["foresight", "learn", *words]) == 2
+    assert "pip install 'ssdtrain[foresight]'" in capsys.readouterr().err
+    assert not times.exists()

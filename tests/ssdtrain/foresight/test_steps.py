@@ -162,7 +162,7 @@ def test_generated_code_names_its_arguments(tmp_path: Path) -> None:
 
 
 def test_the_command_captures_and_predicts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine, saved = tmp_path / "mine.py", tmp_path / "graph.json"
     mine.write_text(
@@ -179,6 +179,11 @@ def test_the_command_captures_and_predicts(
     capsys.readouterr()
     assert main(["foresight", "predict", "--graph", str(saved), "--json"]) == 0
     assert '"step_us"' in capsys.readouterr().out
+    # Under a launcher no rank writes over another's graph, with a group or without.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert main(words) == 0
+    assert read_graph(tmp_path / "graph.rank1.json").nodes == graph.nodes
     words[3] = f"{mine}:nothing"
     assert main(words) == 2
     assert "has no function" in capsys.readouterr().err
