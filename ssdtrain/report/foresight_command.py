@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -43,7 +44,6 @@ from ssdtrain.foresight.wires import Wires, fabric_of
 from ssdtrain.jsonfile import load_as, write_json
 from ssdtrain.report.subject import add_batch, build_of, function_of
 from ssdtrain.report.table import bytes_text
-from ssdtrain.train.ranks import Ranks
 
 EXAMPLES = """actions and examples:
   predict    ssdtrain foresight predict --model my.py:build --device h100 \\
@@ -191,9 +191,8 @@ def _capture(args: argparse.Namespace) -> None:
     else:
         models, step = function_of(args.step, "--step")()
         graph = capture_step(step, models, notes={"step": args.step})
-        ranks = Ranks.from_environment()
-        if ranks.world_size > 1:
-            path = path.with_suffix(f".rank{ranks.rank}{path.suffix}")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # with a group or without
+            path = path.with_suffix(f".rank{os.environ['RANK']}{path.suffix}")
     write_graph(path, graph)
     print(f"{len(graph.nodes)} operators written to {path}")
 
