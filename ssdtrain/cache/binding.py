@@ -84,7 +84,7 @@ class Binding:
                 self._inputs.add(spec.item)
         elif call is not None and spec.parameter is None:
             self._place(spec, tensor, handle, call.num_places > num_places)
-        if type(tensor) is Tensor:
+        if type(tensor) is Tensor and not tensor.is_nested:  # those have no sizes
             spec.look = Look(tensor.dtype, tuple(tensor.shape))
         spec.marks = course.mark - before
         if spec.compiled is not None:
@@ -142,6 +142,7 @@ class Binding:
         if isinstance(source, Kept):
             num_bytes = _num_bytes(tensor)
             plain = type(tensor) is Tensor and tensor.layout is torch.strided
+            plain = plain and not tensor.is_nested
             return Spec(num_bytes=num_bytes, is_plain=plain)
         if isinstance(source, FromRegion):
             return Spec(num_bytes=_num_bytes(tensor), is_plain=False)

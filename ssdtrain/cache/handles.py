@@ -49,23 +49,24 @@ class ParameterHandle(tuple[nn.Parameter, int]):
         return parameter
 
 
-class ParameterViewHandle(tuple[nn.Parameter, int, Part]):
-    """A saved view of a parameter: whose, of which version, and how it is found."""
+class ParameterViewHandle(tuple[nn.Parameter, int, Part, Tensor | None]):
+    """A saved view of a parameter: whose, of which version, where it lies, and itself
+    where it may be held."""
 
     __slots__ = ()
 
     @property
     def source(self) -> ParameterView:
         """As the general path would hold it."""
-        parameter, version, part = self
-        return ParameterView(parameter, version, *part)
+        parameter, version, part, alias = self
+        return ParameterView(parameter, version, *part, alias)
 
     def get(self) -> Tensor:
         """The view; `InPlaceError` if the parameter was changed after it was saved."""
-        parameter, version, part = self
+        parameter, version, part, alias = self
         if parameter._version != version:
             check_version(parameter, version, "a parameter")
-        return part.of(parameter)
+        return part.of(parameter) if alias is None else alias
 
 
 class KeptItemHandle(Handle):

@@ -590,13 +590,26 @@ class Part(NamedTuple):
         return parameter.detach().as_strided(self.shape, self.stride, start)
 
 
+def is_gathered(parameter: nn.Parameter) -> bool:
+    """Whether ZeRO-3 gathers its data for forward and backward, and marks it so."""
+    return hasattr(parameter, "ds_id")
+
+
+def alias_of(tensor: Tensor, parameter: nn.Parameter) -> Tensor | None:
+    """What is held of a view: the view, unless that would pin what is gathered."""
+    return None if is_gathered(parameter) else tensor.detach()
+
+
 class ParameterView(NamedTuple):
     """A saved parameter, or a view of one.
 
     [Note: parameters]
-    The parameter *object* is held, never an alias of its data: ZeRO-3 and FSDP swap
-    the data between forward and backward, and an alias would pin the gathered
-    weights. A view is built again on whatever data the parameter has then.
+    Autograd keeps a saved parameter as the object, which shows the data that it has in
+    backward, and a saved view as an alias of the data that it was made of. They differ
+    when a program sets `parameter.data` in between, so both are held as autograd holds
+    them. But an alias would pin what ZeRO-3 gathers, and swaps for nothing behind
+    forward: a view of a parameter with its mark is built again on whatever data the
+    parameter has then. (FSDP frees the memory under the aliases, and fills it again.)
     (tests/ssdtrain/cache/test_parameters.py)
     """
 
@@ -607,6 +620,8 @@ class ParameterView(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     """Elements from the parameter's first element."""
+    alias: Tensor | None = None
+    """The view itself; None: the parameter, or what is built again."""
 
     @classmethod
     def of(cls, tensor: Tensor, parameter: nn.Parameter) -> "ParameterView | None":
@@ -618,15 +633,18 @@ class ParameterView(NamedTuple):
         if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
             return None
         offset = int(tensor.storage_offset() - parameter.storage_offset())
-        return cls(parameter, version, tensor.shape, tensor.stride(), offset)
+        alias = alias_of(tensor, parameter)
+        return cls(parameter, version, tensor.shape, tensor.stride(), offset, alias)
 
     def rebuild(self) -> Tensor:
-        """The parameter, or the view of its present data.
+        """The parameter, or the view.
 
         Raises:
             InPlaceError: the parameter was changed after it was saved.
         """
         check_version(self.parameter, self.version, "a parameter")
+        if self.alias is not None:
+            return self.alias
         if self.shape is None:
             return self.parameter
         return Part(self.shape, self.stride, self.offset).of(self.parameter)

@@ -50,9 +50,11 @@ from ssdtrain.cache.record import (
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
+from ssdtrain.regions.before import Before
 from ssdtrain.regions.conditions import (
     Conditions,
     RandomState,
+    caches_parametrizations,
     modes_stand,
 )
 from ssdtrain.regions.find import Region
@@ -264,6 +266,7 @@ class RegionCall:
         self._device = device
         self._conditions = Conditions.now(device)
         self._state = region.watch.state()
+        self._before = Before(region.path, self._state.parts, region.watch.reads)
         self._training = region.watch.training()
         self._versions = region.watch.versions()
         self._inputs: list[tuple[Tensor, int]] = []
@@ -370,14 +373,16 @@ class RegionCall:
         behind = RandomState.now(self._device)
         if not self._random.is_same(behind):
             self._random_end = behind
-        self._state.clear()
+        self._state.slow.clear()
+        if not self.drops:
+            self._state.parts.clear()
         self._inputs.clear()
         self._settle()
 
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
         self._book_planned()
-        self._state.clear()
+        self._state.parts.clear()
         self._inputs.clear()
 
     def _obstacle(self) -> str | None:
@@ -463,10 +468,7 @@ class RegionCall:
         )
 
     def _weights_stand(self) -> bool:
-        for tensor, version in self._versions:
-            if tensor._version != version:
-                return False
-        return True
+        return all(version.stands() for version in self._versions)
 
     def _check(self) -> None:
         if self.lost_weights or not self._weights_stand():
@@ -498,8 +500,9 @@ class RegionCall:
         try:
             place = self.lane.kind, REGION, self.number
             restored = self._conditions.restored()
+            as_before = self._before.restored(self.region.watch.hooks)
             # An optimizer's step may run under a mode.
-            with without_modes(), restored, clock.measure(REGION, place, 0):
+            with without_modes(), as_before, restored, clock.measure(REGION, place, 0):
                 collector.run(self._forward, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
@@ -603,7 +606,7 @@ class RegionCall:
 
     def reads(self, written: set[int]) -> bool:
         """Whether its re-run reads one of these tensors, by `id`."""
-        return any(id(tensor) in written for tensor, _ in self._versions)
+        return any(id(each.tensor) in written for each in self._versions)
 
     def reads_shards(self, written: set[int]) -> bool:
         """Whether these are what its weights are gathered from, by `id`: outside of its
@@ -753,6 +756,10 @@ class Regions:
                 return region.refusal
         if modes_stand():
             return "a function or dispatch mode would not see its re-run"
+        if caches_parametrizations():
+            return (
+                "parametrize.cached() holds what its weights are, and not in backward"
+            )
         for leaf in leaves:
             if not _is_value(leaf):
                 return (

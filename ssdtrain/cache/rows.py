@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
 from ssdtrain.cache.identity import parameter_of
-from ssdtrain.cache.record import Handle, ParameterView, Part
+from ssdtrain.cache.record import Handle, ParameterView, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.plan.plan import Order
@@ -144,7 +144,8 @@ class ParameterViewRow:
             if found is None or found.shape is None:
                 return run.leave(tensor)
             self._part = part = Part(found.shape, found.stride, found.offset)
-        return ParameterViewHandle((parameter, tensor._version, part))
+        alias = alias_of(tensor, parameter)
+        return ParameterViewHandle((parameter, tensor._version, part, alias))
 
 
 class KeptRow:

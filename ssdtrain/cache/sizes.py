@@ -30,7 +30,9 @@ class Look(NamedTuple):
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the tensor is this one at another size."""
-        return tensor.dtype is self.dtype and is_scaled(self.shape, tensor.shape)
+        if tensor.dtype is not self.dtype or tensor.is_nested:  # those have no sizes
+            return False
+        return is_scaled(self.shape, tensor.shape)
 
 
 def is_scaled(planned: tuple[int, ...], found: tuple[int, ...]) -> bool:

@@ -12,7 +12,8 @@ between:
   are copied, once each, and the recipes read the copies: in the usual loop there are
   none left by then.
 - its data may be gone (ZeRO-3): a small one is copied at once, a large one refused.
-A write past `torch.optim` that leaves the version (through `.data`) is not seen.
+- its data is replaced (`weight.data = other`): the operand is an alias of the old one.
+A write in place that leaves the version (`weight.data.mul_(2)`) is not seen.
 (tests/ssdtrain/remat/test_attacks.py)
 """
 
@@ -27,7 +28,7 @@ from torch.optim.optimizer import Optimizer
 
 from ssdtrain.cache.identity import extent_bytes
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.record import Handle, Kept, ParameterView
+from ssdtrain.cache.record import Handle, Kept, ParameterView, is_gathered
 from ssdtrain.remat.modes import without_modes
 from ssdtrain.transfer.workers import ForkedLock
 
@@ -40,7 +41,7 @@ class Weights:
 
     def __init__(self) -> None:
         self._trusted: dict[int, weakref.ref[nn.Parameter]] = {}
-        self._versions: dict[int, int] = {}
+        self._states: dict[int, tuple[int, int]] = {}
         self._thread = -1
         self._first_node = 0
         self._num_steps = 0
@@ -51,11 +52,11 @@ class Weights:
     def trust(self, parameters: Iterable[nn.Parameter]) -> None:
         """The data of these stays in place from forward to backward.
 
-        ZeRO-3 marks the parameters that it gathers with `ds_id`; FSDP2's gathered
-        parameters are other objects than the model's own, and so never among these.
+        FSDP2's gathered parameters are other objects than the model's own, and so never
+        among these.
         """
         for parameter in parameters:
-            if type(parameter) is nn.Parameter and not hasattr(parameter, "ds_id"):
+            if type(parameter) is nn.Parameter and not is_gathered(parameter):
                 self._trusted[id(parameter)] = weakref.ref(parameter)
 
     def is_trusted(self, parameter: nn.Parameter) -> bool:
@@ -64,19 +65,19 @@ class Weights:
         return trusted is not None and trusted() is parameter
 
     def forward_begins(self) -> None:
-        """Remember all versions: what operators read from now on."""
+        """Remember what operators read from now on: versions, and where data are."""
         self._thread = threading.get_ident()
         self._first_node = torch._C._autograd._get_sequence_nr()
         self._steps_at_start = self._num_steps
-        self._versions = {
-            key: parameter._version
+        self._states = {
+            key: (parameter._version, parameter.data_ptr())
             for key, reference in self._trusted.items()
             if (parameter := reference()) is not None
         }
 
     def state(self, parameter: nn.Parameter) -> Hashable:
         """Changes with every write that anybody can see."""
-        return parameter._version, self._num_steps
+        return parameter._version, parameter.data_ptr(), self._num_steps
 
     def was_read_as_is(
         self, parameter: nn.Parameter, node: Any, *, was_saved: bool
@@ -93,7 +94,10 @@ class Weights:
             return False
         if self._num_steps != self._steps_at_start:
             return False
-        return was_saved or self._versions.get(id(parameter)) == parameter._version
+        version, place = self._states.get(id(parameter), (None, None))
+        if place is not None and place != parameter.data_ptr():
+            return False
+        return was_saved or version == parameter._version
 
     def operand(
         self, parameter: nn.Parameter, view: ParameterView | None = None
@@ -106,6 +110,8 @@ class Weights:
         """
         whole = view or ParameterView(parameter, parameter._version, None, (), 0)
         if self.is_trusted(parameter):
+            if whole.alias is None:
+                whole = whole._replace(alias=parameter.detach())
             handle = Handle(whole)
             with self._lock.here():
                 self._read.add(handle)
@@ -133,7 +139,7 @@ class Weights:
                 parameter = source.parameter
                 if id(parameter) not in stepped or parameter._version != source.version:
                     continue
-                if not _is_here(parameter):
+                if not _is_here(parameter) or _is_replaced(source):
                     continue
                 if id(parameter) not in copies:
                     copies[id(parameter)] = _copy_of(parameter)
@@ -145,6 +151,12 @@ def _is_here(parameter: Tensor) -> bool:
     """Whether its memory is there: FSDP frees that of a group that is not gathered, and
     the parameter still has its shape."""
     return extent_bytes(parameter)[1] <= parameter.untyped_storage().nbytes()
+
+
+def _is_replaced(view: ParameterView) -> bool:
+    """Whether its parameter has other data by now."""
+    alias, now = view.alias, view.parameter.untyped_storage()
+    return alias is not None and alias.untyped_storage()._cdata != now._cdata
 
 
 def _copy_of(parameter: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from ssdtrain.numerics import Numerics, numerics, restored
 
@@ -106,3 +107,8 @@ def modes_stand() -> bool:
     return bool(
         torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
     )
+
+
+def caches_parametrizations() -> bool:
+    """Whether `torch.nn.utils.parametrize.cached()` stands."""
+    return bool(parametrize._cache_enabled)

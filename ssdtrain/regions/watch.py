@@ -18,12 +18,14 @@ import dis
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from ssdtrain.regions.before import PLAIN, Parts, Reads
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
@@ -34,7 +36,6 @@ WRITES = frozenset(
     setdefault sort reverse
     """.split()
 )
-PLAIN = (int, float, bool, str, bytes, complex, type(None))
 # Of `nn.Module` itself; hooks are looked at by `hooks_of`.
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 CONTAINERS = (list, dict, set, deque, tuple)
@@ -56,6 +57,7 @@ class Watch:
         """As `state` has found them last."""
         self._interesting: list[list[str]] = []
         self._num_clean = 0
+        self._reads: Reads | None = None
 
     def standing_refusal(self) -> str | None:
         """Why the module can never run again, whatever its calls do; None: it can."""
@@ -84,9 +86,13 @@ class Watch:
             self._modules = modules
             self._interesting = [list(_interesting(each)) for each in modules]
 
-    def hooks(self) -> str | None:
-        """A module inside whose forward hooks would run twice; None: there is none."""
-        for module in self._modules:
+    def hooks(self, modules: Iterable[nn.Module] | None = None) -> str | None:
+        """A module inside whose forward hooks would run twice; None: there is none.
+
+        Args:
+            modules: those of a call; None: of this one.
+        """
+        for module in self._modules if modules is None else modules:
             if module is self._module:  # its own hooks run around the forward
                 continue
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -110,52 +116,86 @@ class Watch:
         """Whether few calls have been found clean so far."""
         return self._num_clean < NUM_THOROUGH
 
-    def state(self) -> list[Any]:
+    def state(self) -> "State":
         """What a forward might change, as it is now."""
-        found: list[Any] = []
-        for module, names in zip(self._modules, self._interesting, strict=True):
-            own = vars(module)
-            found.append(dict(own))
-            found.append(dict(module._buffers))
-            found.append(dict(module._parameters))
-            found.append(dict(module._modules))
-            for buffer in module._buffers.values():
-                found.append(None if buffer is None else buffer._version)
-            for name in names:
-                found.append(_inside(own.get(name)))
+        parts = list(map(Parts.of, self._modules, self._interesting))
+        slow: list[Any] = []
         if self.is_thorough:
-            found.append(random.getstate())
+            slow.append(random.getstate())
             numpy = sys.modules.get("numpy")
             if numpy is not None:
-                found.append(numpy.random.get_state()[1:3])
-        return found
+                slow.append(numpy.random.get_state()[1:3])
+        return State(parts, slow)
 
-    def change(self, before: list[Any]) -> str | None:
+    def change(self, before: "State") -> str | None:
         """What has changed since; None: nothing."""
         self.look()
         behind = self.state()
-        if len(behind) != len(before):
-            return "a module or an attribute came or went"
-        for old, new in zip(before, behind, strict=True):
-            reason = _difference(old, new)
+        if len(behind.parts) != len(before.parts):
+            return "a module came or went"
+        for old, new in zip(before.parts, behind.parts, strict=True):
+            reason = _difference_of_parts(old, new)
             if reason is not None:
                 return reason
+        if not all(map(_is_same, before.slow, behind.slow)):
+            return "a random state of Python or NumPy"
         self._num_clean += 1
         return None
+
+    @property
+    def reads(self) -> Reads:
+        """The globals that the code of the modules reads."""
+        if self._reads is None:
+            kinds = {type(module) for module in self._module.modules()}
+            self._reads = Reads([each for kind in kinds for each in _methods(kind)])
+        return self._reads
 
     def training(self) -> list[tuple[nn.Module, bool]]:
         """`training` of each module."""
         return [(module, module.training) for module in self._modules]
 
-    def versions(self) -> list[tuple[Tensor, int]]:
+    def versions(self) -> list["Version"]:
         """Of the parameters and buffers that a re-run reads again."""
-        found: list[tuple[Tensor, int]] = []
+        found: list[Version] = []
         for module in self._modules:
             for tensors in (module._parameters, module._buffers):
                 for tensor in tensors.values():
                     if tensor is not None:
-                        found.append((tensor, tensor._version))
+                        found.append(Version.of(tensor))
         return found
+
+
+class State(NamedTuple):
+    """What a forward might change."""
+
+    parts: list[Parts]
+    slow: list[Any]
+    """Random states; looked at in the first calls."""
+
+
+class Version(NamedTuple):
+    """A parameter or a buffer as a forward reads it."""
+
+    tensor: Tensor
+    number: int
+    alias: Tensor | None
+    """Of its data, which may be replaced (`weight.data = other`); None where they come
+    and go for a reason (ZeRO-3), or have no address."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Version":
+        """The present one."""
+        has_place = type(tensor) in (Tensor, nn.Parameter)
+        has_place = has_place and tensor.layout is torch.strided
+        has_place = has_place and not hasattr(tensor, "ds_id")
+        return cls(tensor, tensor._version, tensor.detach() if has_place else None)
+
+    def stands(self) -> bool:
+        """Whether the tensor has neither been written nor given other data."""
+        tensor, number, alias = self
+        if tensor._version != number:
+            return False
+        return alias is None or alias.data_ptr() == tensor.data_ptr()
 
 
 def set_training(wanted: list[tuple[nn.Module, bool]]) -> list[tuple[nn.Module, bool]]:
@@ -202,32 +242,41 @@ def _interesting(module: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _inside(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value._version
-    if isinstance(value, dict):
-        return [*value, *map(_version_or_self, value.values())]
-    if isinstance(value, set):
-        return set(value)
-    if isinstance(value, list | deque):
-        return list(map(_version_or_self, value))
-    return dict(vars(value)) if hasattr(value, "__dict__") else None
+def _methods(kind: type) -> Iterator[FunctionType]:
+    """Of a module's class, but for torch's own."""
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] != "torch":
+            for name, value in vars(each).items():
+                if isinstance(value, FunctionType) and name != "__init__":
+                    yield value
 
 
-def _version_or_self(value: Any) -> Any:
-    return (id(value), value._version) if isinstance(value, Tensor) else value
+def _difference_of_parts(old: Parts, new: Parts) -> str | None:
+    for before, behind in (
+        (old.own, new.own),
+        (old.buffers, new.buffers),
+        (old.parameters, new.parameters),
+        (old.modules, new.modules),
+    ):
+        reason = _difference(before, behind)
+        if reason is not None:
+            return reason
+    if old.written != new.written:
+        return "a buffer was written"
+    for name, inside in old.insides.items():
+        if not _is_same(inside, new.insides[name]):
+            return f"something inside its attribute {name} changed"
+    return None
 
 
-def _difference(old: Any, new: Any) -> str | None:
-    if type(old) is dict and type(new) is dict:
-        if old.keys() != new.keys():
-            names = ", ".join(map(str, old.keys() ^ new.keys()))
-            return f"its attribute {names} came or went"
-        for name, value in old.items():
-            if value is not new[name] and not _is_same(value, new[name]):
-                return f"its attribute {name} changed"
-        return None
-    return None if _is_same(old, new) else "a buffer or something inside an attribute"
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    if old.keys() != new.keys():
+        names = ", ".join(map(str, old.keys() ^ new.keys()))
+        return f"its attribute {names} came or went"
+    for name, value in old.items():
+        if value is not new[name] and not _is_same(value, new[name]):
+            return f"its attribute {name} changed"
+    return None
 
 
 def _is_same(old: Any, new: Any) -> bool:
@@ -239,6 +288,9 @@ def _is_same(old: Any, new: Any) -> bool:
         return bool(old == new or old != old)
     if isinstance(old, list | tuple):
         return len(old) == len(new) and all(map(_is_same, old, new))
+    if isinstance(old, dict):
+        same = old.keys() == new.keys()
+        return same and all(_is_same(old[name], new[name]) for name in old)
     if isinstance(old, set):
         return bool(old == new)
     if type(old).__module__ == "numpy":

@@ -294,7 +294,7 @@ def test_products_in_another_precision() -> None:
 
 
 class Teacher(nn.Module):
-    """Runs itself in inference mode, too, and multiplies by a sparse matrix."""
+    """Runs itself in inference mode, too, and multiplies sparse and nested tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,9 +316,12 @@ class Teacher(nn.Module):
                 at.expand(2, -1), y[:, 0], check_invariants=True
             )
             y = torch.sparse.mm(matrix, y)
+            nested = torch.nested.as_nested_tensor([y[:2], y[2:]])
+            y = torch.nested.to_padded_tensor(nested * nested, 0.0).flatten(0, 1)[:ROWS]
         return self.body(F.silu(y))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("turn", [0, TURN])
 @pytest.mark.parametrize("settings", PLANS, ids=NAMES)
 def test_inference_and_sparse_parts(settings: dict[str, Any], turn: int) -> None:
