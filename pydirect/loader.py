@@ -32,6 +32,7 @@ from pydirect.sampling import (
     SampledBatch,
     settle,
 )
+from pydirect.sampling.graph import check_nodes
 
 
 class Sampling(enum.Enum):
@@ -79,7 +80,11 @@ class LoaderConfig:
                 raise ValueError(
                     f"{name}: expects an integer of 1 or more, got {value}"
                 )
-        if not self.fanouts or any(k == 0 or k < -1 for k in self.fanouts):
+        if not isinstance(self.seed, Integral):
+            raise ValueError(f"seed: expects an integer, got {self.seed}")
+        if not self.fanouts or any(
+            not isinstance(k, Integral) or k == 0 or k < -1 for k in self.fanouts
+        ):
             raise ValueError(
                 "fanouts: expects one positive number (or -1) a hop, got "
                 f"{self.fanouts}"
@@ -241,9 +246,19 @@ class MiniBatchLoader:
             part: which of how many processes this is. ``batch_size`` is of each; their
                 batches of one number are together a batch of one process, and all have
                 as many.
+
+        Raises:
+            ValueError: ``seeds`` that are no nodes, ``part`` outside its number, or a
+                settled graph for threads.
         """
+        check_nodes("seeds", seeds, graph.num_nodes)
         self._graph = graph
         self._rank, self._num_ranks = part
+        if not 0 <= self._rank < self._num_ranks:
+            raise ValueError(
+                f"part: expects 0 to {self._num_ranks - 1} of {self._num_ranks}, got "
+                f"{self._rank}"
+            )
         self._drawer = _drawer_of(graph, config, device)
         # Where the batches' node numbers come into being.
         where = torch.device("cpu") if self._drawer is None else device
@@ -373,7 +388,7 @@ class MiniBatchLoader:
         seeds = self._seeds
         if self._config.shuffle:
             generator = torch.Generator()
-            generator.manual_seed(self._config.seed * 1_000_003 + self._epoch)
+            generator.manual_seed(_bits(self._config.seed * 1_000_003 + self._epoch))
             order = torch.randperm(len(seeds), generator=generator)
             seeds = seeds[order.to(seeds.device)]
         num = self._num_ranks
@@ -393,7 +408,7 @@ class MiniBatchLoader:
         sampler: NeighborSampler = self._scratch.sampler
         epoch = self._config.seed * 1_000_003 + self._epoch
         number = number * self._num_ranks + self._rank
-        batch = sampler.sample(part.seeds, (epoch << 24) + number)
+        batch = sampler.sample(part.seeds, _bits((epoch << 24) + number))
         batch = replace(batch, weight=part.weight)
         if self._device.type != "cuda":
             return batch
@@ -411,6 +426,11 @@ class _Part:
 
     seeds: torch.Tensor
     weight: float
+
+
+def _bits(seed: int) -> int:
+    """Return the 64 bits that a generator takes."""
+    return seed & (1 << 64) - 1
 
 
 def _part_of(together: torch.Tensor, rank: int, num_ranks: int) -> _Part:

@@ -1,5 +1,6 @@
 """Builds the text of generated kernels."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ class ArgKind(Enum):
     """Scratch rows, one a tile."""
     COUNT = "count"
     """A number of rows or groups."""
+
+
+def number(value: float) -> str:
+    """Return the text of a constant; infinities and NaN have no literal."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 @dataclass(frozen=True)

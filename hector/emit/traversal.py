@@ -8,7 +8,7 @@ from enum import Enum
 
 from hector.emit.gemm import Emitted
 from hector.emit.phases import apart, has_heads, is_sum, phases_of
-from hector.emit.source import ArgKind, Source
+from hector.emit.source import ArgKind, Source, number
 from hector.emit.tiles import BINARY_TEXT, UNARY_TEXT, Tiles, is_narrow
 from hector.ir.kernels import SegmentMapping, Traversal, TraversalSchedule
 from hector.ir.node import Node, Op, stored
@@ -267,7 +267,7 @@ class _Traversal:
             self.reads_kept = True
             return self._load(node, cursor, node.shape, 0)
         if node.op is Op.CONST:
-            return _Value(repr(node.number("value")), 0)
+            return _Value(number(node.number("value")), 0)
         if node.op is Op.READ and node not in self.k.loads:
             return self.value(node.inputs[0], self._follow(cursor, node.index))
         if self._in_memory(node):

@@ -48,7 +48,7 @@ def unbatch(graph: Graph) -> list[Graph]:
     src, dst = (e.split(edges) for e in graph.edges())
     first = accumulate(nodes, initial=0)
     made = [
-        Graph(s - at, d - at, num_nodes=n)
+        Graph(s - at, d - at, num_nodes=n, programs=graph.programs)
         for s, d, n, at in zip(src, dst, nodes, first, strict=False)
     ]
     for whole, sizes, kind in (
@@ -91,6 +91,8 @@ def softmax_nodes(graph: Graph, feature: str) -> Tensor:
 def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
     if reducer not in READOUTS:
         raise ValueError(f"expected a reducer of {list(READOUTS)}, got {reducer!r}")
+    if not x.is_floating_point():
+        raise ValueError(f"expected floating-point rows to read out, got {x.dtype}")
     lengths = torch.tensor(sizes, device=x.device)
     made = torch.segment_reduce(x, reducer, lengths=lengths, unsafe=True)
     if 0 not in sizes:

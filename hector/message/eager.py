@@ -68,6 +68,11 @@ class Groups:
             self._padded = found
         return self._padded
 
+    def nothing(self) -> Bucket:
+        """Return a `Bucket` of no nodes, by which a function tells what it makes."""
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return Bucket(none, none.view(0, 1))
+
     def _bucket(self, nodes: Tensor, size: int) -> Bucket:
         places = torch.arange(size, device=self.device)
         there = places < self.degrees[nodes, None]
@@ -139,6 +144,9 @@ def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tenso
                 -1, 1, *(1,) * (box.dim() - 2)
             )
             places = middle.expand(-1, 1, *box.shape[2:])
+            # Sorted, NaN comes last, behind what fills the rows.
+            unknown = box.isnan().any(1, keepdim=True)
+            places = torch.where(unknown, box.shape[1] - 1, places)
             made = box.sort(dim=1).values.gather(1, places).squeeze(1)
         rows.append(made)
     return _scattered(groups.padded(), rows, groups, messages)
@@ -190,7 +198,7 @@ def reduce_user(
     """Run a user's reduce function on the buckets of every degree; nodes without
     messages get zeros."""
     parts: dict[str, list[Tensor]] = {}
-    buckets = groups.exact()
+    buckets = groups.exact() or [groups.nothing()]
     for i, bucket in enumerate(buckets):
         mailbox = {k: m[bucket.edges] for k, m in messages.items()}
         made = checked(call(bucket, mailbox), bucket.nodes.numel(), "reduce function")

@@ -203,7 +203,17 @@ median = _reducer(Reducer.MEDIAN)
 
 
 def softmax(msg: str, out: str, temperature: float = 1.0) -> ReduceFunction:
-    """Return the reducer that sums messages m weighted by softmax(temperature * m)."""
+    """Return the reducer that sums messages m weighted by softmax(temperature * m).
+
+    Raises:
+        ValueError: a temperature that is no number; one to be trained belongs into a
+            reduce function.
+    """
+    if not isinstance(temperature, int | float):
+        raise ValueError(
+            f"expected a number as temperature, got {type(temperature).__name__}: to "
+            "train it, write a reduce function, (softmax(t * m, 1) * m).sum(1)"
+        )
     return ReduceFunction(Reducer.SOFTMAX, msg, out, temperature=temperature)
 
 

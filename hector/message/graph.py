@@ -168,6 +168,18 @@ class Graph:
         found: T = self._derived[make]
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return edges and features, without what was compiled or derived: a copy, or
+        what another process is sent, makes that anew."""
+        state = {**self.__dict__, "_derived": {}, "counts": Counter()}
+        made = {n for n, v in vars(Graph).items() if isinstance(v, cached_property)}
+        if self.programs is SHARED:
+            made.add("programs")
+        return {k: v for k, v in state.items() if k not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"programs": SHARED, **state})
+
     def to(self, device: torch.device | str) -> "Graph":
         """Return the graph and its features on `device`."""
         made = Graph(
@@ -245,7 +257,7 @@ class Graph:
         if v is None:
             self.ndata.update(self._apply(func, self.ndata))
             return
-        ids = integers("v", v).to(self.device)
+        ids = self._node_numbers("v", v)
         data = Features(lambda name: self.ndata[name][ids])
         made = checked(func(NodeBatch(data, {}, lambda: ids)), ids.numel(), "function")
         for name, value in made.items():
@@ -276,7 +288,7 @@ class Graph:
     ) -> None:
         """Run `update_all` along the edges into the nodes `v`, which all are
         updated."""
-        nodes = integers("v", v).to(self.device).unique()
+        nodes = self._node_numbers("v", v).unique()
         mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
         ids = mask.index_fill(0, nodes, True)[self._dst].nonzero().flatten()
         part = self._part(ids, nodes)
@@ -290,7 +302,7 @@ class Graph:
         apply_node_func: Any = None,
     ) -> None:
         """Run `send_and_recv` along the edges out of the nodes `u`."""
-        nodes = integers("u", u).to(self.device)
+        nodes = self._node_numbers("u", u)
         mask = torch.zeros(self._num_nodes, dtype=torch.bool, device=self.device)
         ids = mask.index_fill(0, nodes, True)[self._src].nonzero().flatten()
         self.send_and_recv(ids, message_func, reduce_func, apply_node_func)
@@ -566,14 +578,19 @@ class Graph:
 
     # Parts.
 
+    def _node_numbers(self, name: str, nodes: Any) -> Tensor:
+        ids = integers(name, nodes).to(self.device)
+        check_range(name, ids, self._num_nodes, "num_nodes")
+        return ids
+
     def _edge_ids(self, edges: Any) -> Tensor:
         if isinstance(edges, tuple) and len(edges) == 2:
-            return self._find(
-                *(
-                    integers(n, e).to(self.device)
-                    for n, e in zip("uv", edges, strict=True)
+            u, v = (self._node_numbers(n, e) for n, e in zip("uv", edges, strict=True))
+            if u.shape != v.shape:
+                raise ValueError(
+                    f"expected u and v of one length, got {u.numel()} and {v.numel()}"
                 )
-            )
+            return self._find(u, v)
         ids = integers("edges", edges).to(self.device)
         check_range("edges", ids, self.num_edges(), "edges")
         return ids
@@ -618,6 +635,11 @@ class Graph:
         old = frame[name] if name in frame else None
         if old is None or old.shape[1:] != value.shape[1:]:
             old = value.new_zeros(frame.num_rows, *value.shape[1:])
+        if not torch.can_cast(value.dtype, old.dtype):
+            raise ValueError(
+                f"expected rows of {old.dtype} for {name!r}, which other rows of it "
+                f"are, got {value.dtype}; convert it or choose another name"
+            )
         frame[name] = old.index_copy(0, ids, value.to(old.dtype))
 
     def __repr__(self) -> str:

@@ -348,17 +348,10 @@ def _extreme(kind: Reducer) -> Callable[..., Rows]:
     return apply
 
 
-class _Extremes(tuple[Rows, None]):
-    """Hold what `max(dim=1)` gives: values, and indices that nothing traced can use."""
-
-    @property
-    def values(self) -> Rows:
-        return self[0]
-
-
-def _extremes(kind: Reducer) -> Callable[..., Any]:
-    def apply(x: Rows, dim: Any = None, keepdim: bool = False) -> Any:
-        return _Extremes((_extreme(kind)(x, dim, keepdim), None))
+def _extremes(name: str) -> Callable[..., Any]:
+    def apply(x: Rows, *_: Any, **__: Any) -> Any:
+        # One of equal messages gets the gradient, and which one PyTorch alone knows.
+        raise UntraceableError(f"{name} with indices; a{name} is compiled")
 
     return apply
 
@@ -444,8 +437,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mean": _mean,
     "amax": _extreme(Reducer.MAX),
     "amin": _extreme(Reducer.MIN),
-    "max": _extremes(Reducer.MAX),
-    "min": _extremes(Reducer.MIN),
+    "max": _extremes("max"),
+    "min": _extremes("min"),
     "softmax": _softmax,
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,

@@ -37,7 +37,7 @@ class Levels:
     def __init__(self, graph: Graph) -> None:
         levels = graph.topological_levels()
         src, dst = graph.edges()
-        self.order = torch.cat(tuple(levels))
+        self.order = torch.cat((src[:0], *levels))
         """int64 [nodes]: node at each position."""
         self.position = torch.empty_like(self.order)
         places = torch.arange(self.order.numel(), device=graph.device)
@@ -191,9 +191,15 @@ class TreeLSTM(nn.Module):
         """Return states and memory cells [nodes, hidden] for x [nodes, in_channels];
         edges lead from children to parents.
 
-        Raises ValueError if there is a cycle.
+        Raises ValueError if there is a cycle, or x has no row for each node.
         """
+        if x.shape[:1] != (g.num_nodes(),):
+            raise ValueError(
+                f"expected x with {g.num_nodes()} node rows, got {list(x.shape)}"
+            )
         levels = g.derived(Levels)
         gates = F.linear(x[levels.order], self.lin.weight, self.lin.bias)
-        h, c = run_levels(gates, self.hidden, levels, _cell(levels, gates))
+        # Under autocast the gates are narrower than the parameter.
+        hidden = self.hidden.to(gates.dtype)
+        h, c = run_levels(gates, hidden, levels, _cell(levels, gates))
         return h[levels.position], c[levels.position]

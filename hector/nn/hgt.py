@@ -152,15 +152,24 @@ class HGTConv(CompiledConv):
         x: Tensor | dict[str, Tensor],
         edges: HeteroGraph | dict[EdgeType, Tensor],
     ) -> Any:
-        """Rows of all nodes, or a dict of rows by node type for dict arguments."""
+        """Rows of all nodes, or a dict of rows by node type for dict arguments.
+
+        Raises:
+            ValueError: arguments of two kinds, or rows of another width than
+                `in_channels` has.
+        """
         if isinstance(x, Tensor):
             if not isinstance(edges, HeteroGraph):
                 raise ValueError("expected a HeteroGraph beside joined rows")
             self._learn_widths(dict.fromkeys(self.node_types, x))
+            self._check_width("x", x, max(self.in_channels.values()))
             return self._run(x, edges)
         if isinstance(edges, HeteroGraph):
             raise ValueError("expected edge_index_dict beside x_dict")
         self._learn_widths(x)
+        for name in self.node_types:
+            if name in x:
+                self._check_width(f"x[{name!r}]", x[name], self.in_channels[name])
         graph = self._graph(x, edges)
         out = self._run(self._join(x), graph)
         sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
@@ -177,6 +186,13 @@ class HGTConv(CompiledConv):
             self.kqv_lin.learn_widths(x)
             known = {n: t.shape[1] for n, t in x.items() if self.in_channels[n] == -1}
             self.in_channels = {**self.in_channels, **known}
+
+    @staticmethod
+    def _check_width(name: str, rows: Tensor, width: int) -> None:
+        if rows.dim() != 2 or rows.shape[1] != width:
+            raise ValueError(
+                f"expected {name} of shape [nodes, {width}], got {list(rows.shape)}"
+            )
 
     @property
     def _uniform(self) -> bool:

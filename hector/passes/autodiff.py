@@ -155,10 +155,9 @@ def _leaky(b: Builder, n: Node, g: Node) -> Grads:
 
 
 def _elu(b: Builder, n: Node, g: Node) -> Grads:
-    # d/dx = 1 where x > 0, else exp(x) = elu(x) + 1.
-    up = _positive(b, n.inputs[0])
-    down = b.mul(b.sub(b.const(1.0), up), b.add(n, b.const(1.0)))
-    return [b.mul(g, b.add(up, down))]
+    # 1 where x > 0, else exp(x), of which elu(x) + 1 has lost the last digits.
+    below = b.unary(Op.RELU, b.unary(Op.NEG, n.inputs[0]))
+    return [b.mul(g, b.unary(Op.EXP, b.unary(Op.NEG, below)))]
 
 
 def _gelu(b: Builder, n: Node, g: Node) -> Grads:

@@ -8,6 +8,7 @@ data, so a call can be captured in a CUDA graph.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -117,6 +118,9 @@ class _Runner:
     ) -> None:
         self.plan = plan
         self._reference: Reference | None = None
+        self._results = results
+        self._common = reduce(torch.promote_types, inputs, feature)
+        """What PyTorch computes in where inputs differ: its products want one dtype."""
         self.source = ""
         if uses_triton(compiled.options.backend, arrays.graph, feature):
             from hector.runtime.device import DevicePlan
@@ -126,7 +130,7 @@ class _Runner:
             self._device = DevicePlan(program, arrays, results.shapes)
             self.source = program.source
         else:
-            self._reference = Reference(arrays, feature)
+            self._reference = Reference(arrays, self._common)
 
     @property
     def on_device(self) -> bool:
@@ -147,8 +151,10 @@ class _Runner:
     ) -> list[Tensor]:
         """Values of `wanted`: memory in whatever shape it was asked for."""
         if self._reference is not None:
-            values = self._reference.run(wanted, bindings)
-            return [values[n] for n in wanted]
+            given = {n: t.to(self._common) for n, t in bindings.items()}
+            values = self._reference.run(wanted, given)
+            asked = self._results.dtypes
+            return [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
         return self._device.fetch(self._device.run(bindings), wanted)
 
 
@@ -172,9 +178,11 @@ class Executable:
         self.inputs = compiled.inputs
         self.trains = bool(key.wanted)
         dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
-        floats = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
-        feature = next(iter((*floats, *key.dtypes)), torch.get_default_dtype())
+        rows = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
+        kinds = rows or key.dtypes or (torch.get_default_dtype(),)
+        feature = reduce(torch.promote_types, kinds)
         self.feature = feature
+        """Of results: what node and edge rows are together, whatever weights are."""
         triton = uses_triton(compiled.options.backend, graph, feature)
         arrays = graph_arrays(graph, bounded=graph.sampled and triton)
         self.arrays = arrays
@@ -255,6 +263,14 @@ class Executable:
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs in their rows' shapes, in the autograd graph if gradients are
         wanted."""
+        kind = self.arrays.graph.device.type
+        if torch.is_autocast_enabled(kind):
+            # It would give PyTorch's part of a program other dtypes than the kernels'.
+            with torch.autocast(kind, enabled=False):
+                return self._called(tensors)
+        return self._called(tensors)
+
+    def _called(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if self.trains:
             result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return result

@@ -81,11 +81,11 @@ class Reference:
     def _const(self, node: Node, args: list[Tensor]) -> Tensor:
         rows = self.arrays.rows(node.domain)
         device = self.arrays.graph.device
-        # Made on the device: a copy from the host would wait for it.
-        full = torch.full(
-            (1, 1, 1), node.number("value"), dtype=self.dtype, device=device
-        )
-        return full.expand(rows, 1, 1)
+        # Made on the device: a copy from the host would wait for it. A number beyond
+        # the dtype becomes infinite, as in PyTorch's arithmetic.
+        value = node.number("value")
+        full = torch.full((1, 1, 1), value, dtype=torch.float64, device=device)
+        return full.to(self.dtype).expand(rows, 1, 1)
 
     def _read(self, node: Node, args: list[Tensor]) -> Tensor:
         if node.index is Index.ALL:

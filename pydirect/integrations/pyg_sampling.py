@@ -4,6 +4,7 @@
 ``LinkLoader`` work as with PyG's sampler. Importing this imports torch_geometric.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from pydirect.sampling import (
 )
 from pydirect.sampling.device import EdgeType
 
+_MOST_WORKERS = 1024
 _NODE = ""
 _ONLY: EdgeType = (_NODE, _NODE, _NODE)
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -38,7 +40,8 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
     """Draws with numbers that depend on seed, batch and node: see `pydirect.sampling`.
 
     Batches are counted: those of the n-th epoch differ from the first's, and a run
-    with the same seed and the same order of batches repeats, on GPU and CPU alike.
+    with the same seed, the same order of batches and as many workers repeats, on GPU
+    and CPU alike.
     """
 
     def __init__(
@@ -75,7 +78,8 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._hetero = isinstance(data, HeteroData)
         self._output = torch.device(output_device)
-        self._seed, self._batches = seed, 0
+        self._seed, self._batches, self._process = seed, 0, os.getpid()
+        self._workers = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
         self._original: dict[EdgeType, torch.Tensor] = {}
         graphs: dict[EdgeType, ResidentGraph] = {}
         for kind in _kinds(data):
@@ -84,10 +88,9 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             graphs[kind] = settle(graph, device, residence, weighted=weighted)
             self._original[kind] = order.to(graphs[kind].device)
         self._num_nodes = _num_nodes(data)
-        if isinstance(num_neighbors, Mapping):
-            fanouts = {kind: num_neighbors[kind] for kind in graphs}
-        else:
-            fanouts = dict.fromkeys(graphs, num_neighbors)
+        fanouts = num_neighbors
+        if not isinstance(fanouts, Mapping):
+            fanouts = dict.fromkeys(graphs, fanouts)
         self._sampler = HeteroDeviceSampler(
             graphs,
             self._num_nodes,
@@ -130,10 +133,7 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object
     ) -> SamplerOutput | HeteroSamplerOutput:
         seeds = seed if isinstance(seed, dict) else {_NODE: seed}
-        number, worker = self._batches, get_worker_info()
-        self._batches += 1
-        if worker is not None:
-            number = number * worker.num_workers + worker.id
+        number = self._count()
         found = self._sampler.sample(seeds, self._seed, number)
         edges = {k: self._original[k][ids] for k, ids in found.edge_ids.items()}
         out = self._output
@@ -159,6 +159,28 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             num_sampled_nodes=list(found.num_nodes_per_hop[_NODE]),
             num_sampled_edges=list(found.num_edges_per_hop[_ONLY]),
         )
+
+    def _count(self) -> int:
+        """Number the batch: one number a batch of this sampler, whoever draws it.
+
+        PyG's loader starts its workers anew for each epoch, each with a copy of this
+        object as it was; so the n-th process that draws as worker i counts itself in
+        memory that all of them share.
+        """
+        batch, worker = self._batches, get_worker_info()
+        self._batches += 1
+        if worker is None:
+            return batch
+        if worker.id >= _MOST_WORKERS:
+            raise ValueError(
+                f"num_workers: expects {_MOST_WORKERS} at most, got "
+                f"{worker.num_workers}"
+            )
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._workers[worker.id] += 1
+        first = int(self._workers[worker.id]) << 32
+        return (first + batch) * worker.num_workers + worker.id
 
 
 def _refuse_time(time: torch.Tensor | None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from pydirect.sampling import philox
+from pydirect.sampling.graph import check_one_type, is_integer
 from pydirect.sampling.hop import CpuHopper, Draw, Hopper, Numbering
 from pydirect.sampling.neighbor import SampledBatch
 from pydirect.sampling.on_gpu import hopper_on
@@ -64,6 +65,10 @@ class HeteroDeviceSampler:
                 several devices.
         """
         self._graphs = dict(graphs)
+        if fanouts.keys() != self._graphs.keys():
+            raise ValueError(
+                f"fanouts: expects one for each of {list(graphs)}, got {list(fanouts)}"
+            )
         self._fanouts = {kind: tuple(fanouts[kind]) for kind in graphs}
         _check(self._graphs, num_nodes, self._fanouts, weighted=weighted)
         self.device = next(iter(self._graphs.values())).device
@@ -95,7 +100,7 @@ class HeteroDeviceSampler:
         for t in seeds:
             if t not in self._known:
                 raise ValueError(f"seeds: expects node types {list(types)}, got {t!r}")
-            if seeds[t].is_floating_point() or seeds[t].dim() != 1:
+            if not is_integer(seeds[t].dtype) or seeds[t].dim() != 1:
                 raise ValueError(
                     f"seeds: expects 1-D integers, got {seeds[t].dim()}-D "
                     f"{seeds[t].dtype}"
@@ -169,6 +174,7 @@ class DeviceSampler:
         hopper: Hopper | None = None,
     ) -> None:
         """See `HeteroDeviceSampler`; ``fanouts`` are neighbours a node, hop by hop."""
+        check_one_type("DeviceSampler", graph)
         self._sampler = HeteroDeviceSampler(
             {_ONLY: graph},
             {_NODE: graph.num_nodes},
@@ -232,6 +238,12 @@ def _check(
             raise ValueError(
                 f"num_nodes: expects {graph.num_nodes} of {kind[2]!r}, as the graph of "
                 f"{kind} has, got {num_nodes[kind[2]]}"
+            )
+        sources = graph.num_nodes if graph.num_sources is None else graph.num_sources
+        if num_nodes[kind[0]] != sources:
+            raise ValueError(
+                f"num_nodes: expects {sources} of {kind[0]!r}, as the sources of "
+                f"{kind} are, got {num_nodes[kind[0]]}"
             )
 
 

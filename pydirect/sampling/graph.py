@@ -1,10 +1,16 @@
 """A graph in compressed sparse form, for sampling and traversal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 _WEIGHTS = (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+class _Numbered(Protocol):
+    @property
+    def num_sources(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,7 @@ class Graph:
                 f"{list(edge_index.shape)}"
             )
         kind = edge_index.dtype
-        if edge_index.numel() and (kind.is_floating_point or kind == torch.bool):
+        if edge_index.numel() and not is_integer(kind):
             raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
         if num_nodes < 0:
             raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
@@ -185,14 +191,49 @@ class Graph:
 
     def reverse(self) -> "Graph":
         """List the same edges at their other end; weights go along."""
-        if self.symmetric:
+        if self.symmetric and self.weights is None:
             return self
-        if self.num_sources is not None:
-            raise ValueError(
-                "reverse expects a graph of one type of nodes, got one with num_sources"
-            )
-        return Graph.from_edges(
+        check_one_type("reverse", self)
+        made = Graph.from_edges(
             self.to_edge_index(), self.num_nodes, weights=self.weights, outgoing=True
+        )
+        return replace(made, symmetric=self.symmetric)
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether numbers of that type may number nodes; a mask may not."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def check_nodes(
+    name: str, nodes: torch.Tensor, num_nodes: int, what: str = "nodes"
+) -> None:
+    """
+    Raises:
+        ValueError: ``nodes`` are not 1-D int64, or not among ``num_nodes``.
+    """
+    if nodes.dim() != 1 or nodes.dtype != torch.int64:
+        hint = ": pass mask.nonzero().flatten()" if nodes.dtype == torch.bool else ""
+        raise ValueError(
+            f"{name}: expects 1-D int64, got {nodes.dim()}-D {nodes.dtype}{hint}"
+        )
+    if len(nodes):
+        low, high = (int(v) for v in torch.aminmax(nodes))
+        if low < 0 or high >= num_nodes:
+            raise ValueError(
+                f"{name}: expects {what} 0 to {num_nodes - 1}, got {low} to {high}"
+            )
+
+
+def check_one_type(user: str, graph: _Numbered) -> None:
+    """
+    Raises:
+        ValueError: neighbours are numbered among nodes of another type.
+    """
+    if graph.num_sources is not None:
+        raise ValueError(
+            f"{user} expects neighbours that are the graph's own nodes, got a graph of "
+            "two types (num_sources), which HeteroDeviceSampler draws from"
         )
 
 

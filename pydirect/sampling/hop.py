@@ -152,7 +152,7 @@ class CpuHopper:
         start = counts.cumsum(0) - counts
         rank = torch.arange(len(target)) - start[target]
         edge = _draw(graph, nodes, counts, draw, rank, target)
-        neighbor = graph.parts[0][edge].long()
+        neighbor = graph.neighbors_at(edge)
         position = torch.arange(len(edge), dtype=torch.int32)
         known.slot.scatter_reduce_(0, neighbor, position, "amin")
         fresh = known.slot[neighbor] == position

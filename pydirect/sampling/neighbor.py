@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pydirect.sampling.graph import Graph
+from pydirect.sampling.graph import Graph, check_nodes, check_one_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +37,6 @@ class SampledBatch:
     """Of this batch's mean loss in the mean over the processes of a run."""
 
 
-def check_seeds(seeds: torch.Tensor, num_nodes: int) -> None:
-    """
-    Raises:
-        ValueError: ``seeds`` are not 1-D int64, or no nodes.
-    """
-    if seeds.dim() != 1 or seeds.dtype != torch.int64:
-        raise ValueError(f"seeds: expects 1-D int64, got {seeds.dim()}-D {seeds.dtype}")
-    if len(seeds):
-        low, high = (int(v) for v in torch.aminmax(seeds))
-        if low < 0 or high >= num_nodes:
-            raise ValueError(
-                f"seeds: expects nodes 0 to {num_nodes - 1}, got {low} to {high}"
-            )
-
-
 class NeighborSampler:
     """Samples batches of one graph. One object per thread: it holds scratch memory."""
 
@@ -59,8 +44,10 @@ class NeighborSampler:
         """``fanouts``: neighbours a node and hop, at most; -1 for all of them.
 
         Raises:
-            ValueError: no hop, or a fanout that is neither positive nor -1.
+            ValueError: no hop, a fanout that is neither positive nor -1, or neighbours
+                of another type (`HeteroDeviceSampler` takes those).
         """
+        check_one_type("NeighborSampler", graph)
         if not fanouts or any(k == 0 or k < -1 for k in fanouts):
             raise ValueError(
                 f"fanouts: expects one positive number (or -1) a hop, got {fanouts}"
@@ -80,7 +67,7 @@ class NeighborSampler:
         Raises:
             ValueError: seeds that are not distinct, or no nodes.
         """
-        check_seeds(seeds, self._graph.num_nodes)
+        check_nodes("seeds", seeds, self._graph.num_nodes)
         generator = torch.Generator().manual_seed(seed)
         local = self._local
         local[seeds] = torch.arange(len(seeds))

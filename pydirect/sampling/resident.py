@@ -1,6 +1,7 @@
 """Where the edges lie that neighbours are drawn from."""
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,22 @@ class ResidentGraph:
     positive: torch.Tensor | None
     """int64, shape (num_nodes,): edges with a weight above 0."""
 
+    num_sources: int | None = None
+    """As in `Graph`."""
+
+    def neighbors_at(self, edge: torch.Tensor) -> torch.Tensor:
+        """Read the neighbours of edges (int64), where ``device`` is a CPU: int64."""
+        if len(self.parts) == 1:
+            return self.parts[0][edge].long()
+        block, inside = edge >> self.part_shift, edge & (1 << self.part_shift) - 1
+        num = len(self.parts)
+        place = (block // num << self.part_shift) + inside
+        found = torch.empty_like(edge)
+        for i, part in enumerate(self.parts):
+            here = block % num == i
+            found[here] = part[place[here]].long()
+        return found
+
 
 def settle(
     graph: Graph,
@@ -60,8 +77,8 @@ def settle(
         peers: the GPUs that share the edges, at most 16, for `Residence.PEERS`.
 
     Raises:
-        ValueError: no weights, or one below 0 or not finite; peers missing, too many
-            or out of reach.
+        ValueError: no weights, or one below 0 or not finite, or their sum is not;
+            peers missing, too many or out of reach.
     """
     target = torch.device(device)
     where = Residence(residence)
@@ -87,6 +104,7 @@ def settle(
         part_shift=_BLOCK_EDGES_SHIFT,
         running=running,
         positive=None if positive is None else positive.to(target),
+        num_sources=graph.num_sources,
     )
 
 
@@ -105,6 +123,11 @@ def _running_sums(graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
             f"{weights[at].item()} at edge {at}"
         )
     running = values.cumsum(0)
+    if len(running) and not math.isfinite(running[-1]):
+        raise ValueError(
+            "weights: weighted sampling expects weights whose sum is a float64, got "
+            f"weights up to {values.max().item()}: scale them down"
+        )
     # As the draws see it: what is lost in the sums has no weight.
     grows = torch.ones_like(running, dtype=torch.int64)
     grows[0:1] = (running[0:1] > 0).long()

@@ -5,7 +5,9 @@ a sparse tensor there, and torch's own sparse optimizers update it: results are 
 of `torch.nn.Embedding(sparse=True)`, byte for byte. The copies in GPU memory are stale
 from the update to the next `refresh`. `sparse_optimizer` refreshes exactly the rows
 that had a gradient; any other change of the parameter is seen by its version and
-refreshes all.
+refreshes all. Writes past autograd (``weight.data``) have no version: tell
+``embedding.table.refresh(rows)``. A parameter that lies elsewhere than it did (after
+``copy.deepcopy``, ``load_state_dict(assign=True)``) is copied to memory that GPUs read.
 """
 
 from collections.abc import Callable
@@ -41,8 +43,13 @@ class TieredEmbedding(torch.nn.Module):
             device: where rows are wanted.
             budget_bytes: GPU memory for copies; None for what is free.
             plan: instead of ``budget_bytes``; rows cannot be spread over GPUs.
+
+        Raises:
+            ValueError: ``weight`` is not of floating point, or see `TieredTable`.
         """
         super().__init__()
+        if not weight.is_floating_point():
+            raise ValueError(f"weight: expects floating point, got {weight.dtype}")
         self.weight = torch.nn.Parameter(to_table(weight.detach()))
         self._table = TieredTable(
             self.weight.detach(),
@@ -63,13 +70,47 @@ class TieredEmbedding(torch.nn.Module):
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
         """The rows of ``index`` (int64, any shape), shape (*index.shape, width)."""
-        if self.weight._version != self._seen_version:
-            self._table.refresh()
-            self._seen_version = self.weight._version
-            self.num_full_refreshes += 1
+        self._follow()
         flat = index.reshape(-1)
         rows = cast(torch.Tensor, _Rows.apply(self.weight, self._table, flat))  # type: ignore[no-untyped-call]
         return rows.view(*index.shape, *self.weight.shape[1:])
+
+    def _follow(self) -> None:
+        """Make all copies again if the parameter was changed or replaced."""
+        weight, host = self.weight.detach(), self._table.host
+        if weight.data_ptr() != host.data_ptr():
+            known = (host.dtype, host.shape, host.device)
+            if (weight.dtype, weight.shape, weight.device) != known:
+                raise ValueError(
+                    f"weight: expects {host.dtype} of shape {list(host.shape)} in host "
+                    f"memory, as it was built, got {weight.dtype} of shape "
+                    f"{list(weight.shape)} on {weight.device}: build another "
+                    "TieredEmbedding"
+                )
+            self.weight.data = to_table(weight.contiguous())
+            self._table.read_from(self.weight.detach())
+        elif self.weight._version != self._seen_version:
+            self._table.refresh()
+        else:
+            return
+        self._seen_version = self.weight._version
+        self.num_full_refreshes += 1
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> "TieredEmbedding":
+        """Leave the parameter in host memory when a model around it is moved.
+
+        Raises:
+            ValueError: the model gets another dtype, which the copies do not have.
+        """
+        dtype = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
+        if dtype != self.weight.dtype:
+            raise ValueError(
+                f"TieredEmbedding expects to keep its {self.weight.dtype}, got "
+                f"{dtype}: build it from weight.to({dtype}) instead"
+            )
+        return self
 
     def sparse_optimizer(
         self, kind: Callable[..., torch.optim.Optimizer], **options: Any
@@ -102,13 +143,14 @@ class TieredEmbedding(torch.nn.Module):
         return made
 
     def _remember(self, *_: Any) -> None:
-        grad = self.weight.grad
-        self._changed = None if grad is None else grad.coalesce().indices()[0]
         self._expected = self.weight._version == self._seen_version
 
     def _refresh(self, *_: Any) -> None:
-        if self._changed is not None:
-            self._table.refresh(self._changed)
+        # Behind the step: a closure computes its gradient inside.
+        grad = self.weight.grad
+        if grad is None:
+            return
+        self._table.refresh(grad.coalesce().indices()[0] if grad.is_sparse else None)
         if self._expected:
             self._seen_version = self.weight._version
 

@@ -89,7 +89,12 @@ def plan_tiers(
         spread_bytes: what each GPU gives to its share of spread rows; GPUs without a
             fast link between them should give none.
         num_gpus: that share the spread tier.
+
+    Raises:
+        ValueError: rows without bytes, budgets below 0, or no GPU.
     """
+    if row_bytes < 1:
+        raise ValueError(f"row_bytes: expects at least 1, got {row_bytes}")
     replicated = min(num_rows, replicated_bytes // row_bytes)
     spread = min(num_rows - replicated, spread_bytes // row_bytes * num_gpus)
     return TierPlan(

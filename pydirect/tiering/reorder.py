@@ -17,7 +17,16 @@ class Reordering:
     new_of_old: torch.Tensor
 
     def graph(self, graph: Graph) -> Graph:
-        """The same graph under the new numbers."""
+        """The same graph under the new numbers; weights go along.
+
+        Raises:
+            ValueError: neighbours of another type, or another number of nodes.
+        """
+        if graph.num_sources is not None or graph.num_nodes != len(self.old_of_new):
+            raise ValueError(
+                f"graph: expects one of {len(self.old_of_new)} nodes of one type, got "
+                f"{graph.num_nodes} nodes, num_sources {graph.num_sources}"
+            )
         degrees = graph.degrees()[self.old_of_new]
         offsets = torch.zeros_like(graph.offsets)
         torch.cumsum(degrees, 0, out=offsets[1:])
@@ -27,7 +36,13 @@ class Reordering:
         rank = torch.arange(graph.num_edges) - offsets[lists]
         source = graph.offsets[self.old_of_new[lists]] + rank
         neighbors = self.new_of_old[graph.neighbors[source].long()]
-        return Graph(offsets=offsets, neighbors=neighbors.to(graph.neighbors.dtype))
+        weights = graph.weights
+        return Graph(
+            offsets=offsets,
+            neighbors=neighbors.to(graph.neighbors.dtype),
+            weights=None if weights is None else weights[source],
+            symmetric=graph.symmetric,
+        )
 
     def rows(self, table: torch.Tensor) -> torch.Tensor:
         """Features or labels under the new numbers, in new memory."""

@@ -10,6 +10,7 @@ import itertools
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.sampling.graph import check_nodes
 
 DAMPING = 0.85
 _CPU = torch.device("cpu")
@@ -64,8 +65,9 @@ def reverse_pagerank(
     device: torch.device = _CPU,
 ) -> torch.Tensor:
     """Reverse PageRank from every node alike; see `weighted_reverse_pagerank`."""
-    start = torch.full((graph.num_nodes,), 1.0 / max(1, graph.num_nodes))
-    return _iterate(graph, start.double(), num_iterations, damping, device)
+    share = 1.0 / max(1, graph.num_nodes)
+    start = torch.full((graph.num_nodes,), share, dtype=torch.float64)
+    return _iterate(graph, start, num_iterations, damping, device)
 
 
 def weighted_reverse_pagerank(
@@ -92,8 +94,9 @@ def weighted_reverse_pagerank(
         float64, shape (num_nodes,), on the CPU.
 
     Raises:
-        ValueError: no training node.
+        ValueError: no training node, or one that the graph does not have.
     """
+    check_nodes("train_nodes", train_nodes, graph.num_nodes)
     if len(train_nodes) == 0:
         raise ValueError("train_nodes: expects at least one node")
     start = torch.full((graph.num_nodes,), 1.0 / graph.num_nodes, dtype=torch.float64)

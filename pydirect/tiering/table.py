@@ -10,6 +10,7 @@ import torch
 from pydirect.gather import index_select
 from pydirect.gather.request import Tiers
 from pydirect.memory import HostTable
+from pydirect.sampling.graph import check_nodes
 from pydirect.tiering.place import TierPlan, plan_tiers
 
 _SAMPLED = 16
@@ -144,7 +145,8 @@ class TieredTable:
             rows: int64, shape (num_rows,), which rows; None for all that are near.
 
         Raises:
-            ValueError: rows are spread over GPUs, of which each holds its own.
+            ValueError: rows that the table does not have, or rows are spread over GPUs,
+                of which each holds its own.
         """
         if self.plan.spread_rows:
             raise ValueError(
@@ -153,10 +155,16 @@ class TieredTable:
             )
         ranks = torch.arange(self.num_near, device=self.device)
         if rows is not None:
+            check_nodes("rows", rows, self.host.shape[0], "rows")
             ranks = self._rank(rows.to(self.device))
             ranks = ranks[ranks < self.num_near].unique()
         changed = index_select(self.host, self._hottest[ranks])
         self._tiers.local[ranks] = changed
+
+    def read_from(self, table: torch.Tensor) -> None:
+        """Read another host table of the same shape and dtype from now on."""
+        self.host = table
+        self.refresh()
 
     def _rank(self, rows: torch.Tensor) -> torch.Tensor:
         heat = self._tiers.heat

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.sampling.graph import check_one_type
 
 BLOCK_EDGES = 64
 """Ids of a block; visit.cu has the same number."""
@@ -158,11 +159,7 @@ def compress(graph: Graph, device: torch.device | str = "cpu") -> CompressedGrap
     Raises:
         ValueError: neighbours of another type, or more than 2**32 nodes.
     """
-    if graph.num_sources is not None:
-        raise ValueError(
-            "compress expects neighbours that are the graph's own nodes, got a graph "
-            "of two types (num_sources)"
-        )
+    check_one_type("compress", graph)
     check_nodes(graph.num_nodes)
     degrees = graph.degrees()
     first_blocks = torch.zeros(graph.num_nodes + 1, dtype=torch.int64)

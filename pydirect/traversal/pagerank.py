@@ -31,10 +31,11 @@ def pagerank(
     """Rank each node; nodes without edges give their rank to all (as networkx).
 
     Args:
-        graph: lists of targets.
+        graph: lists of targets; an edge that is there twice counts twice, and weights
+            are not read (networkx's ``weight=None``).
         damping: chance of following an edge, 0 to 1.
         tolerance: stop when ranks change by less than ``num_nodes * tolerance`` in all.
-        max_iterations: stop there at the latest.
+        max_iterations: stop there at the latest; ``len(trace.steps)`` tells.
         trace: collects what each iteration read.
         visitor: see `Passes`.
 
@@ -42,10 +43,13 @@ def pagerank(
         float64, shape (num_nodes,), on the graph's device, with the sum 1.
 
     Raises:
-        ValueError: ``damping`` outside 0 to 1, or ``max_iterations`` below 1.
+        ValueError: ``damping`` outside 0 to 1, ``tolerance`` below 0, or
+            ``max_iterations`` below 1.
     """
     if not 0 <= damping <= 1:
         raise ValueError(f"damping: expects 0 to 1, got {damping}")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance: expects 0 or more, got {tolerance}")
     if max_iterations < 1:
         raise ValueError(f"max_iterations: expects at least 1, got {max_iterations}")
     passes = Passes(graph, trace, visitor)

@@ -103,6 +103,8 @@ def check_source(source: int, num_nodes: int) -> None:
     Raises:
         ValueError: ``source`` is no node.
     """
+    if isinstance(source, bool) or not hasattr(source, "__index__"):
+        raise ValueError(f"source: expects an integer, got {source!r}")
     if not 0 <= source < num_nodes:
         nodes = f"a node, 0 to {num_nodes - 1}" if num_nodes else "a graph with nodes"
         raise ValueError(f"source: expects {nodes}, got {source}")

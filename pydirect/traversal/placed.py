@@ -8,6 +8,7 @@ import torch
 from pydirect.coalesce import LINE_BYTES, SECTOR_BYTES
 from pydirect.memory import device_alias, pin
 from pydirect.sampling import Graph
+from pydirect.sampling.graph import check_one_type
 from pydirect.traversal.compressed import BLOCK_EDGES, CompressedGraph
 from pydirect.traversal.walk import Walk
 
@@ -277,11 +278,8 @@ def place(
             "walk: expects 'lines' for a compressed graph, whose blocks are read one a "
             f"warp, got {Walk(walk).value!r}"
         )
-    if isinstance(graph, Graph) and graph.num_sources is not None:
-        raise ValueError(
-            "place expects neighbours that are the graph's own nodes, got a graph of "
-            "two types (num_sources)"
-        )
+    if isinstance(graph, Graph):
+        check_one_type("place", graph)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)

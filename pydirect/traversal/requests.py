@@ -16,6 +16,7 @@ from pydirect.coalesce import (
     requests_of,
 )
 from pydirect.sampling import Graph
+from pydirect.sampling.graph import check_nodes
 from pydirect.traversal.walk import Walk
 
 
@@ -31,7 +32,12 @@ def count_requests(
 
     Returns:
         Requests of 32, 64, 96 and 128 bytes.
+
+    Raises:
+        ValueError: ``nodes`` that the graph does not have.
     """
+    if nodes is not None:
+        check_nodes("nodes", nodes, graph.num_nodes)
     size = graph.neighbors.element_size()
     offsets = graph.offsets.numpy()
     begin, end = offsets[:-1], offsets[1:]

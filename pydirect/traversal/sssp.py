@@ -128,7 +128,7 @@ class _Distances:
     def below(self, bound: float) -> torch.Tensor:
         """Mark the nodes that are nearer than ``bound``."""
         if self._integer:
-            bound = min(math.ceil(bound), _LARGEST)
+            bound = min(math.ceil(bound), _LARGEST) if bound < _LARGEST else _LARGEST
         return self._values < bound
 
     def least(self, pending: torch.Tensor) -> float | None:

@@ -9,20 +9,35 @@ from pydirect import explain
 from pydirect.gather import index_select
 from pydirect.loader import DirectFetch, LoaderConfig, MiniBatchLoader
 from pydirect.ranks import Ranks
-from pydirect.sampling import DeviceSampler, Graph, NeighborSampler, settle
+from pydirect.sampling import (
+    DeviceSampler,
+    Graph,
+    HeteroDeviceSampler,
+    NeighborSampler,
+    settle,
+)
 from pydirect.tiering import (
     TieredEmbedding,
     TieredTable,
     degree_score,
     hit_ratio,
+    plan_tiers,
+    reorder_by,
     reverse_pagerank,
     spread_table,
+    weighted_reverse_pagerank,
 )
 
 CPU = torch.device("cpu")
 EMPTY = torch.empty(0, dtype=torch.int64)
 LOOP = Graph(offsets=torch.tensor([0, 1, 1]), neighbors=torch.tensor([0]))
 TABLE = torch.ones(2, 3)
+BIPARTITE = Graph.from_edges(torch.tensor([[5, 9], [0, 2]]), 3, num_sources=10)
+HEAVY = Graph.from_edges(
+    torch.tensor([[0, 1], [0, 0]]),
+    2,
+    weights=torch.tensor([1e308, 1e308], dtype=torch.float64),
+)
 
 
 def tiered(score: torch.Tensor | None, budget_bytes: int = 12) -> TieredTable:
@@ -37,10 +52,15 @@ def drawn(seeds: torch.Tensor) -> object:
     return DeviceSampler(settle(LOOP, "cpu"), (2,)).sample(seeds, 0, 0)
 
 
-def loaded(seeds: torch.Tensor) -> list[object]:
+def loaded(seeds: torch.Tensor, part: tuple[int, int] = (0, 1)) -> list[object]:
     labels, fetch = torch.zeros(2).long(), DirectFetch(TABLE, CPU, 2)
     config = LoaderConfig(fanouts=(2,), num_samplers=1)
-    return list(MiniBatchLoader(LOOP, labels, seeds, fetch, config, CPU))
+    return list(MiniBatchLoader(LOOP, labels, seeds, fetch, config, CPU, part=part))
+
+
+def hetero(num_nodes: dict[str, int], name: str = "to") -> object:
+    graphs = {("a", "to", "b"): settle(BIPARTITE, "cpu")}
+    return HeteroDeviceSampler(graphs, num_nodes, {("a", name, "b"): (2,)})
 
 
 @pytest.mark.parametrize(
@@ -53,6 +73,33 @@ def loaded(seeds: torch.Tensor) -> list[object]:
         (lambda: drawn(torch.tensor([2])), r"seeds: .* nodes 0 to 1, got 2 to 2"),
         (lambda: drawn(torch.tensor([0.5])), r"seeds: expects 1-D integers, got 1-D"),
         (lambda: drawn(torch.tensor([[0]])), r"seeds: expects 1-D integers, got 2-D"),
+        (lambda: drawn(torch.tensor([True])), r"1-D integers, got 1-D torch.bool"),
+        (lambda: loaded(torch.tensor([True, True])), r"1-D torch.bool: pass mask"),
+        (lambda: loaded(torch.tensor([0]), (2, 2)), r"part: .* 0 to 1 of 2, got 2"),
+        (lambda: NeighborSampler(BIPARTITE, (2,)), r"own nodes, got a graph of"),
+        (
+            lambda: DeviceSampler(settle(BIPARTITE, "cpu"), (2,)),
+            r"two types \(num_sources\), which HeteroDeviceSampler draws from",
+        ),
+        (lambda: hetero({"a": 6, "b": 3}), r"num_nodes: expects 10 of 'a', .* got 6"),
+        (lambda: hetero({"a": 10, "b": 3}, "r"), r"fanouts: expects one for each of"),
+        (lambda: LoaderConfig(seed=None), r"seed: expects an integer, got None"),
+        (lambda: LoaderConfig(fanouts=(2.5,)), r"fanouts: .* got \(2.5,\)"),
+        (lambda: settle(HEAVY, "cpu", weighted=True), r"whose sum is a float64"),
+        (lambda: tiered(None).refresh(torch.tensor([-1])), r"rows: .* 0 to 1, got -1"),
+        (lambda: plan_tiers(2, 0, replicated_bytes=1), r"row_bytes: .* at least 1"),
+        (
+            lambda: weighted_reverse_pagerank(LOOP, torch.tensor([-1])),
+            r"train_nodes: expects nodes 0 to 1, got -1",
+        ),
+        (
+            lambda: reorder_by(torch.ones(3)).graph(BIPARTITE),
+            r"graph: expects one of 3 nodes of one type, got 3 nodes, num_sources 10",
+        ),
+        (
+            lambda: Graph.from_edges(torch.tensor([[0j], [0j]]), 1),
+            r"edge_index: expects integers, got torch.complex64",
+        ),
         (lambda: loaded(torch.tensor([0, 2])), r"seeds: expects nodes 0 to 1, got"),
         (lambda: LoaderConfig(fanouts=()), r"fanouts: expects one positive number"),
         (lambda: LoaderConfig(fanouts=(3, -2)), r"fanouts: .* got \(3, -2\)"),

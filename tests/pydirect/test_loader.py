@@ -18,6 +18,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GRAPH, LABELS = generate_graph(
     GraphStatistics(num_nodes=300, num_edges=2000, num_classes=4), seed=0
 )
+SEEDS = torch.arange(100)
 FEATURES = torch.arange(300.0)[:, None] * torch.ones(1, 8)
 
 
@@ -129,3 +130,16 @@ def test_settings_are_checked() -> None:
     assert LoaderConfig(max_sms="auto").fixed_sms is None
     assert LoaderConfig(max_sms=3).fixed_sms == 3
     assert loader_of(2).explain() == "max_sms 16 (set)"
+
+
+@pytest.mark.parametrize("sampling", ["threads", "device"])
+def test_seeds_of_any_size(sampling: str) -> None:
+    orders = []
+    for seed in (20_261_123, -7, 2**70):
+        config = LoaderConfig(
+            batch_size=64, fanouts=(2,), num_samplers=1, sampling=sampling, seed=seed
+        )
+        fetch = DirectFetch(FEATURES, DEVICE, num_slots=2)
+        loader = MiniBatchLoader(GRAPH, LABELS, SEEDS, fetch, config, DEVICE)
+        orders.append([b.x[:, 0].tolist() for b in loader])
+    assert orders[0] != orders[1] != orders[2]

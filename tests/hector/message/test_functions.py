@@ -2,6 +2,7 @@
 gradients in float64 on random graphs."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -176,3 +177,19 @@ def test_names_are_dgls() -> None:
             made = getattr(fn, full)("a", "b", "m")
             assert (made.left, made.right) == ((left, "a"), (right, "b"))
             assert made.combine.value == name and full in fn.__all__
+
+
+@pytest.mark.parametrize("kind", [fn.max, fn.min, fn.median, fn.sum])
+def test_what_is_no_number_reaches_its_destination(kind: Any) -> None:
+    """Rows of three messages are padded to four for a median: not in front of NaN."""
+    graph = Graph([0, 1, 2, 3], [0, 0, 0, 1], num_nodes=4)
+    column = torch.tensor([1.0, math.nan, math.nan, 2.0]).double()
+    graph.edata["e"] = column[:, None]
+    graph.update_all(fn.copy_e("e", "m"), kind("m", "out"))
+    assert graph.ndata["out"].isnan().flatten().tolist() == [True, *(False,) * 3]
+    assert graph.ndata["out"][1:].flatten().tolist() == [2.0, 0.0, 0.0]
+
+
+def test_a_trained_temperature_is_refused() -> None:
+    with pytest.raises(ValueError, match="a number as temperature, got Parameter"):
+        fn.softmax("m", "out", nn.Parameter(torch.ones(())))  # type: ignore[arg-type]

@@ -128,8 +128,9 @@ def test_operators_without_a_meaning_end_a_trace(name: str) -> None:
 REDUCERS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "sum": (lambda box: box.sum(1), True),
     "mean": (lambda box: torch.mean(box, dim=1), True),
-    "max": (lambda box: box.max(dim=1)[0], True),
-    "max values": (lambda box: torch.max(box, 1).values, True),
+    "max": (lambda box: box.max(dim=1)[0], False),
+    "min values": (lambda box: torch.min(box, 1).values, False),
+    "amax": (lambda box: torch.amax(box, 1), True),
     "amin": (lambda box: box.amin(1) * 2, True),
     "softmax": (lambda box: (F.softmax(box, dim=1) * box).sum(1), True),
     "both": (lambda box: box.square().sum(1) + box.sum(dim=1).exp(), True),

@@ -76,3 +76,17 @@ def test_a_ring_is_refused() -> None:
     ring = Graph(torch.tensor([0, 1]), torch.tensor([1, 0]), num_nodes=2)
     with pytest.raises(ValueError, match="without cycles"):
         TreeLSTM(2, 3)(ring, torch.ones(2, 2))
+
+
+def test_autocast_and_nothing() -> None:
+    layer, graph = TreeLSTM(4, 3), Graph([1, 2, 3], [0, 0, 1], num_nodes=4)
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = layer(graph, x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), layer(graph, x)[0], atol=0.03, rtol=0.03)
+    found.sum().backward()
+    assert layer.hidden.grad is not None and layer.hidden.grad.dtype is torch.float32
+    assert layer(Graph([], [], num_nodes=0), x[:0])[0].shape == (0, 3)
+    with pytest.raises(ValueError, match=r"x with 4 node rows, got \[5, 4\]"):
+        layer(graph, torch.ones(5, 4))

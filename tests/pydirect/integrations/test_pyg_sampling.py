@@ -74,6 +74,18 @@ def test_weights_and_epochs(pyg: ModuleType, ours: ModuleType) -> None:
     assert not torch.equal(first.e_id, second.e_id)
 
 
+def test_workers_draw_anew_in_each_epoch(pyg: ModuleType, ours: ModuleType) -> None:
+    """Each epoch's workers begin with a copy of the sampler as it was built."""
+    runs = []
+    for _ in range(2):
+        sampler = ours.KeyedNeighborSampler(homogeneous(pyg), [3], device="cpu", seed=4)
+        loader = pyg.loader.NodeLoader(
+            homogeneous(pyg), node_sampler=sampler, batch_size=50, num_workers=1
+        )
+        runs.append([batch.e_id.tolist() for _ in range(2) for batch in loader])
+    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
+
+
 @pytest.mark.parametrize("negative", [None, "binary", "triplet"])
 def test_link_loader(pyg: ModuleType, ours: ModuleType, negative: str | None) -> None:
     data = homogeneous(pyg)

@@ -1,5 +1,6 @@
 """Trainable rows: what `torch.nn.Embedding(sparse=True)` gives, byte for byte."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -101,3 +102,58 @@ def test_rows_cannot_be_spread() -> None:
     plan = plan_tiers(30, 32, replicated_bytes=0, spread_bytes=32, num_gpus=2)
     with pytest.raises(ValueError, match="shares"):
         TieredEmbedding(torch.zeros(30, 8), None, device=DEVICE, plan=plan)
+
+
+def test_a_step_with_a_closure() -> None:
+    """The gradient is computed inside the step: what changed is known behind it."""
+    mine, theirs = pair()
+    every = torch.arange(30)
+    for model, optimizer in (
+        (mine, mine.sparse_optimizer(torch.optim.SGD, lr=0.5)),
+        (theirs, torch.optim.SGD(theirs.parameters(), lr=0.5)),
+    ):
+
+        def closure(model: Any = model, optimizer: Any = optimizer) -> float:
+            optimizer.zero_grad()
+            loss = model(every.to(DEVICE if model is mine else "cpu")).square().sum()
+            loss.backward()
+            return float(loss.detach())
+
+        for _ in range(3):
+            optimizer.step(closure)
+    assert torch.equal(mine(every.to(DEVICE)).cpu(), theirs(every))
+    assert torch.equal(mine.weight, theirs.weight) and mine.num_full_refreshes == 0
+
+
+def test_a_gradient_that_is_dense() -> None:
+    mine, _ = pair()
+    optimizer = mine.sparse_optimizer(torch.optim.SGD, lr=0.5)
+    every = torch.arange(30, device=DEVICE)
+    (mine(every[:3]).sum().cpu() + mine.weight.square().sum()).backward()
+    optimizer.step()
+    assert torch.equal(mine(every).cpu(), mine.weight)
+
+
+def test_a_model_around_it_is_moved_and_copied() -> None:
+    mine, _ = pair()
+    every = torch.arange(30, device=DEVICE)
+    model = torch.nn.Sequential(mine, torch.nn.Linear(8, 2)).to(DEVICE)
+    assert mine.weight.device.type == "cpu" and mine.num_full_refreshes == 0
+    with pytest.raises(ValueError, match=r"keep its torch.float32, got torch.float64"):
+        model.double()
+    copied = copy.deepcopy(mine)
+    replaced, _ = pair()
+    replaced.load_state_dict({"weight": torch.ones(30, 8)}, assign=True)
+    for other in (copied, replaced):
+        with torch.no_grad():
+            other.weight.mul_(3)
+        assert torch.equal(other(every).cpu(), other.weight)
+        other(every).sum().backward()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        assert torch.equal(other(every).cpu(), other.weight)
+    assert torch.equal(mine(every).cpu(), pair()[0].weight)
+    replaced.weight = torch.nn.Parameter(torch.ones(30, 9))
+    with pytest.raises(ValueError, match=r"shape \[30, 8\] .* got .* \[30, 9\]"):
+        replaced(every)
+    with pytest.raises(ValueError, match=r"floating point, got torch\.int64"):
+        TieredEmbedding(torch.ones(3, 1).long(), None, device=DEVICE)

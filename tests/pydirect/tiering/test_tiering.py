@@ -1,5 +1,7 @@
 """Scores, renumbering, addresses and the cache of hot rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -126,7 +128,9 @@ def test_renumbering_is_an_isomorphism(
     graph = random_graph(num_nodes, num_edges, seed)
     generator = torch.Generator().manual_seed(seed)
     order = reorder_by(torch.rand(num_nodes, generator=generator))
+    graph = replace(graph, weights=torch.arange(graph.num_edges), symmetric=True)
     moved = order.graph(graph)
+    assert moved.symmetric and moved.weights is not None and graph.weights is not None
     table = torch.arange(num_nodes)
     for node in range(num_nodes):
         new = int(order.nodes(torch.tensor(node)))
@@ -134,6 +138,9 @@ def test_renumbering_is_an_isomorphism(
         old_list = graph.neighbors[graph.offsets[node] : graph.offsets[node + 1]]
         new_list = moved.neighbors[moved.offsets[new] : moved.offsets[new + 1]]
         assert order.old_of_new[new_list.long()].tolist() == old_list.tolist()
+        old_edges = graph.weights[graph.offsets[node] : graph.offsets[node + 1]]
+        new_edges = moved.weights[moved.offsets[new] : moved.offsets[new + 1]]
+        assert new_edges.tolist() == old_edges.tolist()
 
 
 @settings(deadline=None, max_examples=100)

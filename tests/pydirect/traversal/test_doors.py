@@ -17,6 +17,7 @@ from pydirect.traversal import (
     Trace,
     bfs,
     connected_components,
+    count_requests,
     from_networkx,
     from_pyg,
     from_scipy,
@@ -200,6 +201,32 @@ def test_a_real_graph() -> None:
     assert found == networkx.number_weakly_connected_components(theirs)
     both = Graph.from_edges(index, num_nodes, symmetric=True)
     assert torch.equal(connected_components(both), connected_components(graph))
+
+
+def test_numbers_at_the_edge() -> None:
+    path = Graph.from_edges(
+        torch.tensor([[0, 1], [1, 2]]), 3, weights=torch.tensor([1, 2]), outgoing=True
+    )
+    assert sssp(path, 0, delta=math.inf).tolist() == [0, 1, 3]
+    for source in (True, 0.5):
+        with pytest.raises(ValueError, match=f"expects an integer, got {source}"):
+            bfs(path, source)
+    with pytest.raises(ValueError, match="tolerance: expects 0 or more, got nan"):
+        pagerank(path, tolerance=math.nan)
+    with pytest.raises(ValueError, match="nodes: expects nodes 0 to 2, got -1"):
+        count_requests(path, "lines", torch.tensor([-1]))
+
+
+def test_reverse_takes_the_weights_of_a_symmetric_graph() -> None:
+    graph = Graph(
+        offsets=torch.tensor([0, 1, 2]),
+        neighbors=torch.tensor([1, 0]),
+        weights=torch.tensor([1.0, 5.0]),
+        symmetric=True,
+    )
+    back = graph.reverse()
+    assert back.symmetric and back.weights is not None
+    assert back.weights.tolist() == [5.0, 1.0]
 
 
 def test_reverse() -> None:

@@ -1,0 +1,97 @@
+"""Ties, nothing to reduce, numbers at the edge, ids that are none, copies."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hector.emit.source import number
+from hector.message import Graph
+from hector.message import functions as fn
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_equal_messages_share_a_gradient_as_pytorch_has_it(name: str) -> None:
+    """`amax` shares it evenly, `max(dim)` gives it to one."""
+    edges = torch.tensor([[0, 1, 2, 0], [3, 3, 3, 2]])
+    for call in (
+        lambda box: getattr(box, f"a{name}")(1),
+        lambda box: getattr(box, name)(1).values,
+    ):
+        graph = Graph(*edges, num_nodes=4)
+        h = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+        graph.ndata["h"] = h
+        graph.update_all(
+            fn.copy_u("h", "m"), lambda n, call=call: {"out": call(n.mailbox["m"])}
+        )
+        (mine,) = torch.autograd.grad(graph.ndata["out"][3].sum(), h)
+        (other,) = torch.autograd.grad(call(h[None, :3]).sum(), h)
+        assert torch.equal(mine, other)
+
+
+def test_a_reduce_function_without_messages_gives_zeros() -> None:
+    graph = Graph([], [], num_nodes=3)
+    graph.ndata["h"] = torch.ones(3, 4, dtype=torch.float64)
+    graph.update_all(
+        fn.copy_u("h", "m"), lambda n: {"out": n.mailbox["m"].cumsum(1).sum(1)[:, :2]}
+    )
+    assert torch.equal(graph.ndata["out"], torch.zeros(3, 2, dtype=torch.float64))
+
+
+def test_numbers_of_another_kind_are_not_cut() -> None:
+    graph = Graph([0, 1], [1, 0], num_nodes=2)
+    graph.ndata["count"] = torch.ones(2, 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"rows of torch.int64 for 'count', .*float32"):
+        graph.apply_nodes(lambda n: {"count": n.data["count"] * 0.5}, [0])
+
+
+def test_ids_that_no_node_has_are_named() -> None:
+    graph = Graph([0, 1], [1, 0], num_nodes=2)
+    graph.ndata["h"] = torch.ones(2, 1)
+    call = (fn.copy_u("h", "m"), fn.sum("m", "out"))
+    with pytest.raises(ValueError, match=r"expected v in \[0, 2\), got -1"):
+        graph.pull([-1], *call)
+    with pytest.raises(ValueError, match=r"expected u in \[0, 2\), got -1"):
+        graph.push([-1], *call)
+    with pytest.raises(ValueError, match=r"expected u in \[0, 2\), got 2"):
+        graph.send_and_recv(([2], [0]), *call)
+    with pytest.raises(ValueError, match=r"u and v of one length, got 2 and 1"):
+        graph.send_and_recv(([0, 1], [0]), *call)
+    with pytest.raises(ValueError, match=r"expected v in \[0, 2\), got 3"):
+        graph.apply_nodes(lambda n: {"h": n.data["h"]}, [3])
+
+
+def test_a_graph_is_sent_without_what_was_compiled() -> None:
+    """A `DataLoader`'s workers send batches; those of one process share programs."""
+    graph = Graph([2, 0, 1], [0, 1, 0], num_nodes=3)
+    graph.ndata["h"], graph.edata["w"] = torch.randn(3, 2), torch.randn(3, 2)
+    call = (fn.u_mul_e("h", "w", "m"), fn.sum("m", "out"))
+    graph.update_all(*call)
+    for other in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
+        assert other.programs is graph.programs and not other.counts
+        other.update_all(*call)
+        assert torch.equal(other.ndata["out"], graph.ndata["out"])
+        assert torch.equal(other.edata["w"], graph.edata["w"])
+
+
+def test_slopes_of_elu_keep_their_digits() -> None:
+    """exp(x), not elu(x) + 1, whose digits are gone far below 0."""
+    x = torch.tensor([-30.0, -9.0, 0.0, 2.0, 1000.0])[:, None].requires_grad_()
+    graph = Graph(range(5), range(5), num_nodes=5)
+    graph.ndata["x"] = x
+    graph.apply_edges(lambda e: {"y": F.elu(e.src["x"])})
+    assert graph.counts == {"compiled": 1}
+    (mine,) = torch.autograd.grad(graph.edata["y"].sum(), x)
+    (other,) = torch.autograd.grad(F.elu(x).sum(), x)
+    torch.testing.assert_close(mine, other, rtol=1e-6, atol=0)
+
+
+def test_numbers_without_a_literal() -> None:
+    graph = Graph([0], [0], num_nodes=1)
+    graph.ndata["x"] = torch.ones(1, 2)
+    graph.apply_edges(lambda e: {"y": e.src["x"] * 1e39 + math.nan})
+    assert graph.edata["y"].isnan().all() and graph.counts == {"compiled": 1}
+    assert [number(v) for v in (0.5, -math.inf)] == ["0.5", 'float("-inf")']
