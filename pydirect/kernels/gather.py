@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pydirect.kernels.driver import Kernel, Module
+from pydirect.kernels.launch import members
 from pydirect.kernels.nvrtc import load
 
 _LINE_BYTES = 128
@@ -26,8 +27,7 @@ class TierArgs(ctypes.Structure):
 
     _fields_ = (
         ("heat", ctypes.c_void_p),
-        ("replicated", ctypes.c_int64),
-        ("spread", ctypes.c_int64),
+        *members(ctypes.c_int64, "replicated spread"),
         ("num_gpus", ctypes.c_int),
         ("local", ctypes.c_void_p),
         ("share", ctypes.c_void_p * MAX_GPUS),
@@ -38,22 +38,9 @@ class GatherArgs(ctypes.Structure):
     """Mirrors the struct of the same name in gather.cu."""
 
     _fields_ = (
-        ("table", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("index", ctypes.c_void_p),
-        ("position", ctypes.c_void_p),
-        ("total", ctypes.c_void_p),
-        ("split", ctypes.c_void_p),
-        ("error", ctypes.c_void_p),
-        ("fault", ctypes.c_void_p),
-        ("num_indices", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
-        ("lanes", ctypes.c_int),
-        ("align_bytes", ctypes.c_int),
-        ("contiguous", ctypes.c_int),
-        ("check", ctypes.c_int),
-        ("wraps", ctypes.c_int),
+        *members(ctypes.c_void_p, "table out index position total split error fault"),
+        *members(ctypes.c_int64, "num_indices num_rows row_bytes"),
+        *members(ctypes.c_int, "lanes align_bytes contiguous check wraps"),
         ("tiers", TierArgs),
     )
 
@@ -62,25 +49,15 @@ class BucketArgs(ctypes.Structure):
     """Mirrors the struct of the same name in gather.cu."""
 
     _fields_ = (
-        ("index", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("rank", ctypes.c_void_p),
-        ("order", ctypes.c_void_p),
-        ("position", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("error", ctypes.c_void_p),
-        ("fault", ctypes.c_void_p),
-        ("num_indices", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
-        ("num_buckets", ctypes.c_int64),
-        ("num_sums", ctypes.c_int64),
-        ("num_slots", ctypes.c_int64),
-        ("shift", ctypes.c_int),
-        ("wraps", ctypes.c_int),
-        ("near_buckets", ctypes.c_int),
+        *members(
+            ctypes.c_void_p,
+            "index counts sums rank order position owner slots error fault",
+        ),
+        *members(
+            ctypes.c_int64,
+            "num_indices num_rows row_bytes num_buckets num_sums num_slots",
+        ),
+        *members(ctypes.c_int, "shift wraps near_buckets"),
         ("tiers", TierArgs),
     )
 
@@ -89,10 +66,8 @@ class RepeatArgs(ctypes.Structure):
     """Mirrors the struct of the same name in gather.cu."""
 
     _fields_ = (
-        ("out", ctypes.c_void_p),
-        ("owner", ctypes.c_void_p),
-        ("num_indices", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
+        *members(ctypes.c_void_p, "out owner"),
+        *members(ctypes.c_int64, "num_indices row_bytes"),
     )
 
 
@@ -100,11 +75,8 @@ class SurveyArgs(ctypes.Structure):
     """Mirrors the struct of the same name in gather.cu."""
 
     _fields_ = (
-        ("index", ctypes.c_void_p),
-        ("bitmap", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("num_indices", ctypes.c_int64),
-        ("num_bits", ctypes.c_int64),
+        *members(ctypes.c_void_p, "index bitmap counts"),
+        *members(ctypes.c_int64, "num_indices num_bits"),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pydirect.kernels.launch import KernelModule
+from pydirect.kernels.launch import KernelModule, members
 from pydirect.kernels.nvrtc import load
 from pydirect.sampling.hop import Draw, Hop, Numbering, counts_of, nothing
 from pydirect.sampling.resident import MAX_PARTS, ResidentGraph
@@ -20,26 +20,15 @@ class SampleArgs(ctypes.Structure):
 
     _fields_ = (
         ("parts", ctypes.c_void_p * MAX_PARTS),
-        ("running", ctypes.c_void_p),
-        ("positive", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("nodes", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("edge", ctypes.c_void_p),
-        ("target", ctypes.c_void_p),
-        ("neighbor", ctypes.c_void_p),
-        ("slot", ctypes.c_void_p),
-        ("rank", ctypes.c_void_p),
-        ("added", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("num_nodes", ctypes.c_int64),
-        ("room", ctypes.c_int64),
-        ("base", ctypes.c_int64),
+        *members(
+            ctypes.c_void_p,
+            "running positive offsets nodes starts edge target neighbor slot rank "
+            "added source",
+        ),
+        *members(ctypes.c_int64, "num_nodes room base"),
         ("key", ctypes.c_uint64),
         ("relation", ctypes.c_uint32),
-        ("part_shift", ctypes.c_int),
-        ("num_parts", ctypes.c_int),
-        ("patience", ctypes.c_int),
+        *members(ctypes.c_int, "part_shift num_parts patience"),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from pydirect.coalesce import SECTOR_BYTES
-from pydirect.kernels.launch import KernelModule
+from pydirect.kernels.launch import KernelModule, members
 from pydirect.kernels.nvrtc import load
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Link, Mark, Operation, Pull, Push, Relax
@@ -24,29 +24,13 @@ class VisitArgs(ctypes.Structure):
     """Mirrors the struct of the same name in visit.cu."""
 
     _fields_ = (
-        ("edges", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("hot_edges", ctypes.c_void_p),
-        ("hot_weights", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("frontier", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-        ("source", ctypes.c_void_p),
-        ("marks", ctypes.c_void_p),
-        ("seen", ctypes.c_void_p),
-        ("counter", ctypes.c_void_p),
-        ("first_blocks", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("num_entries", ctypes.c_int64),
-        ("num_units", ctypes.c_int64),
-        ("limit", ctypes.c_int64),
-        ("shift", ctypes.c_int64),
-        ("now", ctypes.c_int64),
-        ("unit_shift", ctypes.c_int),
-        ("block_shift", ctypes.c_int),
-        ("contiguous", ctypes.c_int),
+        *members(
+            ctypes.c_void_p,
+            "edges weights hot_edges hot_weights slots offsets frontier sums value "
+            "source marks seen counter first_blocks positions",
+        ),
+        *members(ctypes.c_int64, "num_entries num_units limit shift now"),
+        *members(ctypes.c_int, "unit_shift block_shift contiguous"),
     )
 
 

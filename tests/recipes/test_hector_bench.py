@@ -8,14 +8,7 @@ import torch
 from recipes.bench.rgnn.tables import batches
 from recipes.bench.safety import relational
 from recipes.bench.safety.tables import stale
-
-ENVIRONMENT = {
-    "device": "a GPU",
-    "num_devices": 1,
-    "num_cpus": 1,
-    "versions": {"torch": "2"},
-    "date": "today",
-}
+from tests.recipes.written import ENVIRONMENT
 
 
 def test_sessions_of_the_campaign_agree() -> None:

@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.recipes.written import ENVIRONMENT
+
 pytest.importorskip("torch_geometric")
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 MILLION = 1_000_000
-ENVIRONMENT = {
-    "device": "a GPU",
-    "num_devices": 1,
-    "num_cpus": 16,
-    "versions": {"torch": "2.11"},
-    "command": "gather.py",
-}
 
 
 @pytest.fixture
@@ -162,7 +157,7 @@ def test_the_gather_section(bench: Any, tmp_path: Path) -> None:
     assert "3 % slower in 1 of 2 cells (median +3.0%, worst +5.0%)" in text
     assert "at least 0.88 of the peak in 1 of 1 sizes, least 0.900" in text
     assert "8 SMs 10.0 ms alone, +1.3 ms to the products." in text
-    assert text.endswith("a GPU, 16 CPU cores; torch 2.11; ")
+    assert text.endswith("a GPU, 2 CPU cores; torch 2; ")
     every = table.every_cell(gather_results())
     assert "| managed | 16 | 1000000 | 512 | direct | 1.000 | 0.800 |" in every
     assert "| pinned | 16 | 1000000 | 128 | direct | 1.250 |" in every

@@ -15,6 +15,10 @@ IGNORED_LABEL = -100
 """Positions that the loss skips (the value torch and `transformers` use)."""
 
 
+TOKENS = "tokens"
+"""The name under which the embedding and the output layer share a weight."""
+
+
 class Layer(NamedTuple):
     """One link of the chain, described and not yet built: a rank builds its own."""
 

@@ -11,6 +11,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from ssdtrain.train.models.base import (
+    TOKENS,
     Layer,
     Stock,
     TokenEmbedding,
@@ -20,7 +21,6 @@ from ssdtrain.train.models.base import (
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
-TOKENS = "tokens"
 MLP_RATIO = 4
 
 State = tuple[Tensor, Tensor]

@@ -6,6 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedModel
 
 from ssdtrain.train.models.base import (
+    TOKENS,
     Layer,
     Stock,
     TokenEmbedding,
@@ -14,9 +15,6 @@ from ssdtrain.train.models.base import (
     run_block,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
-
-TOKENS = "tokens"
-"""The name under which the embedding and the output layer share a weight."""
 
 
 def gpt_config(settings: ModelSettings, vocab_size: int) -> GPT2Config:

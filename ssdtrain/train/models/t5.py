@@ -21,6 +21,7 @@ from transformers.models.t5.modeling_t5 import (
 )
 
 from ssdtrain.train.models.base import (
+    TOKENS,
     Layer,
     Stock,
     TokenEmbedding,
@@ -30,7 +31,6 @@ from ssdtrain.train.models.base import (
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
-TOKENS = "tokens"
 MLP_RATIO = 4
 
 State = tuple[Tensor, ...]

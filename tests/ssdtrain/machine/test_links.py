@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.curves import Curve, Sigmoid
-from ssdtrain.errors import ConfigError
 from ssdtrain.machine.fit import fit_curve
 from ssdtrain.machine.links import (
     LINK_FILE,
@@ -82,32 +81,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         LINK_FILE.write(path, unwritable)
     assert LINK_FILE.read(path) == link_file()
     assert [p.name for p in tmp_path.iterdir()] == ["links.json"]
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"schema_version": 2}, "expected version 1, got 2"),
-        ({"schema": "other"}, "'other'"),
-        ({"links": [{"kind": "warp"}]}, "damaged"),
-        ({"links": 3}, "damaged"),
-    ],
-)
-def test_other_files_are_refused(
-    tmp_path: Path, change: dict[str, object], word: str
-) -> None:
-    path = tmp_path / "links.json"
-    path.write_text(json.dumps({**LINK_FILE.to_json(link_file()), **change}))
-    with pytest.raises(ConfigError, match=word):
-        LINK_FILE.read(path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_text_that_is_no_link_file(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "links.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"links\.json"):
-        LINK_FILE.read(path)
 
 
 def test_the_recorded_doctor_run_can_be_read() -> None:
