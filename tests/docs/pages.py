@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->", re.S)
-GIVEN = re.compile(r"<!-- given:\n(.*?)-->", re.S)
+GIVEN = re.compile(r"<!-- given(, to each line)?:\n(.*?)-->", re.S)
 SHELL = ("bash", "sh", "console")
 COMMANDS = ("ssdtrain", "python", "recipes/", "pip", "make", "deepspeed", "torchrun")
 
@@ -24,6 +24,8 @@ class Block:
     """The reason in `<!-- not run: reason -->` right above it."""
     given: str
     """Code in `<!-- given: ... -->` right above it: what the reader has already."""
+    line_by_line: bool = False
+    """`<!-- given, to each line: ... -->`: the lines are variants of one another."""
 
     @property
     def is_python(self) -> bool:
@@ -65,7 +67,8 @@ def blocks(page: Path) -> list[Block]:
                 language=lines[start].strip().removeprefix("```").strip(),
                 text="\n".join(lines[start + 1 : number]) + "\n",
                 not_run=skipped.group(1) if skipped else None,
-                given=given.group(1) if given else "",
+                given=given.group(2) if given else "",
+                line_by_line=bool(given and given.group(1)),
             )
         )
         start, last_end = None, number + 1

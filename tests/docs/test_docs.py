@@ -1,15 +1,18 @@
 """Every code block of docs/ runs, or says in the page's source why it does not.
 
 Python blocks of a page run one after the other in one process. `<!-- not run: reason
--->` above a block exempts it; `<!-- given: code -->` runs before it and is not shown.
+-->` above a block exempts it; `<!-- given: code -->` runs before it and is not shown,
+`<!-- given, to each line: code -->` before each of its statements, which are variants.
 Commands are parsed by the parsers that they are for; nothing is trained.
 """
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
             part
             for b in blocks(page)
             if b.is_python and not b.not_run
-            for part in ((f"{page}, given", 1, b.given), (str(page), b.line, b.text))
+            for part in parts_of(b)
         ]
         for page in PYTHON
     }
@@ -61,6 +64,17 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, str | None] = json.loads((directory / "found.json").read_text())
     return found
+
+
+def parts_of(block: Block) -> Iterator[tuple[str, int, str]]:
+    """What runs, in order: its name, the number of its first line, its text."""
+    page, given = str(block.page), (f"{block.page}, given", 1, block.given)
+    if not block.line_by_line:
+        yield from (given, (page, block.line, block.text))
+        return
+    for statement in ast.parse(block.text).body:
+        lines = block.text.splitlines()[statement.lineno - 1 : statement.end_lineno]
+        yield from (given, (page, block.line + statement.lineno - 1, "\n".join(lines)))
 
 
 def where(block: Block) -> str:
