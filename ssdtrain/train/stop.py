@@ -5,6 +5,7 @@ SIGTERM perhaps one rank only; the ranks agree behind each step, or those that g
 would wait for the others. A second SIGINT ends the process at once.
 """
 
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from ssdtrain.train.ranks import Ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STDERR = 2
 IMPATIENT_S = 1.0
 """A launcher forwards the terminal's SIGINT within this time; a person is slower."""
 
@@ -35,7 +37,10 @@ class Stop:
     Outside the main thread it stays out of the way: signals do what they did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, told_fd: int | None = None) -> None:
+        """told_fd: where a line says at once that the running step is finished first;
+        None on ranks whose first one says it."""
+        self._told_fd = told_fd
         self._signum = 0
         self._since = 0.0
         self._before: dict[int, Any] = {}
@@ -60,5 +65,14 @@ class Stop:
         now = time.monotonic()
         if not self._signum:
             self._signum, self._since = signum, now
+            self._tell(signum)
         elif signum == signal.SIGINT and now - self._since > IMPATIENT_S:
             raise KeyboardInterrupt
+
+    def _tell(self, signum: int) -> None:
+        if self._told_fd is None:
+            return
+        again = ", again ends it at once" if signum == signal.SIGINT else ""
+        text = f"ssdtrain: {signal.Signals(signum).name}: finishing the step{again}\n"
+        # Unbuffered: the signal may have come in the middle of a print.
+        os.write(self._told_fd, text.encode())

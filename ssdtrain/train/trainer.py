@@ -35,7 +35,7 @@ from ssdtrain.train.plain import PlainRunner
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import EngineKind, RunSettings, at_least
-from ssdtrain.train.stop import Stop, StoppedError
+from ssdtrain.train.stop import STDERR, Stop, StoppedError
 from ssdtrain.train.zero import ZeroRunner
 
 SUMMED = (
@@ -126,7 +126,8 @@ class Trainer:
             raise RuntimeError("prepare() left nothing to run")
         ranks, legs = prepared.workload.ranks, []
         with deterministic(self.settings.train.deterministic):
-            with self._sinks(ranks, prepared.terminal) as sinks, Stop() as stop:
+            stop = Stop(told_fd=STDERR if ranks.is_first else None)
+            with self._sinks(ranks, prepared.terminal) as sinks, stop:
                 try:
                     for leg in self._legs():
                         legs.append(prepared.run(leg, sinks, stop))

@@ -88,7 +88,8 @@ def test_a_signal_ends_the_step_and_the_run_goes_on(
 ) -> None:
     code, error, path = stopped(tmp_path, signal.SIGINT, *TINY, *LONG)
     assert code == 128 + signal.SIGINT
-    [line] = [one for one in error.splitlines() if one.startswith("ssdtrain")]
+    first, line = (one for one in error.splitlines() if one.startswith("ssdtrain"))
+    assert first == "ssdtrain: SIGINT: finishing the step, again ends it at once"
     run = path.resolve()
     assert "stopped by SIGINT after step" in line
     assert f"go on with: ssdtrain train resume=runs/{run.name}" in line
@@ -236,8 +237,9 @@ def test_two_ranks_stop_behind_the_same_step(tmp_path: Path, train: Train) -> No
     code, error, path = stopped(tmp_path, signal.SIGTERM, *TINY[1:], *LONG)
     assert code == 128 + signal.SIGTERM
     told = [one for one in error.splitlines() if one.startswith("ssdtrain")]
-    assert len(told) == 1 and "stopped by SIGTERM" in told[0]
-    assert "go on with" in told[0]
+    first, line = told
+    assert first == "ssdtrain: SIGTERM: finishing the step"
+    assert "stopped by SIGTERM" in line and "go on with" in line
     count = len(losses(path))
     again = train("resume=latest", f"train.steps={count + 1}")
     assert again.returncode == 0, again.stderr
