@@ -91,7 +91,7 @@ def run_ranks(
             ranks.append(subprocess.Popen(words, env=own, stdout=log, stderr=log))
     with reaped(*ranks):
         codes = _wait(ranks, limit_s)
-    if any(codes):
+    if any(code != 0 for code in codes):
         raise AssertionError(
             "\n".join(
                 f"-- rank {rank}: {_ended(code)}\n{first_error(path.read_text())}"

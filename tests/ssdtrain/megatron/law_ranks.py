@@ -27,8 +27,8 @@ from ssdtrain.train.settings import Family, ModelSettings
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 
-WIDTH, LENGTH, ROWS, NUM_LAYERS, VOCABULARY = 32, 16, 2, 4, 64
-NUM_MICRO_BATCHES, NUM_STEPS = 4, 2
+WIDTH, LENGTH, ROWS, VOCABULARY = 32, 16, 2, 64
+NUM_STEPS = 2
 EVERYTHING: dict[str, Any] = {
     "min_bytes": 0,
     "plan": "offload-all",
@@ -55,6 +55,16 @@ class Cell(NamedTuple):
     """A pass with forward_only between the steps."""
     agreed: bool = False
     """Also under `plan="auto"`, whose plan both ranks tell."""
+
+    @property
+    def num_layers(self) -> int:
+        """One a chunk of an interleaved model, two of each kind elsewhere."""
+        return 4 if "virtual_pipeline" in self.parallel else 2
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Two add their gradients; stages need more to overlap."""
+        return 4 if "pipeline" in self.parallel else 2
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -122,7 +132,7 @@ class Training:
         settings = ModelSettings(
             family=cell.family,
             hidden_size=WIDTH,
-            num_layers=NUM_LAYERS,
+            num_layers=cell.num_layers,
             num_heads=4,
             sequence_length=LENGTH,
         )
@@ -165,7 +175,7 @@ class Training:
                 batches(self.cell.family, self.data_rank, step) for _ in self.chunks
             ],
             model=self.chunks,
-            num_microbatches=NUM_MICRO_BATCHES,
+            num_microbatches=self.cell.num_micro_batches,
             seq_length=LENGTH,
             micro_batch_size=ROWS,
             forward_only=forward_only,

@@ -61,20 +61,26 @@ def interrupted(at: int, inside: Callable[[str], bool]) -> Iterator[list[str]]:
     """Raises KeyboardInterrupt before line number `at` of those that run in files of
     ssdtrain that `inside` wants; gives the place, if it came so far."""
     count, places = 0, []
+    wanted = functools.cache(inside)
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        if not inside(frame.f_code.co_filename):
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        if not wanted(frame.f_code.co_filename):
             return None
-        if event == "line" and frame.f_lasti not in exits_of(frame.f_code):
-            count += 1
-            if count == at:
-                places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
-                raise KeyboardInterrupt
+        exits = exits_of(frame.f_code)
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal count
+            if event == "line" and frame.f_lasti not in exits:
+                count += 1
+                if count == at:
+                    places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+                    raise KeyboardInterrupt
+            return trace
+
         return trace
 
     before = sys.gettrace()
-    sys.settrace(trace)
+    sys.settrace(enter)
     try:
         yield places
     finally:
