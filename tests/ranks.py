@@ -1,16 +1,22 @@
 """Processes that tests start: ample time, none left behind, their own errors shown."""
 
+import multiprocessing
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import distributed
 from torch.distributed import TCPStore
 
@@ -24,6 +30,17 @@ ERROR = re.compile(
     r"^.*(Traceback \(most|Fatal Python error|terminate called|Error\b|FAILED).*$",
     re.MULTILINE,
 )
+
+PRELOADED = [
+    "pytest",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch._inductor.compile_fx",
+    "hydra",
+]
+"""Four seconds of imports. Nothing of this repository, and no library whose presence
+ssdtrain looks for in `sys.modules`."""
 
 Process = subprocess.Popen[Any]
 
@@ -54,6 +71,13 @@ def first_error(text: str) -> str:
     return "\n".join(text[found.start() :].splitlines()[:SHOWN_LINES])
 
 
+def server() -> ForkServerContext:
+    """Forks of one process that has imported torch, and nothing of ours."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 def run_ranks(
     command: Sequence[str | Path],
     directory: Path,
@@ -62,10 +86,11 @@ def run_ranks(
     limit_s: float = LONGEST_S,
     **environment: str,
 ) -> None:
-    """Run `python *command` once a rank, as a launcher would, until all have ended.
+    """Run `command`, a script and its words, once a rank until all have ended.
 
     What each prints is in `directory/log<rank>`. Fails with the first error of each
-    rank; one that fails ends the others.
+    rank; one that fails ends the others. Ranks are forks of a server that has imported
+    torch, and nothing of ours.
     """
     # Served by this process: no rank guesses a free port, none is gone too early.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -82,15 +107,20 @@ def run_ranks(
         ),
         **environment,
     }
+    context = server()
     logs = [directory / f"log{rank}" for rank in range(num_ranks)]
-    ranks: list[Process] = []
-    for rank, path in enumerate(logs):
-        own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        words = [sys.executable, *map(str, command)]
-        with path.open("w") as log:
-            ranks.append(subprocess.Popen(words, env=own, stdout=log, stderr=log))
-    with reaped(*ranks):
+    ranks = []
+    try:
+        for rank, log in enumerate(logs):
+            own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            words = [str(Path(command[0]).resolve()), *map(str, command[1:])]
+            ranks.append(context.Process(target=_run_script, args=(words, own, log)))
+            ranks[-1].start()
         codes = _wait(ranks, limit_s)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
     if any(code != 0 for code in codes):
         raise AssertionError(
             "\n".join(
@@ -99,6 +129,21 @@ def run_ranks(
                 if code != 0
             )
         )
+
+
+def _run_script(words: list[str], environment: dict[str, str], log: Path) -> None:
+    """What `python *words` does, in a fork of the server."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # OpenMP has read the server's environment
+    if chosen := environment.get("PYTHONWARNINGS"):
+        warnings.simplefilter(chosen)  # type: ignore[arg-type]
+    sys.argv = words
+    sys.path[:0] = [str(Path(words[0]).parent), str(ROOT)]
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def leave() -> NoReturn:
@@ -114,12 +159,12 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def _wait(ranks: Sequence[Process], limit_s: float) -> list[int | None]:
+def _wait(ranks: Sequence[BaseProcess], limit_s: float) -> list[int | None]:
     """The statuses; None of those that had not ended."""
     deadline = time.monotonic() + limit_s
     failed = False
     while True:
-        codes = [rank.poll() for rank in ranks]
+        codes = [rank.exitcode for rank in ranks]
         if None not in codes or time.monotonic() > deadline:
             return codes
         if not failed and any(codes):

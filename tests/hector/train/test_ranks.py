@@ -1,17 +1,14 @@
 """Layers, captured mini-batches and the trainer on two processes (gloo)."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.hector.train import ranks_script as script
+from tests.ranks import run_ranks
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -19,15 +16,11 @@ pytestmark = pytest.mark.timeout(300)
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both ranks found: one launch for all tests."""
     directory = tmp_path_factory.mktemp("ranks")
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
-    done = subprocess.run(
-        [sys.executable, *launcher, str(HERE / "ranks_script.py"), str(directory)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
+    run_ranks([script.__file__, directory], directory)
+    assert all(
+        "bucket view strides" not in (directory / f"log{rank}").read_text()
+        for rank in range(2)
     )
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert "bucket view strides" not in done.stderr
     for name in script.TRAININGS:
         assert len((directory / name / "metrics.jsonl").read_text().splitlines()) == 4
     return [json.loads((directory / f"{r}.json").read_text()) for r in (0, 1)]

@@ -378,8 +378,10 @@ def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
 if __name__ == "__main__":
     import torch.multiprocessing as mp
 
-    # OUT DEVICE [CASE ...]: four ranks on a CPU, one a GPU there.
-    device = sys.argv[2]
-    ranks = 4 if device == "cpu" else torch.cuda.device_count()
-    arguments = (ranks, Path(sys.argv[1]), sys.argv[3:], device)
-    mp.spawn(main, arguments, nprocs=ranks)
+    # OUT DEVICE [CASE ...]: one rank of a launcher's; without one, a rank for each GPU.
+    given = Path(sys.argv[1]), sys.argv[3:], sys.argv[2]
+    if "RANK" in os.environ:
+        main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), *given)
+    else:
+        ranks = torch.cuda.device_count()
+        mp.spawn(main, (ranks, *given), nprocs=ranks)

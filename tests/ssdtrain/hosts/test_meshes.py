@@ -1,10 +1,6 @@
 """FSDP2, tensor parallel and DDP on gloo: four ranks, each case with and without us."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +14,9 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.hosts import meshes
-from tests.ranks import LONGEST_S, first_error
+from tests.ranks import run_ranks
 from tests.ssdtrain.hosts import mesh_ranks
 
-ROOT = Path(__file__).resolve().parents[3]
 Results = list[dict[str, Any]]
 
 
@@ -29,17 +24,7 @@ Results = list[dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What all ranks said, of all cases."""
     out = tmp_path_factory.mktemp("meshes")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ssdtrain.hosts.mesh_ranks", str(out), "cpu"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
-    assert done.returncode == 0, first_error(done.stderr)
+    run_ranks([mesh_ranks.__file__, out, "cpu"], out, 4)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(4)]
 
 

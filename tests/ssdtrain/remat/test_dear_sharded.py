@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from ssdtrain.cache.weights import COPIED_BYTES
-from tests.ranks import leave
+from tests.ranks import leave, server
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.remat.sharded import trained
 
@@ -66,7 +66,8 @@ def on_rank(rank: int, place: str) -> None:
 
 def test_no_recipe_reads_a_large_weight_that_is_gathered(tmp_path: Path) -> None:
     assert NARROW * WIDE * 4 <= COPIED_BYTES < WIDE * WIDE * 4
-    mp.spawn(on_rank, (str(tmp_path),), nprocs=2)
+    method = server().get_start_method()
+    mp.start_processes(on_rank, (str(tmp_path),), nprocs=2, start_method=method)
     for rank in range(2):
         for recipes in torch.load(tmp_path / f"told{rank}", weights_only=True):
             # Blocks behind the first one rebuild one product from a copy of its weight;
