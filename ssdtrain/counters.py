@@ -200,13 +200,15 @@ class Counters:
             fallbacks = self._sums.fallbacks
             fallbacks[reason] = fallbacks.get(reason, 0) + 1
 
-    def rebuilt(self, recipe: str, num_bytes: int) -> None:
-        """A recipe takes the place of a record of so many bytes."""
+    def rebuilt(self, recipe: str, num_bytes: int, num_records: int = 0) -> None:
+        """So many bytes are made again instead of stored; records of their own are
+        counted with them."""
         with self._lock:
             counts, _, recipes = self._sums
-            counts[Count.RECORDS] = counts.get(Count.RECORDS, 0) + 1
-            for count in (Count.SAVED, Count.RECOMPUTED):
-                counts[count] = counts.get(count, 0) + num_bytes
+            if num_records:
+                counts[Count.RECORDS] = counts.get(Count.RECORDS, 0) + num_records
+                counts[Count.SAVED] = counts.get(Count.SAVED, 0) + num_bytes
+            counts[Count.RECOMPUTED] = counts.get(Count.RECOMPUTED, 0) + num_bytes
             recipes[recipe] = recipes.get(recipe, 0) + num_bytes
 
     def take(self) -> Sums:

@@ -229,19 +229,41 @@ class TensorCache:
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
         if isinstance(source, RebuiltView):
-            rebuilt = source.rebuilt
             with self._lock:
-                self.collect()
-                self.enter_backward(rebuilt.lane)
-                at = self.course.begin_use(rebuilt.lane, rebuilt.item)
-                try:
-                    self.moves.release_due()
-                    tensor = self.recipes.use(source)
-                    self.moves.load_due(rebuilt.lane, at, self.start_load)
-                    return self.course.given(at, tensor)
-                finally:
-                    self.course.end_use(at)
+                return self.use_rebuilt(source)
         return self._unpack_record(source)
+
+    def use_rebuilt(self, source: RebuiltView) -> Tensor:
+        """A mark: backward asks for what a recipe makes. The lock is held."""
+        rebuilt, course = source.rebuilt, self.course
+        self.collect()
+        self.enter_backward(rebuilt.lane)
+        at = course.begin_use(rebuilt.lane, rebuilt.item)
+        try:
+            self.moves.release_due()
+            tensor = self.recipes.use(source)
+            if at is not None:
+                self.moves.load_due(rebuilt.lane, at, self.start_load)
+            return course.given(at, tensor)
+        finally:
+            course.end_use(at)
+
+    def read(self, handle: Handle) -> Tensor:
+        """As `unpack`, for a recipe that runs: no mark. The lock is held."""
+        if type(handle) is not Handle:
+            return handle.get()  # type: ignore[attr-defined, no-any-return]
+        source = handle.source
+        if isinstance(source, Kept | ParameterView):
+            return source.rebuild()
+        if isinstance(source, RebuiltView):
+            self.enter_backward(source.rebuilt.lane)
+            return self.recipes.use(source)
+        source.check()
+        record = source.record
+        self.enter_backward(record.lane)
+        tensor = source.view.rebuild(self._fetch(record))
+        self._count_use(record, None)
+        return tensor
 
     # -- pack ---------------------------------------------------------------------
 
@@ -520,23 +542,29 @@ class TensorCache:
             source.check()
             self.collect()
             self.enter_backward(lane)
-            first_use = record.num_uses == 0
             at = self.course.begin_use(lane, record.item)
             try:
                 self.moves.release_due()
                 tensor = source.view.rebuild(self._fetch(record))
-                record.num_uses += 1
-                if first_use:
-                    lane.uses.append(record.ordinal)
-                if self.course.of(lane).orders is not None:
-                    self.moves.load_due(lane, at, self.start_load)
-                elif first_use and lane.has_moved:
-                    self._prefetch(lane.upcoming(record.ordinal))
-                if record.num_uses >= record.num_handles:
-                    record.put_back()
+                self._count_use(record, at)
                 return self.course.given(at, tensor)
             finally:
                 self.course.end_use(at)
+
+    def _count_use(self, record: Record, at: int | None) -> None:
+        """Its bytes were asked for: load what comes next, and put them back behind the
+        last use."""
+        lane, first_use = record.lane, record.num_uses == 0
+        record.num_uses += 1
+        if first_use:
+            lane.uses.append(record.ordinal)
+        if self.course.of(lane).orders is not None:
+            if at is not None:
+                self.moves.load_due(lane, at, self.start_load)
+        elif first_use and lane.has_moved:
+            self._prefetch(lane.upcoming(record.ordinal))
+        if record.num_uses >= record.num_handles:
+            record.put_back()
 
     def enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:

@@ -329,12 +329,13 @@ class Course:
         at, course.num_uses = course.num_uses, course.num_uses + 1
         self.mark += 1
         self._is_using = True
-        self.observer.mark(course.number, Phase.BACKWARD, number)
+        if self.observer.listens:
+            self.observer.mark(course.number, Phase.BACKWARD, number)
         return at
 
     def given(self, at: int | None, tensor: Tensor) -> Tensor:
         """What autograd gets for the use that `begin_use` gave."""
-        if at is not None:
+        if at is not None and self.observer.listens:
             self.observer.given(tensor)
         return tensor
 
@@ -342,7 +343,8 @@ class Course:
         """The cache has acted for the use that `begin_use` gave."""
         if at is not None:
             self._is_using = False
-            self.observer.seal()
+            if self.observer.listens:
+                self.observer.seal()
 
 
 def name_of(tensor: Tensor) -> str:

@@ -102,17 +102,14 @@ def is_plain(tensor: Tensor) -> bool:
         and (tensor.is_cuda or tensor.is_cpu)
         and not tensor.is_nested
         and not tensor.is_quantized
-        and not is_of_forward_mode(tensor)
+        and not tensor._is_zerotensor()
+        and (forward_ad._current_level < 0 or not is_dual(tensor))
     )
 
 
-def is_of_forward_mode(tensor: Tensor) -> bool:
-    """Whether it is no bytes alone: a dual tensor of forward-mode AD has a tangent, and
+def is_dual(tensor: Tensor) -> bool:
+    """Whether it is no bytes alone: a dual tensor of forward-mode AD has a tangent, as
     the zeros that stand for one have no memory."""
-    if tensor._is_zerotensor():
-        return True
-    if forward_ad._current_level < 0:
-        return False
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 

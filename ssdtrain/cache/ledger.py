@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
+
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
@@ -62,6 +64,9 @@ class Ledger:
         self._device = device
         self._base = device.memory()
         self._first = self._base
+        self.watches_peaks = False
+        """Whether the allocator is asked at the end of a backward."""
+        self._ended: MemoryLevel | None = None
         self._backward: MemoryLevel | None = None
         self._after: MemoryLevel | None = None
         self._seen_backward = False
@@ -121,11 +126,26 @@ class Ledger:
             return
         self._seen_backward = True
         self._backward = self._device.memory()
+        self._ended = None
+        if self.watches_peaks and torch._C._current_graph_task_id() != -1:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._backward_ended)
         self._backward_start_bytes = self.live_bytes
+
+    def _backward_ended(self) -> None:
+        """Called by autograd: whoever starts the allocator's maximum again at the end
+        of each step has not done so yet."""
+        self._ended = self._device.memory()
 
     def backward_ends(self) -> None:
         """No saved tensor is alive any more."""
         self._after = self._device.memory()
+
+    @property
+    def levels(self) -> tuple[MemoryLevel | None, MemoryLevel | None]:
+        """The allocator at the start of the last step, and at the end of its first
+        backward if that was watched; None where there is none to ask."""
+        return self._base, self._ended
 
     @property
     def step_is_open(self) -> bool:

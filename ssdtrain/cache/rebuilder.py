@@ -64,8 +64,8 @@ class Cache(Protocol):
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
 
-    def unpack(self, handle: Handle) -> Tensor:
-        """Bring a tensor back."""
+    def read(self, handle: Handle) -> Tensor:
+        """Bring a tensor back for a recipe."""
 
     def probe_of(self, tensor: Tensor) -> Probe:
         """A probe of a plain tensor on the device."""
@@ -140,7 +140,9 @@ class Rebuilder:
     def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
         """Whether a tensor may be made by the recipe that its row knows; None: no."""
         base = tensor if tensor._base is None else tensor._base
-        if not is_plain(base) or key.start_byte or key.end_byte != base.nbytes:
+        if base is not tensor and not is_plain(base):  # `tensor` was looked at
+            return None
+        if key.start_byte or key.end_byte != base.nbytes:
             return None
         return self.finder.again(compiled, base, self.keeper)
 
@@ -164,7 +166,7 @@ class Rebuilder:
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
-        holders = tuple(held.holder for held in operands)
+        holders = tuple([held.holder for held in operands])
         rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_dear:
@@ -177,7 +179,7 @@ class Rebuilder:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
-        self._cache.ledger.counters.rebuilt(expression.recipe, spared_bytes)
+        self._cache.ledger.counters.rebuilt(expression.recipe, spared_bytes, 1)
         return rebuilt
 
     def _find(self, base: Tensor) -> Found | None:
@@ -329,8 +331,8 @@ class Rebuilder:
         observer, clock = self._cache.course.observer, ledger.clock
         handed_bytes = ledger.handed_bytes
         try:
-            unpack = self._cache.unpack
-            tensors = [unpack(holder) for holder in rebuilt.holders]
+            read = self._cache.read
+            tensors = [read(holder) for holder in rebuilt.holders]
             if observer.listens:
                 observer.runs_again()
             begun = clock.begin()

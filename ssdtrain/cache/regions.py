@@ -705,7 +705,6 @@ class Regions:
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
-                counters.add(Count.RECOMPUTED, call.dropped_bytes)
                 counters.rebuilt(REGION, call.dropped_bytes)
 
     def abort(self, call: RegionCall) -> None:

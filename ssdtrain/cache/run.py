@@ -17,6 +17,7 @@ from ssdtrain.cache.record import (
     Holding,
     Lane,
     LaneCourse,
+    RebuiltView,
     RecordState,
     handle_of,
 )
@@ -41,7 +42,7 @@ from ssdtrain.cache.rows import (
 )
 from ssdtrain.cache.spec import NOTHING
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
-from ssdtrain.cache.traced import untraced
+from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.counters import Count
 from ssdtrain.remat import modes
 from ssdtrain.remat.modes import may_meddle, without_modes
@@ -54,11 +55,12 @@ class Run:
     def __init__(self, cache: Any, lane: Lane, table: Table, general: Hooks) -> None:
         self._cache = cache
         self._generally: Pack = untraced(general[0])
-        self._back_generally: Unpack = untraced(general[1])
+        self.bring_back: Unpack = untraced(general[1])  # a wrapper's part, too
         self._lane = lane
         self._table = table
         self._course: LaneCourse = cache.course.of(lane)
         self._lock = cache.lock
+        self.may_move: Callable[[Tensor], bool] = cache.is_movable
         self.nothing: Tensor = cache.nothing
         """Empty, on the device, for probes of versions."""
         self._regions = cache.regions
@@ -73,17 +75,12 @@ class Run:
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
         self.holding = Holding(lane)
 
-    def bring_back(self, handle: Handle) -> Tensor:
-        """A tensor of the general path, inside a wrapper."""
-        return self._back_generally(handle)
-
     # -- forward ------------------------------------------------------------------
 
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
-        general, owner = self._back_generally, self._cache.owner
+        general, owner = self.bring_back, self._cache.owner
         regions, graph_task = self._regions, torch._C._current_graph_task_id
-        is_movable = self._cache.is_movable
         dispatching, overriding, inferring = modes.ASKED
 
         def pack(tensor: Tensor) -> Any:  # noqa: C901
@@ -105,7 +102,7 @@ class Run:
                 if owner.is_elsewhere:
                     return self._generally(tensor)
                 if type(row) is HostRow and tensor.nbytes == row.num_bytes:
-                    if is_movable(tensor):
+                    if self.may_move(tensor):
                         return self.send(row, tensor)
                     return self.leave(tensor)
                 # mypy does not narrow by a set: each of these has `num_bytes`.
@@ -129,6 +126,10 @@ class Run:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
                 self.count_quiet_uses(handle)
+                source: Any = handle.source
+                if type(source) is RebuiltView and handle.seal is None:
+                    if tracer() is None:  # a user's recipe may run
+                        return self.make(source)
                 return general(handle)
             if kind is PlaceHandle and handle.seal is not None:
                 return general(handle)
@@ -224,10 +225,6 @@ class Run:
             self._live(behind.num_bytes)
         cache.moves.release_due()
 
-    def may_move(self, tensor: Tensor) -> bool:
-        """Whether its bytes may leave: plain, on the device, no parameter."""
-        return self._cache.is_movable(tensor)  # type: ignore[no-any-return]
-
     def move(self, row: MoveRow, tensor: Tensor) -> Handle:
         """A mark: an item with a record, whose bytes may leave."""
         with self._lock:
@@ -315,9 +312,8 @@ class Run:
         """A mark: backward asks for an item that was sent off."""
         cache, course = self._cache, self._course
         with self._lock:
-            if row.used_behind is not NOTHING and row not in self._used:
-                self._used.add(row)
-                self._use_quiet(row, again=False)
+            if row.used_behind is not NOTHING:
+                self._use_quiet(row)
             at = self._count_use()
             state = moved.state
             if state is RecordState.LEAVING:
@@ -422,10 +418,9 @@ class Run:
         """A mark: backward asks for an item that stayed."""
         row = handle.row
         with self._lock:
-            self._use_quiet(row, handle.is_closed)
-            at = self._count_use()
-            if at is not None and self._course.orders is not None:
-                self._cache.moves.load_at(self._course, at, self._cache.start_load)
+            if row.used_behind is not NOTHING:
+                self._use_quiet(row)
+            self.end_use(self._count_use())
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
@@ -435,12 +430,16 @@ class Run:
                     self.holding.live_bytes -= num_bytes
                     self._cache.ledger.hand_over(num_bytes)
 
+    def make(self, source: RebuiltView) -> Tensor:
+        """A mark: backward asks for what a recipe makes."""
+        with self._lock:
+            return self._cache.use_rebuilt(source)  # type: ignore[no-any-return]
+
     def begin_use(self, row: RegionItemRow) -> int | None:
         """A mark: backward asks for what a region makes again."""
         with self._lock:
             if row.used_behind is not NOTHING:
-                self._use_quiet(row, row in self._used)
-                self._used.add(row)
+                self._use_quiet(row)
             return self._count_use()
 
     def _count_use(self) -> int | None:
@@ -464,19 +463,21 @@ class Run:
         row = self._table.telling.get(handle.number)
         if row is not None:
             with self._lock:
-                self._use_quiet(row, row in self._used)
-                self._used.add(row)
+                self._use_quiet(row)
 
-    def _use_quiet(self, row: Any, again: bool) -> None:
-        """Count the uses that were not counted; once, if backward comes again."""
+    def _use_quiet(self, row: Any) -> None:
+        """Count the uses before this one that were not counted; once, if backward comes
+        again."""
+        if row in self._used:
+            return
+        self._used.add(row)
         behind = row.used_behind
-        if not again:
-            self._cache.course.mark += behind.uses
-            self._course.num_uses += behind.uses
-            num_bytes = behind.num_bytes
-            if self._resized_bytes:
-                num_bytes += self._more(num_bytes)
-            self._live(-num_bytes)
+        self._cache.course.mark += behind.uses
+        self._course.num_uses += behind.uses
+        num_bytes = behind.num_bytes
+        if self._resized_bytes:
+            num_bytes += self._more(num_bytes)
+        self._live(-num_bytes)
 
     def _more(self, planned_bytes: int) -> int:
         """By how much kept tensors are larger than the plan's: their share of all."""

@@ -9,8 +9,8 @@ left out: the wrapper is a graph break, and the forward inside it is compiled.
 
 `torch.compiler.disable` around a function costs more than most rows of a table do. So
 Dynamo is told once, of every function in the rooms that the hooks enter, to run it as
-it is. What is not ours (a user's recipe) is reached through the general path alone,
-which is disabled as a whole.
+it is. What is not ours (a user's recipe) is reached through the general path, which is
+disabled as a whole, unless Dynamo looks at no frame of this thread (`tracer`).
 (tests/ssdtrain/hosts/test_compile.py)
 """
 
@@ -23,6 +23,9 @@ from typing import Any, TypeVar
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_eval_frame: Any = getattr(torch._C, "_dynamo").eval_frame  # noqa: B009 (no stub)
+tracer: Callable[[], Any] = _eval_frame.get_eval_frame_callback
+"""What Dynamo does to frames that begin in this thread; None: nothing."""
 
 
 def untraced(function: Function) -> Function:

@@ -6,16 +6,21 @@ like the model's, so whatever they become, their cost is what is measured.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import name_of
+from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.weights import Weights
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.policies import KeepAll
 from ssdtrain.plan.profile import HostCosts
+from ssdtrain.remat.budget import NoBudget
+from ssdtrain.remat.finder import Finder, built_in
 from ssdtrain.transfer.device import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
@@ -28,11 +33,16 @@ NUM_BOUND = 2
 NUM_MEASURED = 4
 RELEASE_AFTER = 3
 LOAD_AHEAD = 2
-PLACES = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
+PLACES = (
+    *(Placement.KEEP, Placement.OFFLOAD),
+    *(Placement.OFFLOAD_SSD, Placement.RECOMPUTE),
+)
+"""What becomes of the links of the chain, in turn."""
 
 
 class _Chain(nn.Module):
-    """Multiplications: each saves its input and a parameter."""
+    """Multiplications: each saves its input and a parameter. An input that is to be
+    rebuilt is a SiLU's, which saves its own input for that."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -42,17 +52,22 @@ class _Chain(nn.Module):
         )
         self.start = start.requires_grad_()
 
-    def forward(self) -> tuple[Tensor, list[Tensor]]:
-        """Return the result and the saved tensors in order."""
-        x, saved = self.start * self.scales[0], []
-        for scale in self.scales:
-            saved.append(x)
+    def forward(self) -> tuple[Tensor, list[tuple[Tensor, Placement]]]:
+        """Return the result and the saved tensors in order, with their placements."""
+        x, saved = self.start * self.scales[0], [(self.start, PLACES[0])]
+        for number, scale in enumerate(self.scales, 1):
+            placement = PLACES[number % len(PLACES)]
+            if placement is Placement.RECOMPUTE:
+                saved.append((x, Placement.KEEP))
+                x = F.silu(x)
+            saved.append((x, placement))
             x = x * scale
         return x, saved
 
 
 def host_costs(torch_device: torch.device) -> HostCosts:
-    """Measure what keeping and moving a tensor cost the host; takes 10 to 50 ms."""
+    """Measure what it costs the host to keep, move and rebuild a tensor; takes 10 to
+    50 ms. A recipe of the chain has one operator and one input."""
     return measured_chain(torch_device).costs(HostCosts())
 
 
@@ -66,6 +81,8 @@ def measured_chain(
     offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
     limits = CacheLimits(min_bytes=ITEM_BYTES, window_bytes=None, prefetch_bytes=None)
     cache = TensorCache(offloader, KeepAll(), limits, counters)
+    finder = Finder(built_in())
+    cache.recipes = Rebuilder(cache, finder, Weights(), NoBudget())
     try:
         with torch.enable_grad(), torch.autocast(torch_device.type, enabled=False):
             chain = _Chain(torch_device)
@@ -95,20 +112,18 @@ def _measured(cache: TensorCache, chain: _Chain, meter: HostMeter) -> HostMeter:
     return meter
 
 
-def _orders(saved: list[Tensor]) -> tuple[Order, ...]:
-    # The first multiplication saves the start, a leaf.
-    names = ["input [" + name_of(saved[0]).split("[")[1], *map(name_of, saved)]
+def _orders(saved: list[tuple[Tensor, Placement]]) -> tuple[Order, ...]:
     orders = []
-    for number, name in enumerate(names):
-        placement = PLACES[number % len(PLACES)]
-        moves = placement is not Placement.KEEP
-        used = len(names) - 1 - number
-        moves = moves and used > RELEASE_AFTER + LOAD_AHEAD
+    for number, (tensor, placement) in enumerate(saved):
+        used = len(saved) - 1 - number
+        in_time = used > RELEASE_AFTER + LOAD_AHEAD
+        moves = in_time and placement in AWAY_PLACEMENTS
+        stays = placement in AWAY_PLACEMENTS and not moves
         orders.append(
             Order(
-                name=name,
+                name=name_of(tensor),
                 num_bytes=ITEM_BYTES,
-                placement=placement if moves else Placement.KEEP,
+                placement=Placement.KEEP if stays else placement,
                 release_after=RELEASE_AFTER if moves else 0,
                 load_at=max(0, used - LOAD_AHEAD) if moves else 0,
             )

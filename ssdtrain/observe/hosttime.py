@@ -221,7 +221,7 @@ def mean_ms(samples_ns: Iterable[int]) -> float:
     return sum(usual) / len(usual) / 1e6
 
 
-def mixed(before: HostCosts, sample: HostCosts, weight: float = WEIGHT) -> HostCosts:
+def mixed(before: HostCosts, sample: HostCosts, weight: float) -> HostCosts:
     """Return the running mean with one more sample."""
 
     def mix(old: HostCost, new: HostCost) -> HostCost:

@@ -30,11 +30,12 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.contention import measure
 from ssdtrain.observe.hostprobe import host_costs
-from ssdtrain.observe.hosttime import HostMeter, is_far, mixed
+from ssdtrain.observe.hosttime import WEIGHT, HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import Paced
+from ssdtrain.observe.peaks import PeakWatch
 from ssdtrain.plan.adapt import Drift, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
@@ -71,6 +72,8 @@ FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
+MOST_TIGHTENED = 4
+"""Plans that leave more room under a memory limit than the one before."""
 SAMPLED_STEPS = 128
 """One step in so many has its hooks timed."""
 
@@ -155,6 +158,8 @@ class Planner:
         """Host time of the forward that started on an idle device."""
         self._plain_start: Any = None
         self._num_spans = 0
+        self._was_sampled = False
+        """Whether the hooks of a step under a plan were timed."""
         self._host_costs: HostCosts | None = None
         """None before the first observation, and where the host is the device."""
         self._planned_ratio = 1.0
@@ -166,6 +171,9 @@ class Planner:
         """Start of the last steps, and whether the step had the plan's sizes."""
         self._meter: HostMeter | None = None
         """Of the step that is being timed."""
+        self._peaks = PeakWatch(cache.device, cache.ledger)
+        self._num_tightened = 0
+        """How often steps went beyond a memory limit."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
 
@@ -579,6 +587,8 @@ class Planner:
             return
         self._hand_over(self.plan)
         self._num_followed = 0
+        if self._goal.is_by_memory:
+            self._peaks.planned()
         if self.plan.prediction is not None:
             self._drift.planned(self.plan.prediction.step_ms)
         self._starts.clear()
@@ -645,9 +655,7 @@ class Planner:
         if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:
-            # What a table does not serve costs under a plan what it costs now.
-            probed = host_costs(cache.device.torch_device)
-            self._host_costs = replace(probed, rebuild=meter.costs(probed).rebuild)
+            self._host_costs = host_costs(cache.device.torch_device)
         return replace(profile, host_costs=self._host_costs)
 
     def _waited_ms(self) -> float:
@@ -678,6 +686,7 @@ class Planner:
         self._follow_taken()
         self._sample_host()
         self._make_room()
+        self._keep_within()
         clock = self._cache.ledger.clock
         if self._starts and self._cache.course.num_resized:
             self._starts[-1] = self._starts[-1][0], False
@@ -720,13 +729,34 @@ class Planner:
         self._trial = None  # and so was the plan before this one
         self._begin_search(QUICK_MARKS)
 
+    def _keep_within(self) -> None:
+        """Under a memory limit, leave more room if a step went beyond it: see
+        [Note: measured peaks]."""
+        if not self._goal.is_by_memory or not isinstance(self.peers, Alone):
+            return
+        is_alike = not self._cache.course.num_resized
+        over_bytes = self._peaks.step(self._goal, is_alike)
+        if not over_bytes or self._num_tightened == MOST_TIGHTENED:
+            return
+        self._num_tightened += 1
+        logger.info("ssdtrain: plan %d takes %d bytes more", self.num_plans, over_bytes)
+        spare_bytes = self._goal.spare_bytes + over_bytes
+        self._goal = replace(self._goal, spare_bytes=spare_bytes)
+        self._stop_search()
+        self._trial = None  # the plan before took more than it may
+        self._begin_search(QUICK_MARKS)
+
     def _sample_host(self) -> None:
         """Time the hooks of one step in many; plan with what they cost by now."""
         meter = self._take_meter()
         if not self._is_on_gpu or self._cache.bypass is not None:
             return
         if meter is not None and self._host_costs is not None:
-            self._reprice(mixed(self._host_costs, meter.costs(self._host_costs)))
+            # The first sample takes the place of the probe's chain.
+            weight = WEIGHT if self._was_sampled else 1.0
+            self._was_sampled = True
+            found = meter.costs(self._host_costs)
+            self._reprice(mixed(self._host_costs, found, weight))
         self._num_followed += 1
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:

@@ -28,6 +28,8 @@ class Goal:
     ssd_bytes_per_s: float | None = None
     """What this rank may write to its SSDs on average; None: no limit. A plan that
     writes more is never chosen: keeping everything writes nothing."""
+    spare_bytes: int = 0
+    """Of a memory limit, left free because steps needed more than was predicted."""
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
         """Return whether a step of `step_ms` may write `ssd_bytes`."""
@@ -46,7 +48,23 @@ class Goal:
             found.append(self.memory_budget_bytes * (1 - BUDGET_MARGIN))
         if self.device_bytes is not None:
             found.append(self.device_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes)
-        return min(found, default=None)
+        return min(found) - self.spare_bytes if found else None
+
+    def beyond(self, peak_bytes: int, start_bytes: int) -> int:
+        """Return by how much a step has needed more than a plan may; 0 while it has
+        used up less than half of what plans leave free.
+
+        Args:
+            peak_bytes: most device memory in use.
+            start_bytes: device memory in use when the step started.
+        """
+        found = [0]
+        if self.memory_budget_bytes is not None:
+            used_bytes = peak_bytes - start_bytes
+            found.append(_over(used_bytes, self.memory_budget_bytes, BUDGET_MARGIN))
+        if self.device_bytes is not None:
+            found.append(_over(peak_bytes, self.device_bytes, DEVICE_RESERVE))
+        return max(found)
 
     def fitting_bytes(self, profile: Profile) -> float | None:
         """Return the peak above the step's start that fits into the device; None: it
@@ -61,3 +79,8 @@ class Goal:
         if self.device_bytes is not None:
             return f"device_memory={self.device_bytes}"
         return f"memory_budget_bytes={self.memory_budget_bytes}"
+
+
+def _over(used_bytes: int, limit_bytes: int, free_share: float) -> int:
+    over_bytes = used_bytes - int(limit_bytes * (1 - free_share))
+    return over_bytes if over_bytes > limit_bytes * free_share / 2 else 0

@@ -138,6 +138,8 @@ class Compiled:
         for question in self._questions:
             if not question.holds(of):
                 return False
+        if not self._covered:
+            return True
         return all(id(of.held[at].owner) in of.owners for at in self._covered)
 
     def operands(self, of: Asking) -> list[Held]:

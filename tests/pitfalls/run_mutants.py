@@ -84,9 +84,11 @@ def copy_to(place: Path) -> None:
             shutil.copy(source, target)
 
 
-def apply(mutant: Mutant, place: Path) -> None:
-    """Patch the copy."""
+def apply(mutant: Mutant, place: Path, *, check: bool = False) -> None:
+    """Patch the copy; or only see whether that can be done."""
     command = ["git", "apply", "--recount", "-C1", str(mutant.patch)]
+    if check:
+        command.insert(2, "--check")
     # Not inside a repository: paths are those of the copy.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(place.parent)}
     done = subprocess.run(

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from run_mutants import ROOT, all_mutants
+from run_mutants import ROOT, all_mutants, apply
 
 # One of each kind: identity, order, verify, recipes, hooks.
 SAMPLE = (
@@ -55,6 +55,12 @@ def test_every_mutant_names_tests_that_exist() -> None:
         for test in mutant.tests:
             path, _, function = test.partition("::")
             assert f"def {function.partition('[')[0]}(" in (ROOT / path).read_text()
+
+
+def test_every_mutant_applies() -> None:
+    """Whoever changes a line that a mutant changes mends the mutant."""
+    for mutant in all_mutants():
+        apply(mutant, ROOT, check=True)
 
 
 def test_a_mutant_that_changes_nothing_survives(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.keeper import CacheKeeper
 from ssdtrain.remat import modes
 from ssdtrain.transfer import offloader, pinned
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
@@ -80,4 +80,4 @@ class Meter(TorchDispatchMode):
         # An allocator sees the hooks' own work as well.
         monkeypatch.setattr(modes, "ASKED", (lambda: 0, *modes.ASKED[1:]))
         # This one is a mode, under which no tensor is made again by a recipe.
-        monkeypatch.setattr(Rebuilder, "is_altered", lambda rebuilder: True)
+        monkeypatch.setattr(CacheKeeper, "is_altered", lambda keeper: True)

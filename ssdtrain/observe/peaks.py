@@ -1,0 +1,53 @@
+"""Whether steps stay within a memory limit.
+
+[Note: measured peaks]
+A plan's peak is predicted from times: where a copy ends later than it should, or a
+drive is too slow, something stays longer. So under a memory limit the allocator's
+maximum at the end of each backward is compared with the limit. A step that used up half
+of what plans leave free went beyond; by how much it did, the next plan leaves more
+room. The maximum is the user's as well: it is started again only where a higher one of
+before would hide the step's own.
+(tests/ssdtrain/observe/test_peaks.py)
+"""
+
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.plan.goal import Goal
+from ssdtrain.transfer.device import Device, is_timed_step
+
+
+class PeakWatch:
+    """Compares the peaks of steps that follow a plan with a limit."""
+
+    def __init__(self, device: Device, ledger: Ledger) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._num_steps = 0
+        """Since the plan was taken."""
+
+    def planned(self) -> None:
+        """Another plan is followed from now on."""
+        self._num_steps = 0
+        self._ledger.watches_peaks = True
+
+    def step(self, goal: Goal, is_alike: bool) -> int:
+        """Count the start of a step.
+
+        Args:
+            goal: with a memory limit.
+            is_alike: whether the step before had the sizes that the plan is for.
+
+        Returns:
+            By how many bytes the step before went beyond the limit; 0 if it did not, or
+            nobody can tell.
+        """
+        self._num_steps += 1
+        start, end = self._ledger.levels
+        if start is None or end is None:
+            return 0
+        was_higher = goal.beyond(start.max_allocated_bytes, start.allocated_bytes) > 0
+        if was_higher and is_timed_step(self._num_steps):
+            self._device.reset_peak()
+        # The first one frees what the plan before has left.
+        if was_higher or not is_alike or self._num_steps <= 2:
+            return 0
+        return goal.beyond(end.max_allocated_bytes, start.allocated_bytes)

@@ -1,0 +1,87 @@
+"""Steps that need more than their plan said: see [Note: measured peaks]."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.cache.ledger import Ledger
+from ssdtrain.counters import Counters
+from ssdtrain.observe.peaks import PeakWatch
+from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
+
+
+def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
+    """Let the last block's result hold memory that nobody saved, up to its backward."""
+
+    def hold(module: nn.Module, args: Any, result: Tensor) -> None:
+        held = torch.empty(num_bytes, dtype=torch.uint8)
+        result.register_hook(lambda slope: slope if held.numel() else None)
+
+    return model[-1].register_forward_hook(hold)
+
+
+@pytest.mark.parametrize("resets", [True, False], ids=["resets", "leaves"])
+def test_a_step_beyond_the_limit_is_planned_anew(
+    monkeypatch: pytest.MonkeyPatch, resets: bool
+) -> None:
+    """Also where the user starts the allocator's maximum again at each step's end, and
+    where a higher one of before hides the step's own."""
+
+    def run_of(**settings: Any) -> Run:
+        run = Run(monkeypatch, **settings)
+        run.resets = resets
+        return run
+
+    whole = Run(monkeypatch).steps(2).highest[-1]
+    limit = int(0.75 * whole)
+    run = run_of(device_memory=limit, **SETTINGS).steps(4)
+    assert run.session is not None and run.session.plan is not None
+    before = run.session.plan
+    handle = greedy_from(run.model, int(0.06 * limit))
+    run.steps(8)
+    handle.remove()
+    after = run.session.plan
+    run.session.close()
+    assert after is not None and after.prediction and before.prediction
+    assert after.prediction.peak_bytes < before.prediction.peak_bytes
+    assert not resets or run.highest[-1] <= limit
+    assert same_bits(run.seen, Run(monkeypatch).steps(12).seen)
+
+
+def test_what_is_beyond() -> None:
+    """Half of what plans leave free may be used up."""
+    goal = Goal(memory_budget_bytes=10_000)
+    most = int(10_000 * (1 - BUDGET_MARGIN))
+    assert goal.beyond(500 + most + 90, 500) == 0
+    assert goal.beyond(500 + most + 100, 500) == 100
+    goal = Goal(device_bytes=10_000)
+    most = int(10_000 * (1 - DEVICE_RESERVE))
+    assert goal.beyond(most + 150, 500) == 0
+    assert goal.beyond(most + 160, 500) == 160
+    assert Goal().beyond(10**12, 0) == 0
+
+
+def test_which_steps_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one under a plan, none of other sizes, and none whose maximum an
+    earlier one hides: that is started again."""
+    device = CpuDevice()
+    levels = [(100, 900), (100, 2000)]
+    resets: list[int] = []
+    monkeypatch.setattr(device, "reset_peak", lambda: resets.append(1))
+    ledger = Ledger(device, Counters())
+    start, end = (MemoryLevel(now, 0, most, 0) for now, most in levels)
+    watch, goal = PeakWatch(device, ledger), Goal(device_bytes=1000)
+    monkeypatch.setattr(Ledger, "levels", (start, end))
+    watch.planned()
+    assert [watch.step(goal, True) for _ in range(3)] == [0, 0, 1030]
+    assert watch.step(goal, False) == 0 and not resets
+    monkeypatch.setattr(Ledger, "levels", (end, end))
+    assert watch.step(goal, True) == 0 and resets
+    monkeypatch.setattr(Ledger, "levels", (None, None))
+    assert watch.step(goal, True) == 0
+    device.close()
