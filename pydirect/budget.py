@@ -9,7 +9,8 @@ waits for a measurement.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+
+from pydirect.gather.trials import Timer
 
 _LEAST, _FIRST, _MOST = 4, 16, 32
 # Budgets that the first gathers try, and how often; the first ones set memory up.
@@ -19,16 +20,6 @@ _FILLS = 1.05
 _WINDOW, _AHEAD = 4, 2
 # Shares of the time in which training waits.
 _MUCH, _LITTLE = 0.08, 0.01
-
-
-class Timer(Protocol):
-    """`torch.cuda.Event` with timing, or a test's."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end: Any, /) -> float: ...
 
 
 class SmBudget:

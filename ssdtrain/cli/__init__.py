@@ -67,7 +67,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of every command; a test freezes its options.
+    """Return the parser of every command; a test freezes its options.
 
     only: a command whose arguments are enough, "" for none: their modules load torch.
     """
@@ -89,8 +89,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments; overrides of `train` may stand before, between and behind its
-    options, which argparse allows for no subcommand."""
+    """Return the arguments; overrides of `train` may stand before, between and behind
+    its options, which argparse allows for no subcommand."""
     named = next((word for word in words if not word.startswith("-")), "")
     parser = build_parser(named if named in COMMANDS else "")
     args, rest = parser.parse_known_args(words)

@@ -61,7 +61,7 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every run: swept keys take each of their values.
+    """Return the overrides of every run: swept keys take each of their values.
 
     Raises:
         ConfigError: an override cannot be parsed.
@@ -83,12 +83,12 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def varying(job: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides of a job that other jobs set otherwise."""
+    """Return the overrides of a job that other jobs set otherwise."""
     return [own for own, given in zip(job, overrides, strict=True) if own != given]
 
 
 def _figures(directory: Path) -> dict[str, Any]:
-    """What the table shows of one run; empty where it wrote no result."""
+    """Return what the table shows of one run; empty where it wrote no result."""
     try:
         result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
     except OSError:
@@ -107,7 +107,7 @@ def _figures(directory: Path) -> dict[str, Any]:
 
 
 def table_of(found: Sequence[dict[str, Any]]) -> Table:
-    """A row a run: what was set, and what came of it."""
+    """Return a row a run: what was set, and what came of it."""
     names = list(dict.fromkeys(name for run in found for name in run))
     table = Table(title=f"{len(found)} runs")
     for name in names:

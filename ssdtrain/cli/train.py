@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
-    """The composed config.
+    """Return the composed config.
 
     Raises:
         ConfigError: Hydra refuses it; its message and the nearest name.
@@ -119,7 +119,7 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
 
 
 def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
-    """The config, and the directory of the run that it goes on with."""
+    """Return the config, and the directory of the run that it goes on with."""
     from ssdtrain.train import runs
 
     args.overrides = [_resolved(word) for word in args.overrides]
@@ -154,8 +154,8 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
 
 
 def _resolved(override: str) -> str:
-    """A checkpoint behind `runs/latest`, which this run is about to point to itself,
-    by the name that stays."""
+    """Return the override with a checkpoint behind `runs/latest`, which this run is
+    about to point to itself, by the name that stays."""
     key, _, value = override.partition("=")
     if key != "train.resume" or not value or not Path(value).expanduser().is_dir():
         return override
@@ -163,7 +163,7 @@ def _resolved(override: str) -> str:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The words behind `train`, options and overrides in any order."""
+    """Return the words behind `train`, options and overrides in any order."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_intermixed_args(words)
@@ -244,12 +244,12 @@ class _Run:
             directory.close(status)
 
     def _words(self) -> list[str]:
-        """The command line for ranks of this run."""
+        """Return the command line for ranks of this run."""
         return [_resolved(word) for word in self._args.words]
 
     def _choose_directory(self) -> tuple[Path, bool]:
-        """The same on every rank: given, chosen by who started us, or by the first; and
-        whether this process made it."""
+        """Return the run's directory, the same on every rank (given, or chosen by who
+        started us, or by the first), and whether this process made it."""
         from ssdtrain.train import runs
 
         if self._ranks.run_directory is not None:
@@ -351,7 +351,7 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 
 def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
-    """The pictures: memory over a step, and the time line if one was recorded."""
+    """Draw the pictures: memory over a step, and the time line if one was recorded."""
     memory = json.dumps(recorded["memory"])
     (directory / "memory.json").write_text(memory, encoding="utf-8")
     title = f"memory over step {recorded['step']} (the last), rank {recorded['rank']}"

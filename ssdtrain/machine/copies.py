@@ -108,7 +108,8 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
-    """One GPU's memory to another's; `mode` says whether peer access is there."""
+    """Measure copies from one GPU's memory to another's; `mode` says whether peer
+    access is there."""
     import torch
 
     largest = max(budget.sizes_bytes)

@@ -52,7 +52,7 @@ class Examination:
     """Written to all directories together while measuring."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `links` has the schema of the link file."""
+        """Return plain values for JSON; `links` has the schema of the link file."""
         values = asdict(self)
         values["links"] = LINK_FILE.to_json(self.links)
         values["findings"] = [
@@ -125,7 +125,7 @@ def _unusable(directory: str, error: OSError) -> Finding:
 def _measure_directory(
     directory: str, budget: SsdBudget, findings: list[Finding]
 ) -> SsdResult | None:
-    """The curves of one directory; a failure becomes a finding."""
+    """Measure the curves of one directory; a failure becomes a finding."""
     logger.info("measuring %s", directory)
     try:
         result = measure_ssd(directory, budget)
@@ -174,7 +174,8 @@ def _measure_copies(budget: CopyBudget, findings: list[Finding]) -> list[Link]:
 
 
 def judge_links(links: tuple[Link, ...]) -> Iterator[Finding]:
-    """What the measured curves mean for offloading, and which of them to trust."""
+    """Return what the measured curves mean for offloading, and which of them to
+    trust."""
     for link in links:
         if link.curve.fit_error > POOR_FIT:
             yield warning(

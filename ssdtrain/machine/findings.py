@@ -31,20 +31,20 @@ class Finding:
 
 
 def good(subject: str, text: str, advice: str) -> Finding:
-    """A finding that asks for nothing."""
+    """Return a finding that asks for nothing."""
     return Finding(level=Level.GOOD, subject=subject, text=text, advice=advice)
 
 
 def note(subject: str, text: str, advice: str) -> Finding:
-    """A finding that offers something better."""
+    """Return a finding that offers something better."""
     return Finding(level=Level.NOTE, subject=subject, text=text, advice=advice)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """A finding that costs speed or safety."""
+    """Return a finding that costs speed or safety."""
     return Finding(level=Level.WARNING, subject=subject, text=text, advice=advice)
 
 
 def problem(subject: str, text: str, advice: str) -> Finding:
-    """A finding that rules something out."""
+    """Return a finding that rules something out."""
     return Finding(level=Level.PROBLEM, subject=subject, text=text, advice=advice)

@@ -60,7 +60,8 @@ def fit_curve(samples: Sequence[Sample]) -> Curve:
 
 
 def level(values: np.ndarray) -> np.ndarray:
-    """The nearest sequence that never falls (least squares, pool adjacent violators).
+    """Return the nearest sequence that never falls (least squares, pool adjacent
+    violators).
 
     Link time cannot fall as the size grows: where it does, that is noise.
     """

@@ -46,7 +46,7 @@ class GpuReport:
 
 
 def inspect_gpus() -> GpuReport:
-    """All GPUs of this machine; absence is a finding, never an error."""
+    """Return all GPUs of this machine; absence is a finding, never an error."""
     try:
         import pynvml
     except ImportError:
@@ -105,7 +105,7 @@ def _text(value: Any) -> str:
 
 
 def _without_nvml(reason: str) -> GpuReport:
-    """What torch and the kernel know."""
+    """Return what torch and the kernel know."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -142,7 +142,7 @@ def _from_torch(torch: Any, index: int) -> Gpu:
 
 
 def numa_node(address: str | None) -> int | None:
-    """The NUMA node of a PCI device; None when unknown (the kernel says -1)."""
+    """Return the NUMA node of a PCI device; None when unknown (the kernel says -1)."""
     node = _number(address, "numa_node")
     return None if node is None or node < 0 else node
 

@@ -45,7 +45,7 @@ def inspect_limits(root: Path = CGROUP_ROOT) -> Limits:
 
 
 def memory_info(text: str) -> dict[str, int]:
-    """The fields of /proc/meminfo in bytes (the kernel writes KiB)."""
+    """Return the fields of /proc/meminfo in bytes (the kernel writes KiB)."""
     fields = (line.split() for line in text.splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
 
@@ -56,7 +56,8 @@ def _soft(which: int) -> int | None:
 
 
 def cgroup_memory(root: Path, membership: Path) -> int | None:
-    """The tightest memory limit on the way from this process's cgroup to the root.
+    """Return the tightest memory limit on the way from this process's cgroup to the
+    root.
 
     Version 2 has one `memory.max` a level, version 1 `memory.limit_in_bytes` under
     `memory/`. Unreadable files are levels without a limit.

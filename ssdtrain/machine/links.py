@@ -70,11 +70,11 @@ class LinkFile:
     """Facts that identify the machine: host name, GPUs, versions."""
 
     def of_kind(self, kind: LinkKind) -> tuple[Link, ...]:
-        """All links of a kind, in measured order."""
+        """Return all links of a kind, in measured order."""
         return tuple(link for link in self.links if link.kind is kind)
 
     def best(self, kind: LinkKind, num_bytes: int) -> Link | None:
-        """The link (and depth) of that kind that moves `num_bytes` fastest."""
+        """Return the link (and depth) of that kind that moves `num_bytes` fastest."""
         return min(
             self.of_kind(kind),
             key=lambda link: link.curve.seconds(num_bytes),

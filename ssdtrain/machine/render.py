@@ -21,7 +21,7 @@ COLOURS = {
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes with a binary unit: 65536 gives `64 KiB`."""
+    """Return the bytes with a binary unit: 65536 gives `64 KiB`."""
     value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB")
     for unit in units:
         if value < KIB or unit == units[-1]:

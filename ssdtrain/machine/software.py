@@ -107,7 +107,7 @@ def _gds_mode() -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
+    """Return the leading numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
     found = []
     for part in version.split("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

@@ -82,7 +82,8 @@ class SsdResult:
 
 @contextmanager
 def nameless_file(directory: str, direct: bool) -> Iterator[int]:
-    """A file descriptor for reading and writing without a name in the directory.
+    """Open a file for reading and writing without a name in the directory; return its
+    descriptor.
 
     Raises:
         OSError: the directory refuses the file (EINVAL: no O_DIRECT there).
@@ -104,7 +105,7 @@ def nameless_file(directory: str, direct: bool) -> Iterator[int]:
 
 
 def accepts_direct(directory: str) -> bool:
-    """Whether one aligned O_DIRECT write of 4 KiB works there.
+    """Return whether one aligned O_DIRECT write of 4 KiB works there.
 
     Raises:
         OSError: the directory takes no file at all (missing, read-only, full).
@@ -194,7 +195,7 @@ class _Measurement:
         self.bytes_written += self._file_bytes
 
     def curves(self, kind: LinkKind) -> list[Link]:
-        """One link for each depth that reached at least three sizes."""
+        """Return one link for each depth that reached at least three sizes."""
         cells = [
             (depth, block)
             for depth in self._budget.depths

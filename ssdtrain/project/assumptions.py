@@ -63,7 +63,7 @@ class Assumptions:
         return relief * self.sequential_factor * self.retention_factor
 
     def changed(self, settings: Iterable[str]) -> "Assumptions":
-        """A copy with `NAME=VALUE` settings applied.
+        """Return a copy with `NAME=VALUE` settings applied.
 
         Raises:
             ConfigError: unknown name, no number, or an impossible value.

@@ -86,7 +86,7 @@ SCALING = ((4, 1), (8, 1), (8, 2), (8, 4), (8, 8))
 
 
 def cases(which: CaseSet, gpu: Gpu | None = None) -> tuple[Case, ...]:
-    """The cases of one set, on another GPU if one is given (its peak then scales
+    """Return the cases of one set, on another GPU if one is given (its peak then scales
     the reached throughput)."""
     makers = {
         CaseSet.FIGURE_5_10: figure_5_10,
@@ -97,7 +97,7 @@ def cases(which: CaseSet, gpu: Gpu | None = None) -> tuple[Case, ...]:
 
 
 def figure_5_10(gpu: Gpu) -> tuple[Case, ...]:
-    """Six ZeRO-3 and six PTD-P systems."""
+    """Return six ZeRO-3 and six PTD-P systems."""
     scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
     zero3 = [
         Case(
@@ -134,7 +134,7 @@ def figure_5_10(gpu: Gpu) -> tuple[Case, ...]:
 
 
 def bert(hidden: int, layers: int) -> Model:
-    """The evaluation's BERT: heads of 128, sequence 1024."""
+    """Return the evaluation's BERT: heads of 128, sequence 1024."""
     return Model(
         name=f"bert-h{hidden}-l{layers}",
         layers=layers,
@@ -155,7 +155,7 @@ def implied_tflops(measured: Measured) -> float:
 
 
 def table_5_4(gpu: Gpu) -> tuple[Case, ...]:
-    """The three measured BERTs, at the throughput their figures imply."""
+    """Return the three measured BERTs, at the throughput their figures imply."""
     scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
     return tuple(
         Case(
@@ -206,7 +206,7 @@ def table_5_5(
 
 
 def parse_set(text: str) -> CaseSet:
-    """The case set of that name.
+    """Return the case set of that name.
 
     Raises:
         ConfigError: no such set.

@@ -65,7 +65,7 @@ class Cost:
 
 
 def endurance_bytes(ssd: Ssd, assume: Assumptions) -> float:
-    """Bytes one drive may take from us: rating x assumed relief."""
+    """Return the bytes one drive may take from us: rating x assumed relief."""
     return ssd.rated_pbw * PB * assume.endurance_factor
 
 
@@ -98,7 +98,7 @@ def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives
 
 
 def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Need:
-    """The fewest drives that last `years`, keep up, and hold the activations.
+    """Return the fewest drives that last `years`, keep up, and hold the activations.
 
     Raises:
         ConfigError: years not above 0.
@@ -121,7 +121,7 @@ def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Ne
 
 
 def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -> Cost:
-    """What the drives of one GPU cost over `years`, against the GPU itself.
+    """Return what the drives of one GPU cost over `years`, against the GPU itself.
 
     Raises:
         ConfigError: years not above 0.

@@ -52,7 +52,7 @@ class Operator:
 def saved_tensors(
     model: Model, split: Split, dropout_mask_bytes: float = 1.0
 ) -> tuple[Saved, ...]:
-    """Every tensor one layer saves for backward, in forward order."""
+    """Return every tensor one layer saves for backward, in forward order."""
     tokens = split.micro_batch * model.sequence
     wide = tokens * model.hidden / split.outer
     inner = tokens * model.hidden / split.tensor
@@ -76,7 +76,7 @@ def saved_tensors(
 
 
 def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> float:
-    """Bytes one layer saves for backward on one GPU."""
+    """Return the bytes one layer saves for backward on one GPU."""
     tensors = saved_tensors(model, split, dropout_mask_bytes)
     return sum(tensor.num_bytes for tensor in tensors)
 
@@ -116,7 +116,8 @@ def operators(model: Model, split: Split) -> tuple[Operator, ...]:
 
 
 def reduced_bytes(model: Model, split: Split) -> float:
-    """Bytes a GPU sends in one forward of one layer for tensor parallelism: two ring
-    all-reduces (or gather and scatter, which move the same) of the hidden state."""
+    """Return the bytes a GPU sends in one forward of one layer for tensor parallelism: two
+    ring all-reduces (or gather and scatter, which move the same) of the hidden
+    state."""
     state = HALF * split.micro_batch * model.sequence * model.hidden
     return 2 * 2 * (split.tensor - 1) / split.tensor * state

@@ -102,7 +102,7 @@ class Case:
         return self.model.layers / self.pipeline
 
     def split(self, micro_batch: float | None = None) -> Split:
-        """How one layer of one micro-batch is divided."""
+        """Return how one layer of one micro-batch is divided."""
         return Split(
             micro_batch=self.micro_batch if micro_batch is None else micro_batch,
             tensor=self.tensor,

@@ -32,7 +32,7 @@ class Row:
         return bubble_fraction(case.pipeline, case.micro_batches, case.chunks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         values = asdict(self)
         case = values["found"]["case"]
         case["sharding"] = self.found.case.sharding.value

@@ -59,7 +59,7 @@ class Gpu:
         return self.spec.power_limit_watts
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for tables and JSON."""
+        """Return plain values, for tables and JSON."""
         return {
             "name": self.name,
             "memory_gb": self.memory_gb,
@@ -233,7 +233,7 @@ Row = TypeVar("Row", bound=Named)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:
-    """The row of that name.
+    """Return the row of that name.
 
     Raises:
         ConfigError: no such row; the text lists the names there are.

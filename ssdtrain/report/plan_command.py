@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
-    """What names a model and a machine; `rok` has it too."""
+    """Add what names a model and a machine; `rok` has it too."""
     parser.add_argument(
         "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
     )

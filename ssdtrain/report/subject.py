@@ -35,7 +35,7 @@ Build = Callable[[int], Subject]
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
-    """What says how large one micro-batch is."""
+    """Add what says how large one micro-batch is."""
     parser.add_argument("--micro-batch", type=count_argument, default=1, metavar="N")
     parser.add_argument(
         "--sequence",

@@ -42,7 +42,7 @@ class Storage(Protocol):
         """What buffer addresses, lengths and slot offsets are multiples of."""
 
     def describe(self) -> str:
-        """One line for reports and errors: kind and place."""
+        """Return one line for reports and errors: kind and place."""
 
     def allocate(self, num_bytes: int) -> Slot:
         """Reserve a slot of at least `num_bytes`.
@@ -70,7 +70,7 @@ class Storage(Protocol):
         """Give the slot back for reuse. Called once per slot, from any thread."""
 
     def stats(self) -> StorageStats:
-        """Bytes held and moved so far."""
+        """Return the bytes held and moved so far."""
 
     def close(self) -> None:
         """Release files and memory. Idempotent."""

@@ -149,8 +149,8 @@ def _check_rights(place: Path, fd: int, status: os.stat_result) -> None:
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Whether the group has no other member: Ubuntu and Fedora give each user one,
-    and make new directories writable for it."""
+    """Return whether the group has no other member: Ubuntu and Fedora give each user
+    one, and make new directories writable for it."""
     try:
         group = grp.getgrgid(status.st_gid)
         owner = pwd.getpwuid(status.st_uid).pw_name

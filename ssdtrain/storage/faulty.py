@@ -60,7 +60,7 @@ class Fault:
     """Length of a `STALL`."""
 
     def hits(self, call: int) -> bool:
-        """Whether it hits the call with this number."""
+        """Return whether it hits the call with this number."""
         return self.at <= call < self.at + self.count
 
 

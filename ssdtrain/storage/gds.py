@@ -94,7 +94,7 @@ class GdsStorage(ForwardingStorage):
         return self.mode is not GdsMode.KVIKIO_POSIX
 
     def describe(self) -> str:
-        """The mode and the directories."""
+        """Return the mode and the directories."""
         return f"{self.mode.value}: {', '.join(self._posix.directories)}"
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
@@ -144,7 +144,7 @@ class GdsStorage(ForwardingStorage):
         return StreamTransfer(future, size, what)
 
     def stats(self) -> StorageStats:
-        """Bytes held and moved so far, on both paths."""
+        """Return the bytes held and moved so far, on both paths."""
         held = self._posix.stats()
         with self._lock:
             return StorageStats(

@@ -54,7 +54,7 @@ class Availability:
     """The others, each with its reason."""
 
     def why_not(self, mode: GdsMode) -> str | None:
-        """The reason against a mode; None if it is usable."""
+        """Return the reason against a mode; None if it is usable."""
         return next((r.reason for r in self.refusals if r.mode is mode), None)
 
 
@@ -97,7 +97,7 @@ def kvikio_version() -> tuple[int, ...]:
 
 
 def kvikio_installed() -> bool:
-    """Whether the package is there; says nothing about the driver."""
+    """Return whether the package is there; says nothing about the driver."""
     return find_spec("kvikio") is not None
 
 
@@ -189,11 +189,11 @@ class KvikioFile:
                 ) from error
 
     def write(self, data: DeviceBytes, num_bytes: int, offset: int, task: int) -> int:
-        """Bytes written, by kvikio's threads in tasks of `task` bytes."""
+        """Write in kvikio's threads, in tasks of `task` bytes; return the bytes."""
         return int(self._file.pwrite(data, num_bytes, offset, task).get())
 
     def read(self, data: DeviceBytes, num_bytes: int, offset: int, task: int) -> int:
-        """Bytes read, likewise."""
+        """Read likewise; return the bytes."""
         return int(self._file.pread(data, num_bytes, offset, task).get())
 
     def write_async(

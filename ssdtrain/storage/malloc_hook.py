@@ -118,7 +118,8 @@ class Hook:
         )
 
     def size_of(self, address: int) -> int:
-        """Bytes of the allocation that starts at a device address; 0: unknown."""
+        """Return the bytes of the allocation that starts at a device address; 0:
+        unknown."""
         return int(self._library.ssdtrain_hook_size_of(address))
 
     def coverage(self, segments: Iterable[Mapping[str, Any]]) -> Coverage:
@@ -142,13 +143,13 @@ class Hook:
 
 
 def loaded() -> Hook | None:
-    """The hook, if it was preloaded into this process."""
+    """Return the hook, if it was preloaded into this process."""
     process = ctypes.CDLL(None)
     return Hook(process) if hasattr(process, "ssdtrain_hook_read") else None
 
 
 def min_bytes() -> int:
-    """The threshold, as the hook reads it."""
+    """Return the threshold, as the hook reads it."""
     return int(os.environ.get("SSDTRAIN_HOOK_MIN_BYTES", 1024 * 1024))
 
 
@@ -163,7 +164,7 @@ def library_path() -> Path:
 def preload(
     environment: Mapping[str, str], library: Path | None = None
 ) -> dict[str, str]:
-    """A copy of an environment in which a process starts with the hook.
+    """Return a copy of an environment in which a process starts with the hook.
 
     Raises:
         HookError: the library was not built.

@@ -87,7 +87,7 @@ class MemoryStorage:
                 self._table.give(slot)
 
     def stats(self) -> StorageStats:
-        """Bytes held and moved so far."""
+        """Return the bytes held and moved so far."""
         with self._lock:
             return self._table.stats(
                 written_bytes=self._written_bytes, read_bytes=self._read_bytes

@@ -86,12 +86,12 @@ def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirecto
 
 
 def names_a_rank(name: str) -> bool:
-    """Whether a directory's name has a placeholder."""
+    """Return whether a directory's name has a placeholder."""
     return any(placeholder in name for placeholder in PLACEHOLDERS)
 
 
 def fill(name: str, rank: Rank) -> str:
-    """A directory's name with its placeholders replaced.
+    """Return a directory's name with its placeholders replaced.
 
     Raises:
         ConfigError: another placeholder.
@@ -262,7 +262,8 @@ def open_for_rank(
 def budget_bytes_per_s(
     directories: Sequence[str | Path], rank: Rank, budget_bytes: int
 ) -> float:
-    """What a rank may write on average for its disks to stay within their budgets.
+    """Return what a rank may write on average for its disks to stay within their
+    budgets.
 
     Ranks of this machine that share a disk share its budget. 0.0 without a disk.
 

@@ -110,7 +110,8 @@ class PosixStorage:
         return self._places
 
     def fileno(self, file: int) -> int:
-        """The open descriptor behind `Slot.file`; it stays this storage's own."""
+        """Return the open descriptor behind `Slot.file`; it stays this storage's
+        own."""
         with self._lock:
             self._check_open()
             return self._files.fds[file]
@@ -173,7 +174,7 @@ class PosixStorage:
                 self._table.give(slot)
 
     def stats(self) -> StorageStats:
-        """Bytes held and moved so far."""
+        """Return the bytes held and moved so far."""
         with self._lock:
             return self._table.stats(
                 written_bytes=sum(self._written_bytes), read_bytes=sum(self._read_bytes)
@@ -326,12 +327,13 @@ def _open_nameless(directory: str, extra_flags: int) -> int:
 
 
 def is_direct_file(fd: int) -> bool:
-    """Whether the file is open for I/O past the page cache."""
+    """Return whether the file is open for I/O past the page cache."""
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
 def _probe_direct(fd: int) -> bool:
-    """Whether one aligned block goes through: some accept the flag, then refuse."""
+    """Return whether one aligned block goes through: some accept the flag, then
+    refuse."""
     with mmap.mmap(-1, ALIGNMENT_BYTES) as block:
         try:
             done = os.pwritev(fd, [block], 0) == ALIGNMENT_BYTES

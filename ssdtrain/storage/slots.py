@@ -13,7 +13,7 @@ ALIGNMENT_BYTES = 4096
 
 
 def round_up(num_bytes: int, alignment_bytes: int) -> int:
-    """The least multiple of `alignment_bytes` that holds `num_bytes`."""
+    """Return the least multiple of `alignment_bytes` that holds `num_bytes`."""
     return -(-num_bytes // alignment_bytes) * alignment_bytes
 
 
@@ -48,7 +48,7 @@ class FreeSpace:
         self.give(start, num_bytes)
 
     def missing_bytes(self, num_bytes: int) -> int:
-        """How far the file must grow so that `num_bytes` fit at its end."""
+        """Return how far the file must grow so that `num_bytes` fit at its end."""
         tail_start = self._start_at.get(self.end_bytes, self.end_bytes)
         return max(0, num_bytes - (self.end_bytes - tail_start))
 
@@ -105,7 +105,7 @@ class SlotTable:
         self._live: dict[tuple[int, int], int] = {}  # (file, offset) -> capacity
 
     def add_file(self, num_bytes: int = 0) -> int:
-        """A further file of `num_bytes`; returns its index."""
+        """Add a further file of `num_bytes`; return its index."""
         self.files.append(FreeSpace())
         self._used_bytes.append(0)
         if num_bytes:
@@ -128,7 +128,7 @@ class SlotTable:
         return sum(space.end_bytes for space in self.files)
 
     def stats(self, *, written_bytes: int, read_bytes: int) -> StorageStats:
-        """What the slots hold, beside what their owner has moved."""
+        """Return what the slots hold, beside what their owner has moved."""
         return StorageStats(
             used_bytes=self.used_bytes,
             allocated_bytes=self.allocated_bytes,
@@ -151,7 +151,7 @@ class SlotTable:
         return sorted(range(len(self.files)), key=lambda i: (self._used_bytes[i], i))
 
     def missing_bytes(self, file: int, capacity_bytes: int) -> int:
-        """How far `file` must grow so that the capacity fits at its end."""
+        """Return how far `file` must grow so that the capacity fits at its end."""
         return self.files[file].missing_bytes(capacity_bytes)
 
     def extend(self, file: int, num_bytes: int) -> None:

@@ -106,7 +106,7 @@ class StripeStorage:
         return f"stripe of [{'; '.join(m.describe() for m in self._members)}]"
 
     def report(self) -> list[MemberReport]:
-        """Every member, lost ones too."""
+        """Return every member, lost ones too."""
         reports = []
         for number, member in enumerate(self._members):
             stats = member.stats()

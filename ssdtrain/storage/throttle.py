@@ -81,7 +81,7 @@ class ThrottledStorage(ForwardingStorage):
         self._rates = (write_gb_per_s, read_gb_per_s)
 
     def describe(self) -> str:
-        """The wrapped storage and the limits."""
+        """Return the wrapped storage and the limits."""
         limits = ["unlimited" if r is None else f"{r:g} GB/s" for r in self._rates]
         return f"{self._inner.describe()} (write {limits[0]}, read {limits[1]})"
 

@@ -158,7 +158,7 @@ class WearLog:
             return days[day]
 
     def days(self, disk: str) -> dict[str, int]:
-        """Bytes of each day on which the disk was written, oldest first."""
+        """Return the bytes of each day on which the disk was written, oldest first."""
         if not self.path.exists():
             return {}
         with self._locked():
@@ -314,7 +314,7 @@ class MeteredStorage(ForwardingStorage):
         self._inner.close()
 
     def report(self) -> WearReport:
-        """The disk's state; asks its SMART log."""
+        """Return the disk's state; asks its SMART log."""
         self._flush()
         days = {} if self._log_failed else self._log.days(self._disk)
         rate = sum(days.values()) / len(days) if days else 0.0
@@ -336,7 +336,8 @@ class MeteredStorage(ForwardingStorage):
         )
 
     def _endurance(self, written_bytes: int) -> tuple[float | None, str, float | None]:
-        """Bytes left by the rating, where that comes from, and the share used."""
+        """Return the bytes left by the rating, where that comes from, and the share
+        used."""
         reading = self._smart(self._disk)
         smart = reading.smart
         if smart is None:

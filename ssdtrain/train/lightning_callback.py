@@ -16,7 +16,7 @@ class LightningCallback(Attachment, Callback):  # type: ignore[misc]
     its `training_step` and its `forward`. Detached also where `fit` raises."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The module is on its device: attach."""
+        """Attach: the module is on its device."""
         self.attach(pl_module)
 
     def on_train_batch_end(
