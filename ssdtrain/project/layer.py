@@ -116,8 +116,8 @@ def operators(model: Model, split: Split) -> tuple[Operator, ...]:
 
 
 def reduced_bytes(model: Model, split: Split) -> float:
-    """Return the bytes a GPU sends in one forward of one layer for tensor parallelism: two
-    ring all-reduces (or gather and scatter, which move the same) of the hidden
+    """Return the bytes a GPU sends in one forward of one layer for tensor parallelism:
+    two ring all-reduces (or gather and scatter, which move the same) of the hidden
     state."""
     state = HALF * split.micro_batch * model.sequence * model.hidden
     return 2 * 2 * (split.tensor - 1) / split.tensor * state
