@@ -36,6 +36,8 @@ def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
     """
     if num_ranks < 1:
         raise ConfigError(f"a collective expects 1 or more ranks, got {num_ranks}")
+    if not message_bytes >= 0:
+        raise ConfigError(f"a collective expects 0 or more bytes, got {message_bytes}")
     if kind is Collective.SEND:
         return message_bytes
     share = (num_ranks - 1) / num_ranks
@@ -54,6 +56,8 @@ def all_to_all_bytes(widths: Sequence[float], batch: int, element_bytes: int) ->
         The most bytes that any rank sends or receives, itself included.
     """
     num_ranks = len(widths)
+    if not num_ranks:
+        raise ConfigError("an all-to-all expects widths of 1 or more ranks, got none")
     local = batch / num_ranks
     sent = max(widths) * batch
     received = sum(widths) * local
@@ -102,6 +106,11 @@ DATA = Path(__file__).parent / "data"
 
 def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:
     """Links of which only latency and bandwidth are known."""
+    if not (startup_us >= 0 and gb_per_s > 0):
+        raise ConfigError(
+            "links expect a latency of 0 or more and a bandwidth above 0, got "
+            f"{startup_us} us and {gb_per_s} GB/s"
+        )
     curve = Curve.straight(startup_us * 1e-6, gb_per_s * 1e9)
     return Fabric(curves=dict.fromkeys(Collective, curve))
 

@@ -97,9 +97,11 @@ def fused(graph: Graph, start: int, end: int, name: str = FUSED[0]) -> Graph:
 
     What only they read and write between them is not materialized.
     """
+    if not 0 <= start < end <= len(graph.nodes):
+        raise ConfigError(
+            f"fusion expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
+        )
     inside = graph.nodes[start:end]
-    if not inside:
-        raise ConfigError(f"fusion expects nodes, got {start} to {end}")
     made = {t for node in inside for t in node.outputs}
     later = {t for node in graph.nodes[end:] for t in node.inputs}
     lasting = {n for n, s in graph.storages.items() if s.dies == CALLER}
@@ -108,7 +110,12 @@ def fused(graph: Graph, start: int, end: int, name: str = FUSED[0]) -> Graph:
         for t in made
         if t in later or graph.tensors[t].storage in lasting
     }
-    own = {graph.tensors[t].storage for t in made}
+    # What is changed in place was there before and is read as well.
+    own = {
+        storage
+        for storage in (graph.tensors[t].storage for t in made)
+        if start <= graph.storages[storage].born < end
+    }
     read = {t for node in inside for t in node.inputs}
     inputs = _largest(graph, (t for t in read if graph.tensors[t].storage not in own))
     outputs = _largest(graph, (t for t in made if graph.tensors[t].storage in kept))
@@ -163,14 +170,20 @@ def _chains(graph: Graph) -> list[tuple[int, int]]:
 
 def split_product(graph: Graph, index: int, parts: int) -> Graph:
     """One matrix product as `parts` products of its rows."""
+    if not 0 <= index < len(graph.nodes) or parts < 1:
+        raise ConfigError(
+            f"splitting expects one of {len(graph.nodes)} nodes and 1 part or more, "
+            f"got node {index} and {parts} parts"
+        )
     node = graph.nodes[index]
-    out = graph.tensors[node.outputs[0]]
-    a = node.inputs[-2]
-    if not node.name.endswith("mm") or out.shape[-2] % parts:
+    shape = graph.tensors[node.outputs[0]].shape if node.outputs else ()
+    if not node.name.endswith("mm") or shape[-2] % parts:
         raise ConfigError(
             f"splitting expects a matrix product with rows in multiples of {parts}, "
-            f"got {node.name} of {out.shape}"
+            f"got {node.name} of {shape}"
         )
+    out = graph.tensors[node.outputs[0]]
+    a = node.inputs[-2]
     tensors = dict(graph.tensors)
     pieces = []
     for _ in range(parts):
@@ -253,7 +266,15 @@ def moved(graph: Graph, storage: int, *, lead: int = 0) -> Graph:
         graph: of a whole step.
         storage: what is moved.
         lead: how many nodes ahead of that use the copy back is launched.
+
+    Raises:
+        ConfigError: forward or backward does not touch the storage, it outlives the
+            step (moving it frees nothing), or `lead` is below 0.
     """
+    if lead < 0:
+        raise ConfigError(f"lead: expects 0 or more nodes, got {lead}")
+    if storage in graph.storages and graph.storages[storage].dies == CALLER:
+        raise ConfigError(f"storage {storage} outlives the step: moving frees nothing")
     out_at = _last_forward(graph, storage) + 1
     back_at = _first_backward(graph, storage)
     size = graph.storages[storage].num_bytes
@@ -289,11 +310,25 @@ def moved(graph: Graph, storage: int, *, lead: int = 0) -> Graph:
 
 def recomputed(graph: Graph, storage: int) -> Graph:
     """A saved tensor rebuilt before its first use in backward by the node that made
-    it, whose inputs then live until there."""
+    it, whose inputs then live until there.
+
+    Raises:
+        ConfigError: backward does not read the storage, no operator made it, or another
+            one has changed it since.
+    """
     back_at = _first_backward(graph, storage)
     maker = graph.storages[storage].born
     if maker == CALLER:
         raise ConfigError(f"storage {storage} was there before the step")
+    for node in graph.nodes[maker + 1 : back_at]:
+        if not node.is_view and storage in {
+            graph.tensors[t].storage for t in node.outputs
+        }:
+            raise ConfigError(
+                f"storage {storage} is changed by {node.name} behind "
+                f"{graph.nodes[maker].name}, which made it: one of them alone does not "
+                "rebuild it"
+            )
     graph, _new, twins = _with_storage(graph, storage)
     again = replace(_swapped(graph.nodes[maker], twins), phase=Phase.BACKWARD)
     nodes = (

@@ -84,11 +84,14 @@ def pipeline_tasks(
         tail_us: of every rank behind its last backward (the optimizer).
 
     Raises:
-        ConfigError: ranks differ in their number of chunks.
+        ConfigError: ranks differ in their number of chunks or have none, or a step has
+            no micro-batch.
     """
     num_ranks = len(chunks)
     counts = {len(own) for own in chunks}
-    if len(counts) != 1 or not num_ranks:
+    if num_micro_batches < 1:
+        raise ConfigError(f"a pipeline expects micro-batches, got {num_micro_batches}")
+    if len(counts) != 1 or not all(counts):
         raise ConfigError(
             f"a pipeline expects as many chunks on each rank, got {sorted(counts)}"
         )

@@ -4,6 +4,7 @@ Ranks that do the same are simulated once: the first one and the slowest wait fo
 another as all of them would, and what they send takes the time of all.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -56,7 +57,7 @@ class Layout:
                 "ranks, micro-batches and chunks expect 1 or more, got "
                 f"{self.num_ranks}, {self.num_micro_batches}, {self.num_chunks}"
             )
-        if self.slower < 1.0:
+        if not 1.0 <= self.slower < math.inf:
             raise ConfigError(f"a slower rank expects 1 or more, got {self.slower}")
 
 

@@ -10,6 +10,7 @@ without one it does so in place. Such operators go by the names that they really
 (tests/ssdtrain/foresight/test_graph.py)
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -395,7 +396,9 @@ def attributes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     found: dict[str, Any] = {}
     for at, argument in enumerate(func._schema.arguments):
         value = kwargs.get(argument.name, args[at] if at < len(args) else None)
-        if isinstance(value, bool | int | float | str):
+        if isinstance(value, float) and not math.isfinite(value):
+            found[argument.name] = str(value)  # JSON has no such numbers
+        elif isinstance(value, bool | int | float | str):
             found[argument.name] = value
         elif isinstance(value, list | tuple) and all(
             isinstance(x, bool | int) for x in value

@@ -174,8 +174,11 @@ def simulate(
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or for a task that a rank
-            of the group does not have.
+            of the group does not have; a task waits for one that is not earlier, or its
+            time is no number of 0 or more.
     """
+    for tasks in ranks:
+        _check_tasks(tasks)
     signals: dict[Hashable, float] = {}
     states = [
         _Runner(tasks, signals, Rank(links, KERNEL_GAP_US, collective_slowdown))
@@ -209,6 +212,20 @@ def simulate(
         moving += together
     _check_done(states)
     return StepTimes(ranks=tuple(state.close() for state in states))
+
+
+def _check_tasks(tasks: Sequence[Task]) -> None:
+    for index, task in enumerate(tasks):
+        if task.after and not 0 <= min(task.after) <= max(task.after) < index:
+            raise ConfigError(
+                f"task {index} ({task.name}) expects to wait for earlier tasks of its "
+                f"rank, got {task.after}"
+            )
+        if not task.host_us + task.host_after_us + task.device_us >= 0.0:
+            raise ConfigError(
+                f"task {index} ({task.name}) expects times of 0 or more, got "
+                f"{task.host_us}, {task.host_after_us} and {task.device_us} us"
+            )
 
 
 def _check_done(states: Sequence[_Runner]) -> None:
