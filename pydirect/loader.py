@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -33,6 +33,8 @@ from pydirect.sampling import (
     settle,
 )
 from pydirect.sampling.graph import check_nodes
+
+T = TypeVar("T")
 
 
 class Sampling(enum.Enum):
@@ -465,6 +467,14 @@ class _Ready:
     fetched: Any
 
 
+def _handed_over(made: "queue.Queue[T | BaseException | None]") -> Iterator[T]:
+    """Yield what another thread puts, up to None; raise what it failed with."""
+    while (one := made.get()) is not None:
+        if isinstance(one, BaseException):
+            raise one
+        yield one
+
+
 class _DrawAhead:
     """A thread that draws on the device while another fetches.
 
@@ -488,12 +498,7 @@ class _DrawAhead:
 
     def batches(self) -> Iterator[_Drawn]:
         """Samples in order."""
-        while True:
-            drawn = self._drawn.get()
-            if drawn is None:
-                return
-            if isinstance(drawn, BaseException):
-                raise drawn
+        for drawn in _handed_over(self._drawn):
             self._wanted.release()
             yield drawn
 
@@ -540,12 +545,7 @@ class _Pipeline:
 
     def batches(self) -> Iterator[MiniBatch]:
         """Batches as they get ready, ordered before the caller's stream."""
-        while True:
-            ready = self._ready.get()
-            if ready is None:
-                return
-            if isinstance(ready, BaseException):
-                raise ready
+        for ready in _handed_over(self._ready):
             if ready.fetched is not None:
                 self._loader.hand_over(ready.batch, ready.fetched)
             yield ready.batch

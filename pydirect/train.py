@@ -147,7 +147,8 @@ class NodeClassificationTrainer:
         result = self.fit()
         if self.together.is_first:
             print(
-                f"{self.dataset.name}: test accuracy {result.test_accuracy:.4f}, "
+                f"{self.dataset.name} graph: test accuracy "
+                f"{100 * result.test_accuracy:.2f} %, "
                 f"{result.epoch_seconds:.2f} s an epoch"
             )
         return {name: getattr(result, name) for name in result.__dataclass_fields__}
