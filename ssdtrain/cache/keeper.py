@@ -161,7 +161,8 @@ class CacheKeeper:
             return None
         if view.shape is None:
             return self.parameter(parameter, node)
-        if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+        dense = torch.ops.aten.is_non_overlapping_and_dense
+        if not parameter.is_contiguous() and not dense(parameter):
             return None  # a copy of it would have other strides
         if not self._weights.was_read_as_is(parameter, node, was_saved=True):
             self.refuse()
