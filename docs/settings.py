@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ssdtrain.config import OffloadConfig
-from ssdtrain.train.compose import packaged_directory
+from ssdtrain.packaged import packaged_directory
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import (
     DataSettings,

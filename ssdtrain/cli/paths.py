@@ -3,6 +3,7 @@
 import argparse
 
 from ssdtrain.arguments import show
+from ssdtrain.packaged import packaged_directory
 
 NAMES = ("configs", "launch", "recipes")
 EXAMPLES = """examples:
@@ -19,8 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print them."""
-    from ssdtrain.train.compose import packaged_directory
-
     if args.which is not None:
         print(packaged_directory(args.which))
         return 0

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
 from ssdtrain.train.schema import register
 
@@ -34,14 +35,6 @@ _UNREADABLE = (
     RecursionError,
     AssertionError,
 )
-
-
-def packaged_directory(name: str = "configs") -> Path:
-    """Return the configs, launch wrappers or recipes that come with ssdtrain: in a
-    wheel inside the package, in a checkout beside it."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
 
 
 def find_config(name: str) -> Path:

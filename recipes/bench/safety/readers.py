@@ -36,6 +36,7 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.links import LINK_FILE
+from ssdtrain.packaged import packaged_directory
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE
@@ -47,7 +48,6 @@ from ssdtrain.train.checkpoint import fitting, read_checkpoint
 from ssdtrain.train.compose import (
     compose_config,
     explained,
-    packaged_directory,
     values_of,
 )
 from ssdtrain.train.data.tokens import token_file

@@ -154,6 +154,7 @@ def test_help_and_version_need_no_torch() -> None:
         "from ssdtrain.cli import main, parse\n"
         "assert main(['--version']) == 0\n"
         "assert main([]) == 2\n"
+        "assert main(['paths', 'launch']) == 0\n"
         "assert parse(['train', '-q', 'a=1', '--json', 'b=2']).overrides == "
         "['a=1', 'b=2']\n"
         "assert 'torch' not in sys.modules\n"

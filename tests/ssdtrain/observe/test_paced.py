@@ -19,7 +19,7 @@ from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.calibrate import Corrections, Pace, Segment, corrected
 from ssdtrain.plan.calibrate import paced as with_pace
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order, Wait
+from ssdtrain.plan.plan import Wait
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
@@ -211,14 +211,7 @@ def test_a_result_that_is_read_back_waits_for_the_copies_out() -> None:
     """Four copies of 3 ms, forward of 4 ms: the third mark comes when 9 ms are over."""
     slow = chain(4, num_bytes=3 * MB, gb_per_s=1.0)
     orders = {
-        kind: tuple(
-            Order(
-                name=order.name,
-                num_bytes=order.num_bytes,
-                placement=Placement.OFFLOAD,
-            )
-            for order in own
-        )
+        kind: tuple(replace(order, placement=Placement.OFFLOAD) for order in own)
         for kind, own in keep_all(Timeline(slow)).items()
     }
     free = simulate(Timeline(slow), orders)

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
+from ssdtrain.packaged import packaged_directory
 from ssdtrain.train.compose import (
     compose_config,
     explained,
     find_config,
-    packaged_directory,
 )
 from ssdtrain.train.settings import RunSettings
 
