@@ -46,6 +46,17 @@ def positive_argument(text: str) -> float:
     return value
 
 
+def reason(error: Exception, args: argparse.Namespace) -> str:
+    """Return what went wrong; a file by the option that named it."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    file = str(error.filename)
+    for name, value in vars(args).items():
+        if file in map(str, value if isinstance(value, list) else [value]):
+            return f"--{name.replace('_', '-')} {file}: {error.strerror}"
+    return f"{file}: {error.strerror}"
+
+
 def show(parser: argparse.ArgumentParser, examples: str) -> None:
     """Let `--help` end with the examples as they are written."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -214,7 +214,9 @@ def load_device(name: str | Path) -> Device:
     try:
         values = load_json(path, _FORMAT.what, _FORMAT.remedy)
     except OSError as error:
-        raise ConfigError(f"--device: {path} cannot be read ({error})") from error
+        raise ConfigError(
+            f"--device: {path} cannot be read ({error.strerror})"
+        ) from error
     return from_json(values, str(path))
 
 

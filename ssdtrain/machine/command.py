@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from ssdtrain.arguments import positive_argument, show, size_argument
+from ssdtrain.arguments import positive_argument, reason, show, size_argument
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
 from ssdtrain.machine.doctor import Examination, Request, examine
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             _plot(found, args.plot)
     except (ConfigError, ValueError, ImportError, OSError) as error:
-        print(f"ssdtrain doctor: {error}", file=sys.stderr)
+        print(f"ssdtrain doctor: {reason(error, args)}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 
-from ssdtrain.arguments import count_argument, positive_argument, show
+from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import load_device
 from ssdtrain.foresight.layers import LayerTimes, layer_times
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             plot_projection(rows, args.plot)
     except (ConfigError, ImportError, OSError) as error:
-        print(f"ssdtrain project: {error}", file=sys.stderr)
+        print(f"ssdtrain project: {reason(error, args)}", file=sys.stderr)
         return 2
     if args.json:
         plain = {"assumptions": asdict(assume), "rows": [row.as_dict() for row in rows]}

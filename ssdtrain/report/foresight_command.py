@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import count_argument, positive_argument, show
+from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.foresight.call import Family
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _ACTIONS[args.action](args)
     except (ConfigError, OSError) as error:
-        print(f"ssdtrain foresight: {error}", file=sys.stderr)
+        print(f"ssdtrain foresight: {reason(error, args)}", file=sys.stderr)
         return 2
     return 0
 

@@ -16,6 +16,7 @@ from ssdtrain.arguments import (
     count_argument,
     fraction_argument,
     positive_argument,
+    reason,
     show,
     size_argument,
 )
@@ -154,7 +155,8 @@ def read_link_curves(path: str) -> Links:
         links = LINK_FILE.read(path)
     except OSError as error:
         raise ConfigError(
-            f"--links: {path} cannot be read ({error}); `ssdtrain doctor --save`"
+            f"--links: {path} cannot be read ({error.strerror or error}); "
+            f"`ssdtrain doctor --save {path}` writes one"
         ) from error
 
     def best(kind: LinkKind) -> Curve | None:
@@ -232,7 +234,7 @@ def run(args: argparse.Namespace) -> int:
         if args.save_profile is not None:
             PROFILE_FILE.write(args.save_profile, profile)
     except (ConfigError, OSError) as error:
-        print(f"ssdtrain plan: {error}", file=sys.stderr)
+        print(f"ssdtrain plan: {reason(error, args)}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(PLAN_FILE.to_json(plan), indent=1))

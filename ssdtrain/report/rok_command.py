@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import count_argument, show
+from ssdtrain.arguments import count_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.baselines import references
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             draw(points, Path(args.plot))
     except (ConfigError, OSError, ImportError) as error:
-        print(f"ssdtrain rok: {error}", file=sys.stderr)
+        print(f"ssdtrain rok: {reason(error, args)}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps([point._asdict() for point in points], indent=1))
