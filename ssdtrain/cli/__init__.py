@@ -6,6 +6,8 @@ mounted as they are. Exit status: 0 success, 1 the run ended and its verdict is 
 """
 
 import argparse
+import os
+import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -114,7 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(words)
         args.words = [word for word in words if not word.startswith("--local_rank")]
-        return int(args.run(args) or 0)
+        code = int(args.run(args) or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _reader_is_gone():  # a pipe of the command's own
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails at its end
+        return 128 + signal.SIGPIPE
     except (ConfigError, AttachError) as error:
         print(f"ssdtrain: {error}", file=sys.stderr)
         return 2
@@ -131,3 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ssdtrain {' '.join(words[:1])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _reader_is_gone() -> bool:
+    """Return whether nobody reads standard output, as behind `| head`."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in output.poll(0))

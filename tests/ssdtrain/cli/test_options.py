@@ -1,6 +1,8 @@
 """The command line: its options, its help, its first words."""
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,6 +167,26 @@ def test_help_and_version_need_no_torch() -> None:
     assert f"ssdtrain {ssdtrain.__version__}" in done.stdout
     assert "--config" in done.stdout
     assert COMMANDS["doctor"].help.split()[0] in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "ssdtrain", "paths"]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_broken_pipe_of_a_commands_own_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(args: argparse.Namespace) -> int:
+        raise BrokenPipeError("of a rank")
+
+    monkeypatch.setattr("ssdtrain.cli.paths.run", broken)
+    with pytest.raises(BrokenPipeError, match="of a rank"):
+        main(["paths"])
 
 
 def test_a_missing_package_is_named_in_one_line() -> None:
