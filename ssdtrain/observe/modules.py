@@ -6,6 +6,7 @@ would make torch compile them again.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -44,15 +45,38 @@ class ModuleNames:
         self._stack.clear()
 
     def _listen(self, path: str, module: nn.Module) -> None:
-        def before(module: nn.Module, args: Any) -> None:
-            self._stack.append(path)
-
-        def behind(module: nn.Module, args: Any, output: Any) -> None:
-            if self._stack:
-                self._stack.pop()
-
+        before, behind = _Before(self._stack, path), _Behind(self._stack)
         self._handles.append(module.register_forward_pre_hook(before))
         self._handles.append(module.register_forward_hook(behind, always_call=True))
+
+
+class _Hook:
+    """A hook of an observed step. A copy of the module, or one that was saved, has one
+    that does nothing, and that needs no ssdtrain to be loaded."""
+
+    def __init__(self, stack: list[str]) -> None:
+        self._stack = stack
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle a function that takes anything and returns None."""
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _Before(_Hook):
+    def __init__(self, stack: list[str], path: str) -> None:
+        super().__init__(stack)
+        self._path = path
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """The forward of a module begins."""
+        self._stack.append(self._path)
+
+
+class _Behind(_Hook):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """It has ended."""
+        if self._stack:
+            self._stack.pop()
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -112,6 +112,28 @@ def test_a_copy_is_its_own_and_nobodys(
     assert not session.steps
 
 
+@pytest.mark.parametrize("recompute", ["auto", "regions"])
+def test_a_model_is_copied_and_saved_in_any_step(recompute: str) -> None:
+    """In observed ones there are hooks on its modules."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.GELU(), nn.Linear(8, 8)))
+    x = torch.randn(4, 8)
+    settings = {"target": "host", "min_bytes": 0, "recompute": recompute}
+    with ssdtrain.offload(model, plan="auto", **settings) as session:
+        num_hooks = 0
+        for _ in range(5):
+            loss = model(x).sum()
+            num_hooks += len(model[1]._forward_hooks)
+            text = pickle.dumps(model)
+            assert b"ssdtrain." not in text  # it is loaded without it
+            for other in (pickle.loads(text), copy.deepcopy(model)):
+                assert torch.equal(other(x), model(x))
+            loss.backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert num_hooks and not model[1]._forward_hooks
+        assert not any("observe" in str(hook) for hook in other.modules())
+        assert session.last_step is not None
+
+
 def test_who_wraps_us_stays_wrapped(everything: dict[str, Any]) -> None:
     """Accelerate puts its autocast around; close() must not take it away."""
     model = Named(8, 8)
