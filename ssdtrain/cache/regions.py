@@ -386,7 +386,7 @@ class RegionCall:
         self._inputs.clear()
 
     def _obstacle(self) -> str | None:
-        change = self.region.watch.change(self._state)
+        change = self.region.watch.change(self._state) or self._before.elsewhere()
         if change is not None:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):

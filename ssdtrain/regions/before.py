@@ -7,15 +7,23 @@ object replaces (`functional_call`, `load_state_dict(assign=True)`), `requires_g
 Plain autograd does not notice, because it needs none of it again. So a re-run gets back
 what its forward had: every attribute, parameter, buffer and submodule by identity, and
 one level into lists, dictionaries and plain objects among the attributes. What cannot
-be put back is an error: tensors that were written or freed, hooks that were added,
-globals that the modules' code reads and that have another value now.
+be put back is an error: tensors that were written or freed, hooks that were added, and
+what the modules' code reads of globals, enclosing functions and classes.
 (tests/ssdtrain/regions/test_between.py)
 """
 
+import dis
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from contextvars import ContextVar
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -23,6 +31,12 @@ from torch import Tensor, nn
 from ssdtrain.errors import RegionError
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
+FIXED = frozenset((FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN))
+FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
+"""Kinds of values that are told by identity alone, or have nothing inside."""
+FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))
+"""Packages whose classes and functions are taken to read what stays."""
+DRAWING = frozenset(("random", "numpy"))
 _NOTHING = object()
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
@@ -73,6 +87,10 @@ class Before:
         self._reads = reads
         self._values = reads.values()
 
+    def elsewhere(self) -> str | None:
+        """What the code reads of others and has changed since; None: nothing."""
+        return self._reads.changed(self._values)
+
     @contextmanager
     def restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
         """A block in which they are as they were.
@@ -83,9 +101,9 @@ class Before:
         Raises:
             RegionError: something cannot be put back.
         """
-        name = self._reads.changed(self._values)
+        name = self.elsewhere()
         if name is not None:
-            raise self._error(f"the global {name}, which its code reads")
+            raise self._error(f"{name}, which its code reads,")
         undo: Undo = []
         try:
             for part in self.parts:
@@ -223,62 +241,117 @@ def _put_items(value: Any, held: Any, undo: Undo) -> None:
     add(held)
 
 
-class Reads:
-    """The globals and enclosing variables with values that the code of modules reads.
+class Inside(NamedTuple):
+    """An object and what it held."""
 
-    Functions, modules and classes are no values: nobody gives them another name.
+    value: Any
+    contents: Any
+
+
+class Reads:
+    """What the code of modules reads that is none of their own: globals, enclosing
+    variables and attributes of classes, by identity and one level deep.
+
+    Args:
+        classes: of the modules; torch's own are passed over.
     """
 
-    def __init__(self, functions: list[FunctionType]) -> None:
-        self._globals: list[tuple[dict[str, Any], str]] = []
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._classes: list[type] = []
+        self._globals: dict[str, tuple[dict[str, Any], str]] = {}
         self._cells: list[tuple[Any, str]] = []
-        seen: set[int] = set()
-        waiting = list(functions)
+        self.may_draw = False
+        """Whether it may draw random numbers of Python's or NumPy's."""
+        waiting: list[FunctionType] = []
+        for kind in classes:
+            for each in kind.__mro__:
+                if _is_foreign(each.__module__) or each in self._classes:
+                    continue
+                self._classes.append(each)
+                for name, value in vars(each).items():
+                    if isinstance(value, FunctionType) and name != "__init__":
+                        waiting.append(value)
+        seen: set[FunctionType] = set()
         while waiting and len(seen) < MAX_FUNCTIONS:
-            function = waiting.pop()
-            if id(function) in seen:
-                continue
-            seen.add(id(function))
-            waiting += self._look_at(function)
-        self._is_empty = not self._globals and not self._cells
+            function = waiting.pop(0)
+            if function not in seen and not _is_foreign(function.__module__ or ""):
+                seen.add(function)
+                waiting += self._look_at(function)
+        self.may_draw |= bool(waiting)
 
     def _look_at(self, function: FunctionType) -> list[FunctionType]:
         space, found = function.__globals__, []
-        for name in _names(function.__code__):
+        names, imported = names_of(function.__code__)
+        self.may_draw |= not DRAWING.isdisjoint(imported)
+        for name in names:
             value = space.get(name, _NOTHING)
-            if _is_value(value):
-                self._globals.append((space, name))
-            elif isinstance(value, FunctionType) and value.__globals__ is space:
+            self.may_draw |= _draws(value)
+            if value is _NOTHING or isinstance(value, ModuleType):
+                continue
+            self._globals[f"{id(space)} {name}"] = space, name
+            if isinstance(value, FunctionType):
                 found.append(value)
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            if _is_value(_content(cell)):
-                self._cells.append((cell, name))
+        cells = function.__closure__ or ()
+        for cell, name in zip(cells, function.__code__.co_freevars, strict=True):
+            value = _content(cell)
+            self.may_draw |= _draws(value)
+            if isinstance(value, FunctionType):
+                found.append(value)
+            self._cells.append((cell, name))
         return found
 
     def values(self) -> list[Any]:
         """As they are now."""
-        if self._is_empty:
-            return []
-        found = [_copied(space.get(name, _NOTHING)) for space, name in self._globals]
-        return found + [_copied(_content(cell)) for cell, _ in self._cells]
+        found = [_seen(space.get(name)) for space, name in self._globals.values()]
+        found += [_seen(_content(cell)) for cell, _ in self._cells]
+        for kind in self._classes:
+            found.append({name: _seen(value) for name, value in vars(kind).items()})
+        return found
 
     def changed(self, values: list[Any]) -> str | None:
-        """The name of one that has another value than it had; None: there is none."""
-        names = [name for _, name in (*self._globals, *self._cells)]
-        for name, old, new in zip(names, values, self.values(), strict=False):
-            if not _is_alike(old, new):
-                return name
+        """One that is another, or holds something else; None: there is none."""
+        for number, (old, new) in enumerate(zip(values, self.values(), strict=True)):
+            if old is not new and not _is_alike(old, new):
+                return self._name(number)
         return None
 
+    def _name(self, number: int) -> str:
+        names = [f"the global {name}" for _, name in self._globals.values()]
+        names += [f"{name} of a function around it" for _, name in self._cells]
+        names += [
+            f"an attribute of the class {kind.__name__}" for kind in self._classes
+        ]
+        return names[number]
 
-def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
+
+def _is_foreign(module: str) -> bool:
+    return module.partition(".")[0] in FOREIGN
+
+
+def names_of(code: CodeType) -> tuple[set[str], set[str]]:
+    """The globals that code loads, and the packages that it imports."""
+    loaded: set[str] = set()
+    imported: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded.add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            imported.add(step.argval.partition(".")[0])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+            inner = names_of(constant)
+            loaded |= inner[0]
+            imported |= inner[1]
+    return loaded, imported
+
+
+def _draws(value: Any) -> bool:
+    """Whether it is a generator, a method of one, or a module that has some."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in DRAWING
+    owner = getattr(value, "__self__", value)
+    home = "" if isinstance(owner, ModuleType) else type(owner).__module__
+    return home.partition(".")[0] in DRAWING
 
 
 def _content(cell: Any) -> Any:
@@ -288,24 +361,39 @@ def _content(cell: Any) -> Any:
         return _NOTHING
 
 
-def _is_value(value: Any) -> bool:
-    return isinstance(value, (*PLAIN, list, dict, set, deque))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict | list | set | deque) and len(value) > MAX_ITEMS:
+def _seen(value: Any) -> Any:
+    """A value, with what is inside where that may change."""
+    kind = type(value)
+    if kind in FIXED or isinstance(value, FIXED_KINDS):
         return value
-    if isinstance(value, dict):
-        return dict(value)
-    return list(value) if isinstance(value, list | set | deque) else value
+    if isinstance(value, Tensor):
+        return Inside(value, value._version)
+    if isinstance(value, ContextVar):
+        return Inside(value, value.get(_NOTHING))
+    inside: Any = value
+    if not isinstance(value, dict | list | set | deque):
+        inside = getattr(value, "__dict__", None)
+        if not isinstance(inside, dict):
+            return value
+    if len(inside) > MAX_ITEMS:
+        return value
+    if isinstance(inside, dict):
+        return Inside(value, dict(inside))
+    return Inside(value, set(inside) if isinstance(inside, set) else list(inside))
 
 
 def _is_alike(old: Any, new: Any) -> bool:
-    if isinstance(old, dict) and isinstance(new, dict):
-        same = old.keys() == new.keys()
-        return same and all(_is_alike(old[name], new[name]) for name in old)
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_is_alike, old, new))
     if old is new:
         return True
-    return type(old) is type(new) and isinstance(old, PLAIN) and repr(old) == repr(new)
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, Inside):
+        return old.value is new.value and _is_alike(old.contents, new.contents)
+    if isinstance(old, dict):
+        same = old.keys() == new.keys()
+        return same and all(_is_alike(old[name], new[name]) for name in old)
+    if isinstance(old, list):
+        return len(old) == len(new) and all(map(_is_alike, old, new))
+    if isinstance(old, set):
+        return bool(old == new)
+    return isinstance(old, PLAIN) and repr(old) == repr(new)

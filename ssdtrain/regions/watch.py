@@ -5,12 +5,13 @@ A forward that runs again repeats its side effects. So at each call the module's
 and Python state are looked at before and behind it: versions of its buffers and of
 tensors among its attributes; which attributes, buffers and parameters it has; numbers
 and other values by equality, objects by identity; and one level into lists,
-dictionaries and plain objects among the attributes (a counter in `self.stats`). In the
-first calls the states of `random` and NumPy are looked at as well. A call that changed
-any of it does not run again: what it saved is stored. Python code that could write
-elsewhere is looked for in the modules' bytecode: stores to globals and enclosing
-functions' variables, and methods that change a list, set or dictionary found there.
-What is written through functions in other modules is not seen.
+dictionaries and plain objects among the attributes (a counter in `self.stats`) and
+among the globals and class attributes that its code reads. In the first calls, and for
+code that names them, the states of `random` and NumPy are looked at as well. A call
+that changed any of it does not run again: what it saved is stored. Python code that
+could write elsewhere is looked for in the modules' bytecode: stores to globals and
+enclosing functions' variables, and methods that change a list, set or dictionary found
+there. What is written through functions in other modules is not seen.
 (tests/ssdtrain/regions/test_side_effects.py)
 """
 
@@ -113,8 +114,8 @@ class Watch:
 
     @property
     def is_thorough(self) -> bool:
-        """Whether few calls have been found clean so far."""
-        return self._num_clean < NUM_THOROUGH
+        """Whether random states of Python and NumPy are compared, which is slow."""
+        return self._num_clean < NUM_THOROUGH or self.reads.may_draw
 
     def state(self) -> "State":
         """What a forward might change, as it is now."""
@@ -124,7 +125,7 @@ class Watch:
             slow.append(random.getstate())
             numpy = sys.modules.get("numpy")
             if numpy is not None:
-                slow.append(numpy.random.get_state()[1:3])
+                slow.append(numpy.random.get_state()[1:4])
         return State(parts, slow)
 
     def change(self, before: "State") -> str | None:
@@ -144,10 +145,9 @@ class Watch:
 
     @property
     def reads(self) -> Reads:
-        """The globals that the code of the modules reads."""
+        """What the code of the modules reads of others."""
         if self._reads is None:
-            kinds = {type(module) for module in self._module.modules()}
-            self._reads = Reads([each for kind in kinds for each in _methods(kind)])
+            self._reads = Reads({type(each) for each in self._module.modules()})
         return self._reads
 
     def training(self) -> list[tuple[nn.Module, bool]]:
@@ -170,7 +170,7 @@ class State(NamedTuple):
 
     parts: list[Parts]
     slow: list[Any]
-    """Random states; looked at in the first calls."""
+    """Random states of Python and NumPy."""
 
 
 class Version(NamedTuple):
@@ -240,15 +240,6 @@ def _interesting(module: nn.Module) -> Iterator[str]:
             yield name
         elif not isinstance(value, OPAQUE) and hasattr(value, "__dict__"):
             yield name
-
-
-def _methods(kind: type) -> Iterator[FunctionType]:
-    """Of a module's class, but for torch's own."""
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] != "torch":
-            for name, value in vars(each).items():
-                if isinstance(value, FunctionType) and name != "__init__":
-                    yield value
 
 
 def _difference_of_parts(old: Parts, new: Parts) -> str | None:

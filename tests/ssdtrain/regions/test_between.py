@@ -2,6 +2,7 @@
 not notice, so a region that runs again is equal, or says what has changed."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ SETTINGS: dict[str, Any] = {
     "recompute": "regions",
     "window_bytes": 1,
 }
-SCALES = {"all": 1.0}
 
 
 class Options:
@@ -31,8 +31,23 @@ class Options:
         self.scale = 1.0
 
 
+SCALES = {"all": 1.0}
+COUNTS = Options()
+BIAS = {"of": torch.zeros(1)}
+LEVEL = ContextVar("LEVEL", default=1.0)
+
+
+def reset() -> None:
+    """All that a program has changed of what is everybody's."""
+    SCALES["all"] = COUNTS.scale = Block.gain = 1.0
+    BIAS["of"] = torch.zeros(1)
+    LEVEL.set(1.0)
+
+
 class Block(nn.Module):
-    """Reads its attributes and what is inside of them."""
+    """Reads its attributes and what is inside of them, and more."""
+
+    gain = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +60,7 @@ class Block(nn.Module):
         """(ROWS, WIDTH) to the same."""
         y = self.up(self.norm(x)) * (self.scale * SCALES["all"])
         y = F.silu(y) if self.gated else F.gelu(y)
+        y = y * (self.gain * COUNTS.scale * LEVEL.get()) + BIAS["of"]
         y = y * self.table["x"] * self.list[0] * self.options.scale
         return x + self.drop(self.down(y))
 
@@ -106,6 +122,26 @@ ERRORS: dict[str, tuple[Change, type[Exception], str]] = {
         RegionError,
         "the global SCALES, which its code reads",
     ),
+    "global object": (
+        lambda net: setattr(COUNTS, "scale", 0.5),
+        RegionError,
+        "the global COUNTS, which its code reads",
+    ),
+    "global tensor": (
+        lambda net: BIAS.update(of=torch.ones(1)),
+        RegionError,
+        "the global BIAS, which its code reads",
+    ),
+    "context": (
+        lambda net: LEVEL.set(0.5),
+        RegionError,
+        "the global LEVEL, which its code reads",
+    ),
+    "class": (
+        lambda net: setattr(Block, "gain", 0.5),
+        RegionError,
+        "an attribute of the class Block, which its code reads",
+    ),
     "hook": (
         of_blocks(lambda block: block.up.register_forward_hook(lambda *a: a[2] * 2)),
         RegionError,
@@ -137,7 +173,7 @@ def train(change: Change, offloaded: bool) -> tuple[list[Tensor], nn.Sequential]
             for parameter in parameters:
                 parameter.grad = None
     finally:
-        SCALES["all"] = 1.0
+        reset()
         if session is not None:
             assert not session.regions_refused
             session.close()

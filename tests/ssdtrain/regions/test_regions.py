@@ -36,7 +36,9 @@ class Block(nn.Module):
 
 
 class Runs:
-    """How often blocks ran. An object of its own: a list would be a side effect."""
+    """How often blocks ran. In a slot: anything else would be a side effect."""
+
+    __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
