@@ -96,7 +96,8 @@ def fit_forest(
     if len(families) != 1 or len(times) < 20:
         raise ConfigError(
             f"a kernel model expects 20 or more times of one family, got {len(times)} "
-            f"of {sorted(family.value for family in families)}"
+            f"of {', '.join(sorted(family.value for family in families)) or 'none'}; "
+            "gather longer, or choose another family (--family)"
         )
     family = families.pop()
     rows, targets = [], []

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -344,8 +345,15 @@ def _learn(args: argparse.Namespace) -> None:
     spec = device.spec
     rates = ", ".join(f"{rate:.3g} TFLOP/s {t}" for t, rate in spec.tflops.items())
     print(f"{spec.name}: {rates}, {spec.memory_gb_per_s:.3g} GB/s")
-    for family, error in device.errors.items():
-        print(f"{family.value}: error {100 * error:.1f} %, cross-validated")
+    timed = Counter(call.family for call, _ in read_times(Path(args.times)))
+    for family, count in timed.items():
+        error = device.errors.get(family)
+        print(
+            f"{family.value}: {count} kernels, too few for a model; priced by the "
+            "rates above, set --seconds higher"
+            if error is None
+            else f"{family.value}: error {100 * error:.1f} %, cross-validated"
+        )
     print(f"written to {args.save}")
 
 

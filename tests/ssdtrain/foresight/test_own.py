@@ -205,13 +205,16 @@ def test_learn_then_predict(
     monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
     small = design.Limits(num_bytes=2e5, flops=1e6, fp32_flops=1e6, has_half=False)
     monkeypatch.setitem(design.LIMITS, Kind.CPU, small)
-    monkeypatch.setattr(learn, "COUNTS", {Family.PRODUCT: 30, Family.MEMORY: 30})
+    counts = {Family.PRODUCT: 30, Family.MEMORY: 30, Family.NORM: 5}
+    monkeypatch.setattr(learn, "COUNTS", counts)
     monkeypatch.setattr(learn, "ROUNDS", 1)
     times, own = tmp_path / "times.jsonl", tmp_path / "own.json"
     words = ["foresight", "learn", "--on", "cpu", "--times", str(times)]
     assert main([*words, "--save", str(own), "--seconds", "30"]) == 0
-    assert "cross-validated" in capsys.readouterr().out
-    assert len(read_times(times)) == 60
+    told = capsys.readouterr().out
+    assert "memory: error" in told and "cross-validated" in told
+    assert "norm: 5 kernels, too few for a model" in told and "--seconds" in told
+    assert len(read_times(times)) == 65
     assert load_device(own).spec.kind is Kind.CPU
     model = ["--model", "blocks:128x1", "--sequence", "32", "--optimizer", "adamw"]
     assert main(["foresight", "predict", *model, "--device", str(own), "--json"]) == 0
