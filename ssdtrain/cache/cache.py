@@ -1,5 +1,6 @@
 """The tensor cache: pack and unpack, and what happens in between.
 
+This is the general path; under a plan most tensors are served by a table (run.py).
 Out: pack > identity > placement > record joins the lane > the offloader copies.
 Back: unpack > fetch > resident: return; leaving: forward; away: load > view rebuilt.
 """
@@ -150,8 +151,8 @@ class TensorCache:
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def forward_ends(self) -> None:
-        """End the forward that ran, whatever an interrupt left of it: at its own end,
-        too, and in torch's, which then leaves the hooks."""
+        """End the forward that ran. Where an interrupt has left our hooks on torch's
+        stack, they are taken off as well."""
         pack = self.regions.pack
         if pack is not None:
             top = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -389,7 +390,8 @@ class TensorCache:
         )
 
     def _tell_of_another(self, record: Record) -> None:
-        """Autograd saves what has a record: it would, without regions, too."""
+        """Tell the observer that autograd saves a recorded tensor once more: it would
+        do so without regions, too."""
         course = self.course
         if course.observer.listens and course.storing < 0:
             course.observer.saved_again(course.of(record.lane).number, record.item)
@@ -620,7 +622,7 @@ class TensorCache:
     def prefetch(self, lane: Lane) -> None:
         """Start loading what the lane's backward will ask for first.
 
-        Of a planned lane what its first use would load: more was not reckoned with.
+        Of a planned lane what its first use would load: the plan has room for no more.
         """
         if self.owner.is_elsewhere:
             return

@@ -55,7 +55,7 @@ class Cache(Protocol):
 
 
 class Note(NamedTuple):
-    """Put on a node: an output of it was saved, and is this view of that."""
+    """Put on a node of autograd whose output was saved: its owner, and the view."""
 
     owner: "weakref.ref[Record | Rebuilt]"
     view: View
@@ -78,7 +78,7 @@ class CacheKeeper:
         self._cache = cache
         self._weights = weights
         self.met_unsaved = False
-        """Whether the running search met what it may not pass."""
+        """Whether the running search met an unsaved tensor that may have changed."""
 
     def held(self, packed: Any, node: Any) -> Held | None:
         """The tensor behind a handle or a note of this node, unless it was changed."""

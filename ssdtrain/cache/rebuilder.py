@@ -1,8 +1,8 @@
 """Recipes in the cache: saved tensors that are made again instead of stored.
 
 All handles of a base tensor share one `Rebuilt`: the first use in backward runs the
-recipe, and the copy is dropped when each handle has had its use. An input counts as
-one handle of its record more, and running the recipe as that handle's use; so the
+recipe, and the copy is dropped when each handle has had its use. An input of a recipe
+holds one more handle of its record, and running the recipe uses that handle; so the
 input's place in the order of the lane, and in the prefetch, is where it is needed.
 """
 

@@ -118,7 +118,7 @@ class ParameterRow:
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Another tensor than this parameter: see `Run.hooks`."""
+        """Called only where the look in `Run.hooks` failed: it is no such tensor."""
         return run.leave(tensor)
 
 
@@ -392,7 +392,7 @@ class WrappedRow:
                 return run.leave(tensor)
             handle: Any = KeptHandle((local, local._version))
         elif tensor._version or parameter_of(tensor) is not None:
-            # The part's version says nothing, so only what was never changed moves.
+            # The part's version does not count what is written through the wrapper.
             return run.leave(tensor)
         else:
             handle = inner.pack(local, run)

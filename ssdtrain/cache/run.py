@@ -69,7 +69,7 @@ class Run:
         """The row of the next tensor."""
         self._moved: dict[int, weakref.ref[Moved]] = {}
         self._used: set[Any] = set()
-        """Rows whose first use has told of the quiet ones before it."""
+        """Rows whose use has booked the uncounted uses before it."""
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
