@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hector.graph import Grouping, HeteroGraph, subgraph
-from hector.indexing import group_by, segment_ptr
+from hector.indexing import check_range, group_by, integers, segment_ptr
 
 _BITS = 32
 _WORD = (1 << _BITS) - 1
@@ -56,11 +56,12 @@ class NeighborSampler:
     """Draws in-edges of the seeds, then of the nodes that these lead to, hop by hop.
 
     Of a node with more in-edges than the hop's fanout, that many are drawn without
-    replacement, one of each of as many equal stretches of its edges.
+    replacement, one of each of as many stretches of its edges, whose first one lies
+    anywhere: each edge is as likely as every other, though stretches may differ by one.
 
-    [Note: sampled by hashing] Which edge of a stretch it is says a hash of the call's
-    key, the hop and the place of the stretch. So the CPU, the GPU and a captured draw,
-    which looks at more places than it uses, draw the same edges.
+    [Note: sampled by hashing] Where the stretches begin, and which edge of one it is,
+    says a hash of the call's key, the hop and the place of the stretch. So the CPU, the
+    GPU and a captured draw, which looks at more places than it uses, draw the same.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class NeighborSampler:
         """The subgraph around distinct `seeds` (int64, ids in the whole graph).
 
         `generator` lies on the graph's device. How many edges were drawn is read from
-        the device once a hop.
+        the device once a hop. Raises ValueError for seeds that are no nodes, or twice
+        there.
         """
         found = self.draw(seeds, generator)
         made = subgraph(self.graph, found.node_ids, found.edge_ids)
@@ -97,6 +99,7 @@ class NeighborSampler:
 
     def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
         """The nodes and edges of `sample`, for `hector.CapturedBatches`."""
+        seeds = self._checked(seeds)
         frontier, drawn = seeds, []
         key = self.key(generator)
         self._taken[seeds] = True
@@ -110,6 +113,13 @@ class NeighborSampler:
         self._taken[node_ids] = False
         edge_ids = torch.cat(drawn)
         return Drawn(node_ids, edge_ids, torch.searchsorted(node_ids, seeds))
+
+    def _checked(self, seeds: Tensor) -> Tensor:
+        seeds = integers("seeds", seeds).to(self.graph.device)
+        check_range("seeds", seeds, self.graph.num_nodes, "num_nodes")
+        if seeds.unique().numel() < seeds.numel():
+            raise ValueError("expected distinct seeds, got a node twice")
+        return seeds
 
     def key(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw what decides a call's edges: int64 [], on the device."""
@@ -196,8 +206,10 @@ def _places(
     some = num.clamp(min=1)
     low = draw * degree // some
     size = (draw + 1) * degree // some - low
-    chance = _mixed(_mixed(first + key) + draw)
-    return first + low + (chance * size >> _BITS), draw < num
+    own = _mixed(first + key)
+    turn = _mixed(own + fanout) * torch.where(degree > fanout, degree, 0) >> _BITS
+    place = low + (_mixed(own + draw) * size >> _BITS) + turn
+    return first + torch.where(place < degree, place, place - degree), draw < num
 
 
 def _mixed(values: Tensor) -> Tensor:

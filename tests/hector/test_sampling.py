@@ -224,3 +224,35 @@ def test_batches_of_near_sizes_share_memory() -> None:
     assert len(set(seen)) == len(batches) == 1
     with pytest.raises(ValueError, match="max_sizes"):
         CapturedBatches(step, graph, max_sizes=0)
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(3, 2), (5, 3), (7, 6)])
+@pytest.mark.parametrize("of", list(FanoutOf))
+def test_each_edge_is_as_likely(degree: int, fanout: int, of: FanoutOf) -> None:
+    """Stretches of one edge and of two are not the same ones in every draw."""
+    rounds = 900
+    # As many nodes of that degree, each a draw of its own: in one call.
+    src = torch.arange(rounds).repeat_interleave(degree)
+    dst = rounds + src
+    graph = HeteroGraph.from_arrays(src, dst, torch.zeros_like(src))
+    found = NeighborSampler(graph, [fanout], of).draw(
+        rounds + torch.arange(rounds), torch.Generator().manual_seed(0)
+    )
+    assert found.edge_ids.unique().numel() == found.edge_ids.numel() == rounds * fanout
+    counts = torch.bincount(found.edge_ids % degree, minlength=degree).double()
+    share = fanout / degree
+    off = (counts - rounds * share) / (rounds * share * (1 - share)) ** 0.5
+    assert off.abs().max() < 4.5
+
+
+def test_seeds_are_distinct_nodes() -> None:
+    sampler = NeighborSampler(G, [2])
+    for seeds, words in (
+        (torch.tensor([1, 1]), "expected distinct seeds, got a node twice"),
+        (torch.tensor([0, -1]), r"expected seeds in \[0, 60\), got -1 at position 1"),
+        (torch.tensor([60]), r"expected seeds in \[0, 60\), got 60"),
+        (torch.ones(60, dtype=torch.bool), "seeds of an integer dtype, got a boolean"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sampler.sample(seeds)
+    assert sampler.sample(torch.tensor([3, 7], dtype=torch.int32)).seeds.numel() == 2

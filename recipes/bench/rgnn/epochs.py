@@ -419,7 +419,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = arguments(__doc__, 100, "rgnn/epochs")
     add = parser.add_argument
     add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
-    add("--batches", type=int, default=96, help="of an epoch")
+    add("--batches", type=int, default=96, help="of an epoch; 3 or more")
     add("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     add("--workers", nargs="+", type=int, help="tried on the first kind")
     options = parser.parse_args(argv)
