@@ -1,7 +1,7 @@
 """Hot rows near, cold rows in host memory (S. W. Min, dissertation, chapter 4)."""
 
 from pydirect.tiering.embedding import TieredEmbedding
-from pydirect.tiering.place import Tier, TierPlan, plan_tiers
+from pydirect.tiering.place import TierPlan, plan_tiers
 from pydirect.tiering.reorder import Reordering, reorder_by
 from pydirect.tiering.scores import (
     Score,
@@ -22,7 +22,6 @@ from pydirect.tiering.table import (
 __all__ = [
     "Reordering",
     "Score",
-    "Tier",
     "TierPlan",
     "TieredEmbedding",
     "TieredFetch",

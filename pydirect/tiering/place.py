@@ -6,18 +6,9 @@ in host memory. The address is arithmetic on the row number (Listing 4.1 of the
 dissertation, with its order of evaluation put right).
 """
 
-import enum
 from dataclasses import dataclass
 
 import torch
-
-
-class Tier(enum.IntEnum):
-    """Nearest first."""
-
-    REPLICATED = 0
-    SPREAD = 1
-    HOST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +33,6 @@ class TierPlan:
             )
         if self.num_gpus < 1:
             raise ValueError(f"num_gpus: expects at least 1, got {self.num_gpus}")
-
-    def locate(
-        self, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tier, GPU and row inside that tier's table of each row.
-
-        Args:
-            rows: integer, any shape.
-
-        Returns:
-            Three int64 tensors of the same shape. The GPU is 0 for replicated rows
-            (every GPU has them) and host rows.
-        """
-        offset = rows.long() - self.replicated_rows
-        spread = (offset >= 0) & (offset < self.spread_rows)
-        host = offset >= self.spread_rows
-        tier = torch.where(host, int(Tier.HOST), torch.where(spread, 1, 0))
-        gpu = torch.where(spread, offset % self.num_gpus, 0)
-        inside = torch.where(
-            spread, offset.div(self.num_gpus, rounding_mode="floor"), rows.long()
-        )
-        return tier, gpu, torch.where(host, offset - self.spread_rows, inside)
 
     def rows_on(self, gpu: int) -> torch.Tensor:
         """The rows of the spread tier that GPU ``gpu`` holds, in their order there."""

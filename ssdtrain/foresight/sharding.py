@@ -18,9 +18,6 @@ from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.graph import Stream
 from ssdtrain.foresight.simulate import Task, simulate
 
-# Powers of two of a row's hits in a batch: none, 1, 2 to 3, 4 to 7, ...
-NUM_REUSE_BINS = 17
-
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -37,34 +34,6 @@ class Table:
 
 Sharding = tuple[int, ...]
 """The rank of each table."""
-
-
-def reuse_factors(indices: Sequence[int]) -> list[float]:
-    """Share of the rows that are hit in a batch, by powers of two of their hits.
-
-    Bin 0 is for rows that are not hit (0 here: rows outside the batch are not known),
-    bin i for 2^(i-1) to 2^i - 1 hits (Lin 2023, 5.1).
-    """
-    hits: dict[int, int] = {}
-    for index in indices:
-        hits[index] = hits.get(index, 0) + 1
-    bins = [0.0] * NUM_REUSE_BINS
-    for count in hits.values():
-        bins[min(NUM_REUSE_BINS - 1, count.bit_length())] += 1.0
-    total = sum(bins)
-    return [value / total for value in bins] if total else bins
-
-
-def expected_distinct_share(factors: Sequence[float]) -> float:
-    """Different rows over lookups that reuse factors stand for."""
-    hits = sum(share * _middle(bin_) for bin_, share in enumerate(factors) if bin_)
-    rows = sum(factors[1:])
-    return min(1.0, rows / hits) if hits else 1.0
-
-
-def _middle(bin_: int) -> float:
-    """Hits of a row in a bin: the mean of its bounds."""
-    return (2.0 ** (bin_ - 1) + 2.0**bin_ - 1.0) / 2
 
 
 COSTS: Mapping[str, Callable[[Table], float]] = {

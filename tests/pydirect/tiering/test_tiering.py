@@ -11,7 +11,6 @@ from pydirect.memory import pin
 from pydirect.sampling import Graph, NeighborSampler
 from pydirect.tiering import (
     Score,
-    Tier,
     TieredFetch,
     TieredTable,
     TierPlan,
@@ -150,7 +149,7 @@ def test_renumbering_is_an_isomorphism(
     spread=st.integers(0, 60),
     num_gpus=st.integers(1, 5),
 )
-def test_addresses_are_a_bijection(
+def test_rows_are_dealt_out_once_and_evenly(
     num_rows: int, replicated: int, spread: int, num_gpus: int
 ) -> None:
     plan = plan_tiers(
@@ -160,19 +159,14 @@ def test_addresses_are_a_bijection(
         spread_bytes=4 * spread,
         num_gpus=num_gpus,
     )
-    rows = torch.arange(num_rows)
-    tier, gpu, inside = plan.locate(rows)
-    places = list(zip(tier.tolist(), gpu.tolist(), inside.tolist(), strict=True))
-    assert len(set(places)) == num_rows
-    for which in Tier:
-        for device in range(num_gpus):
-            there = inside[(tier == which) & (gpu == device)]
-            assert there.tolist() == list(range(len(there)))  # dense tables
-            if which is Tier.SPREAD:
-                assert torch.equal(
-                    rows[(tier == which) & (gpu == device)], plan.rows_on(device)
-                )
-    assert not num_rows or tier.tolist() == sorted(tier.tolist())
+    parts = [plan.rows_on(gpu) for gpu in range(num_gpus)]
+    end = plan.replicated_rows + plan.spread_rows
+    assert plan.replicated_rows == min(num_rows, replicated)
+    assert end == min(num_rows, replicated + spread * num_gpus)
+    found = torch.cat(parts).sort().values
+    assert torch.equal(found, torch.arange(plan.replicated_rows, end))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1 and max(sizes) <= spread
 
 
 def test_plans_are_checked() -> None:

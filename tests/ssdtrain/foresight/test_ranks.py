@@ -24,10 +24,8 @@ from ssdtrain.foresight.sharding import (
     Table,
     candidates,
     drawn,
-    expected_distinct_share,
     greedy,
     naive,
-    reuse_factors,
 )
 
 
@@ -55,14 +53,6 @@ def test_the_message_of_the_source_s_example() -> None:
     """Lin 2023, 5.2: batch 256, 13, 12, 10 and 7 tables of 256 on four ranks."""
     widths = [13 * 256.0, 12 * 256.0, 10 * 256.0, 7 * 256.0]
     assert all_to_all_bytes(widths, 256, 4) == 3_407_872
-
-
-def test_reuse_factors_count_hits_by_powers_of_two() -> None:
-    factors = reuse_factors([1, 2, 2, 3, 3, 3, 3])
-    assert factors[1] == factors[2] == factors[3] == pytest.approx(1 / 3)
-    assert sum(factors) == pytest.approx(1.0)
-    assert expected_distinct_share(factors) == pytest.approx(3 / 7, rel=0.3)
-    assert expected_distinct_share(reuse_factors(range(100))) == 1.0
 
 
 def test_greedy_balances_and_naive_counts() -> None:
