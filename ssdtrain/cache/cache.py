@@ -263,7 +263,7 @@ class TensorCache:
         record = source.record
         self.enter_backward(record.lane)
         tensor = source.view.rebuild(self._fetch(record))
-        self._count_use(record, None)
+        self._was_used(record, None)
         return tensor
 
     # -- pack ---------------------------------------------------------------------
@@ -548,12 +548,12 @@ class TensorCache:
             try:
                 self.moves.release_due()
                 tensor = source.view.rebuild(self._fetch(record))
-                self._count_use(record, at)
+                self._was_used(record, at)
                 return self.course.given(at, tensor)
             finally:
                 self.course.end_use(at)
 
-    def _count_use(self, record: Record, at: int | None) -> None:
+    def _was_used(self, record: Record, at: int | None) -> None:
         """Its bytes were asked for: load what comes next, and put them back behind the
         last use."""
         lane, first_use = record.lane, record.num_uses == 0

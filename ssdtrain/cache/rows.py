@@ -105,7 +105,7 @@ class EndRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """One tensor more than the plan knows."""
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class ParameterRow:
@@ -119,7 +119,7 @@ class ParameterRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """Called only where the look in `Run.hooks` failed: it is no such tensor."""
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class ParameterViewRow:
@@ -137,12 +137,12 @@ class ParameterViewRow:
         """A handle that finds the view again in the parameter's data."""
         base, parameter = tensor._base, self._parameter()
         if parameter is None or base is not parameter:
-            return run.leave(tensor)
+            return run.leave_table(tensor)
         part = self._part
         if part is None or not part.is_of(tensor, parameter):
             found = ParameterView.of(tensor, parameter)
             if found is None or found.shape is None:
-                return run.leave(tensor)
+                return run.leave_table(tensor)
             self._part = part = Part(found.shape, found.stride, found.offset)
         alias = alias_of(tensor, parameter)
         return ParameterViewHandle((parameter, tensor._version, part, alias))
@@ -158,7 +158,7 @@ class KeptRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A parameter, or of another size: see `Run.hooks`."""
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class KeptItemRow:
@@ -193,7 +193,7 @@ class KeptItemRow:
                 if self.is_first:
                     run.keep(self)
                 return KeptItemHandle(tensor.detach(), tensor._version, self, run)
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class MoveRow:
@@ -225,7 +225,7 @@ class MoveRow:
         """Identify its bytes, and send them off if the plan says so."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.move(self, tensor)
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class HostRow:
@@ -261,7 +261,7 @@ class HostRow:
         """Send it off."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.send(self, tensor)
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class HostAgainRow:
@@ -278,7 +278,7 @@ class HostAgainRow:
         """A handle of the same bytes, if these are they."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.send_again(self, tensor)
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class AgainRow:
@@ -297,7 +297,7 @@ class AgainRow:
         """A handle of the same record, if these are its bytes."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
             return run.move_again(self, tensor)
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class RegionRow:
@@ -315,7 +315,7 @@ class RegionRow:
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """Outside of its region, or no plain tensor: see `Run.hooks`."""
-        return run.leave(tensor)
+        return run.leave_table(tensor)
 
 
 class RegionItemRow:
@@ -385,15 +385,15 @@ class WrappedRow:
         """A handle around the part's."""
         found = unwrapped(tensor)
         if found is None:
-            return run.leave(tensor)
+            return run.leave_table(tensor)
         local, inner = found.local, self.inner
         if type(inner) is KeptRow:
             if local.nbytes != inner.num_bytes:
-                return run.leave(tensor)
+                return run.leave_table(tensor)
             handle: Any = KeptHandle((local, local._version))
         elif tensor._version or parameter_of(tensor) is not None:
             # The part's version does not count what is written through the wrapper.
-            return run.leave(tensor)
+            return run.leave_table(tensor)
         else:
             handle = inner.pack(local, run)
         return WrappedHandle(tensor, found.build, handle, run.bring_back)

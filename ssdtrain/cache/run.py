@@ -104,7 +104,7 @@ class Run:
                 if type(row) is HostRow and tensor.nbytes == row.num_bytes:
                     if self.may_move(tensor):
                         return self.send(row, tensor)
-                    return self.leave(tensor)
+                    return self.leave_table(tensor)
                 # mypy does not narrow by a set: each of these has `num_bytes`.
                 if type(row) in SIZED and tensor.nbytes != row.num_bytes:  # type: ignore[attr-defined]
                     return self.pack_resized(row, tensor)
@@ -112,7 +112,7 @@ class Run:
             except RuntimeError:
                 if tensor.layout is torch.strided:
                     raise
-                return self.leave(tensor)  # sparse ones do not even tell their size
+                return self.leave_table(tensor)  # a sparse one tells no size
 
         def unpack(handle: Any) -> Tensor:
             kind = type(handle)
@@ -155,7 +155,7 @@ class Run:
         if type(row) is not KeptRow and type(row) is not KeptItemRow:
             act: Any = RESIZED[type(row)]
             movable = self.may_move(tensor)
-            return act(self, row, tensor) if movable else self.leave(tensor)
+            return act(self, row, tensor) if movable else self.leave_table(tensor)
         if self._table.totals[number].num_records:
             with self._lock:
                 self._resized_bytes += num_bytes - row.num_bytes
@@ -172,7 +172,7 @@ class Run:
         """A place in the running region, whose forward will make it again."""
         call = self._regions.current
         if call is None or not self.may_move(tensor):
-            return self.leave(tensor)
+            return self.leave_table(tensor)
         handle = call.hold_planned(tensor, own_bytes)
         if type(row) is RegionItemRow:
             handle.on_use = PlannedUse(row, self)
@@ -192,7 +192,7 @@ class Run:
         """As its own row does, and with a place in the running region."""
         call = self._regions.current
         if call is None or not self.may_move(tensor):
-            return self.leave(tensor)
+            return self.leave_table(tensor)
         num_places = call.num_places
         if tensor.nbytes != row.num_bytes:
             handle = self.pack_resized(row, tensor)
@@ -231,7 +231,7 @@ class Run:
             key, view = identify(tensor)
             other = key.end_byte - key.start_byte != row.extent_bytes
             if other and tensor.nbytes == row.num_bytes:
-                return self.leave(tensor)
+                return self.leave_table(tensor)
             self._advance(row, row.marks)
             record = self._cache.move(tensor, key, row.order, row.item)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
@@ -245,7 +245,7 @@ class Run:
             key, view = identify(tensor)
             record = self._course.record(row.item)
             if record is None or record.key != key:
-                return self.leave(tensor)
+                return self.leave_table(tensor)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             by_norm = True
             if type(row) is AgainRow:
@@ -257,7 +257,7 @@ class Run:
         """A mark: an item whose bytes leave for its row's place."""
         base = tensor._base
         if tensor.nbytes != (tensor if base is None else base).nbytes:
-            return self.leave(tensor)
+            return self.leave_table(tensor)
         cache = self._cache
         with self._lock:
             free = row.free
@@ -267,7 +267,7 @@ class Run:
             if not fits(place, tensor):
                 if place.memory.nbytes == tensor.nbytes:
                     free.append(place)
-                    return self.leave(tensor)
+                    return self.leave_table(tensor)
                 place = refitted(cache.offloader.pool, place, tensor)
                 if place is None:
                     return self.pack_generally(tensor, row)
@@ -302,7 +302,7 @@ class Run:
             inside = moved.start_byte <= start and end <= moved.end_byte
             same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
             if not (inside and same):
-                return self.leave(tensor)
+                return self.leave_table(tensor)
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
@@ -384,7 +384,7 @@ class Run:
             self._stop()
         return handle
 
-    def leave(self, tensor: Tensor) -> Handle:
+    def leave_table(self, tensor: Tensor) -> Handle:
         """Another tensor than the row's: the lane leaves the table for good."""
         with self._lock:
             self._stop(behind=1)

@@ -7,9 +7,9 @@ leaves a `Table`: one row for each call of `pack`, in order. Later lanes of the 
 look their rows up. A row checks that the tensor may be treated as the row says, and
 acts. What it checks is what safety needs, at every step: that a kept tensor is no
 parameter (`[Note: parameters]`), its version, and for moved bytes their identity
-(`[Note: identity]`). A tensor of another length is served as well ([Note: sizes]). One of
-another dtype or rank, or one too many, ends the table for its lane: the rest goes the
-general way, and the lane is counted as a plan mismatch.
+(`[Note: identity]`). A tensor of another length is served as well ([Note: sizes]). One
+of another dtype or rank, or one too many, ends the table for its lane: the rest goes
+the general way, and the lane is counted as a plan mismatch.
 Most of what is kept is *quiet*: nothing is sent, released or loaded when it is packed
 or used. Such rows do not even count. What they would have counted, marks and bytes,
 stands at the next row of the lane that does (`Behind`), so releases and loads come
