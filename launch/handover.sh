@@ -36,3 +36,17 @@ refuse_slots() {
       ;;
   esac
 }
+
+# run_awaited COMMAND...: DeepSpeed's runner answers Ctrl-C with a traceback and does not
+# wait for its ranks. In the background it is deaf to it; the ranks get it from the
+# terminal, and are awaited.
+run_awaited() {
+  "$@" &
+  runner=$! status=129 # of a wait that a signal broke off
+  trap : INT
+  trap 'kill -TERM "$runner"' TERM
+  while [ "$status" -gt 128 ] && kill -0 "$runner" 2>/dev/null; do
+    wait "$runner" && status=0 || status=$?
+  done
+  exit "$status"
+}

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,27 @@ def test_flags_and_overrides_part(
 def test_other_peoples_commands_pass_through(fakes: Path, words: list[str]) -> None:
     handed = call(fakes, "deepspeed", *words)
     assert handed == (words or [""])
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, 143)]
+)
+def test_an_interrupted_run_is_waited_for(
+    tmp_path: Path, signum: int, status: int
+) -> None:
+    """As from a terminal, whose Ctrl-C reaches every process."""
+    real = tmp_path / "deepspeed"
+    real.write_text("#!/bin/sh\necho ready\nsleep 0.3\nexit 7\n")
+    real.chmod(0o755)
+    words = [str(LAUNCH / "deepspeed"), "--config", "ssdtrain.yaml"]
+    path = f"{LAUNCH}:{tmp_path}:/usr/bin:/bin"
+    with subprocess.Popen(
+        words, env={"PATH": path}, stdout=subprocess.PIPE, start_new_session=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+        os.killpg(run.pid, signum)
+        assert run.wait() == status
 
 
 def test_torchrun(fakes: Path) -> None:
