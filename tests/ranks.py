@@ -23,6 +23,8 @@ from torch.distributed import TCPStore
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_S = 280.0
 """Below pytest's own limit, so that a failure shows what the processes printed."""
+SOON_S = 60.0
+"""For what happens at once, however busy the machine: reached by what hangs alone."""
 GRACE_S = 10.0
 """Ranks whose neighbour has failed get so long to say why themselves."""
 SHOWN_LINES = 40

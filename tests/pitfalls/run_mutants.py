@@ -13,6 +13,7 @@ each. First the named tests must pass on the package as it is.
 """
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -40,6 +41,14 @@ COPIED = (
 )
 TIME_LIMIT_S = 240
 COMPILER = "test_compile.py"
+PRELOADED = (
+    "hypothesis",
+    "numpy",
+    "psutil",
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+)
 
 
 @dataclass(frozen=True)
@@ -205,14 +214,11 @@ def check_sound(mutants: list[Mutant]) -> None:
 
 def preload() -> None:
     """What every fork needs and no mutant changes. Starts no thread."""
-    import hypothesis
-    import numpy
-    import psutil
-    import pytest
+    for name in PRELOADED:
+        importlib.import_module(name)
     import torch
 
     torch.set_num_threads(1)
-    del hypothesis, numpy, psutil, pytest
 
 
 def main(names: list[str]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.bench.common.cells import NOT_ENDED, Cells
+from tests.ranks import SOON_S
 
 
 def on_disk(path: Path) -> dict[str, object]:
@@ -37,7 +38,7 @@ def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
     cells.run("slow", cell, 0.05)
     assert cells["slow"]["error"].startswith("TimeoutError")
-    cells.run("next", lambda: {"ok": True}, 5.0)
+    cells.run("next", lambda: {"ok": True}, SOON_S)
     assert cells["next"]["ok"] is True
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hector.train.stages import DEPTH, Ahead
+from tests.ranks import SOON_S
 
 CPU = torch.device("cpu")
 
@@ -43,7 +44,7 @@ def test_no_more_is_made_than_may_wait() -> None:
         results = iter(made)
         assert next(results) == 0
         # Taking one lets one more begin; the next of them is not asked for.
-        assert third.wait(30)
+        assert third.wait(SOON_S)
         assert begun == list(range(DEPTH + 1))
     assert not running() and len(begun) <= DEPTH + 2
 

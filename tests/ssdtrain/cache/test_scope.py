@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
+from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
 
@@ -145,7 +146,7 @@ def test_threads_have_scopes_of_their_own(everything: dict[str, Any]) -> None:
         inner: Callable[[Tensor], Tensor] = model.decorated
 
         def meeting(x: Tensor) -> Tensor:
-            both.wait(10)
+            both.wait(SOON_S)
             return inner(x)
 
         model.inner = meeting

@@ -13,6 +13,7 @@ from ssdtrain.cache.record import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
+from tests.ranks import SOON_S
 
 NUM_BYTES = 64
 
@@ -155,7 +156,7 @@ def test_nothing_is_left_after_a_step(everything: Any) -> None:
                 assert cache._window.num_bytes > 0
             ended = threading.Event()
             cache.device._store.submit(ended.set)  # type: ignore[attr-defined]
-            assert ended.wait(10.0)
+            assert ended.wait(SOON_S)
             loss.backward()
             assert cache.is_idle
             assert cache._window.num_bytes == 0

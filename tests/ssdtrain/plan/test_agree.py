@@ -15,6 +15,7 @@ from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Mark, Phase, Profile
+from tests.ranks import SOON_S
 from tests.ssdtrain.plan import profiles as made
 
 chain, links, with_links = made.chain, made.links, made.with_links
@@ -176,7 +177,7 @@ def test_the_first_rank_searches_for_all() -> None:
     def second(peers: StorePeers) -> object:
         assert not peers.leads
         assert peers.offered(5) is None  # not a step at which it looks
-        offered.wait(10)
+        offered.wait(SOON_S)
         found = [peers.offered(step) for step in range(6, 20)]
         return [plan for plan in found if plan is not None]
 
@@ -190,7 +191,7 @@ def test_a_rank_that_drifts_asks_all_to_observe_at_one_step() -> None:
         before = [
             step for step in range(5, 8) if peers.observes(step == wants_at, step)
         ]
-        drifted.wait(10)  # nobody is a whole look ahead
+        drifted.wait(SOON_S)  # nobody is a whole look ahead
         return before + [step for step in range(8, 20) if peers.observes(False, step)]
 
     acts = [lambda peers, at=at: act(peers, at) for at in (-1, 6, -1)]

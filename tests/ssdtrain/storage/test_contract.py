@@ -12,6 +12,7 @@ import torch
 
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage import MemoryStorage, PosixStorage, Storage
+from tests.ranks import SOON_S
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -126,7 +127,7 @@ def test_a_transfer_that_close_meets_reaches_no_other_file(
 
     def held(*args: Any) -> int:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(SOON_S)
         return real(*args)
 
     def write() -> None:
@@ -137,7 +138,7 @@ def test_a_transfer_that_close_meets_reaches_no_other_file(
     monkeypatch.setattr(os, "pwritev", held)
     writer = threading.Thread(target=write)
     writer.start()
-    begun.wait(10)
+    begun.wait(SOON_S)
     storage.close()
     with (tmp_path / "other").open("w+b") as other:
         go_on.set()

@@ -19,7 +19,7 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import PosixStorage, blockio, posix
-from tests.ranks import LONGEST_S
+from tests.ranks import LONGEST_S, SOON_S
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -267,13 +267,13 @@ def test_close_waits_for_the_transfer_under_way(
 
     def slow(*args: object) -> int:
         entered.set()
-        go_on.wait(10)
+        go_on.wait(SOON_S)
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "pwritev", slow)
     writer = threading.Thread(target=store.write, args=(slot, aligned(PAGE)))
     writer.start()
-    entered.wait(10)
+    entered.wait(SOON_S)
     store.close()
     os.fstat(fd)  # still open
     go_on.set()

@@ -24,6 +24,7 @@ from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Meters
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
+from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 
 PAGE = 4096
@@ -55,7 +56,7 @@ class Gate(ForwardingStorage):
         self.open = threading.Event()
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
-        self.open.wait(10)
+        self.open.wait(SOON_S)
         super().write(slot, buffer)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
+from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 
 WIDTH = 64
@@ -75,7 +76,7 @@ def check_clean(session: ssdtrain.Session) -> None:
     offloader = session.cache.offloader
     offloader.wait_io()
     # A read under way when its record was dropped gives its buffer back as it ends.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON_S
     while offloader.pool.used_bytes and time.monotonic() < deadline:
         time.sleep(0.001)
     assert offloader.pool.used_bytes == 0
