@@ -51,9 +51,15 @@ def unify(
 
     Raises:
         NotEnabledError: `enable` has not been called.
-        ValueError: ``tensor`` is not on the CPU, not dense, or requires gradients.
+        ValueError: no tensor, or one that is not on the CPU, not dense, or requires
+            gradients.
     """
     enabled()
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"unify expects a CPU tensor, got {type(tensor).__name__}: pass "
+            "torch.from_numpy(array), which shares its memory"
+        )
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise ValueError(
             f"unify expects a dense CPU tensor, got {tensor.layout} on {tensor.device}"

@@ -9,11 +9,16 @@ from torch import Tensor
 
 from hector.datasets.generate import GraphSpec, generate
 from hector.graph import HeteroGraph
+from hector.indexing import check_range, integers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeClassification:
-    """A graph with labels on some of its nodes."""
+    """A graph with labels on some of its nodes.
+
+    Raises ValueError for nodes and labels that do not fit the graph or one another, and
+    for a training node that is there twice.
+    """
 
     name: str
     graph: HeteroGraph
@@ -26,6 +31,26 @@ class NodeClassification:
     """int64 [num_test]."""
     test_labels: Tensor
     """int64 [num_test] in [0, num_classes)."""
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            nodes = getattr(self, f"{part}_nodes")
+            labels = getattr(self, f"{part}_labels")
+            integers(f"{part}_nodes", nodes)
+            integers(f"{part}_labels", labels)
+            if nodes.shape != labels.shape:
+                raise ValueError(
+                    f"expected a label for each of {nodes.numel()} {part}_nodes, got "
+                    f"{labels.numel()}"
+                )
+            check_range(f"{part}_nodes", nodes, self.graph.num_nodes, "num_nodes")
+            check_range(f"{part}_labels", labels, self.num_classes, "num_classes")
+        num, distinct = self.train_nodes.numel(), self.train_nodes.unique().numel()
+        if not 0 < distinct == num:
+            raise ValueError(
+                f"expected distinct train_nodes, at least one, got {num} of {distinct} "
+                f"nodes"
+            )
 
     def facts(self) -> dict[str, Any]:
         """Name, sizes and a digest of edges and labels, as plain JSON values."""

@@ -106,6 +106,8 @@ def explain(
     """
     host = host_tensor(table)
     check_index(rows)
+    if max_sms is not None and max_sms < 1:
+        raise ValueError(f"max_sms: expects at least 1, or None, got {max_sms}")
     request = as_request(host, rows, host.new_empty((0, *host.shape[1:])))
     found = reach(host)
     large_pages = found is Reach.MANAGED

@@ -198,3 +198,8 @@ def test_enabling_again_does_nothing() -> None:
     assert torch.unified is before
     assert torch.unified.device_count() == 1
     assert torch.device("unified").type == "unified"
+
+
+def test_unify_says_how_an_array_becomes_a_tensor() -> None:
+    with pytest.raises(ValueError, match=r"got ndarray: pass torch\.from_numpy"):
+        pydirect.unify(torch.ones(3).numpy())  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate, scaled
+from hector.datasets.task import NodeClassification
+from hector.graph import HeteroGraph
 from hector.statistics import statistics
 
 SMALL = GraphSpec(
@@ -99,3 +101,29 @@ def test_wrong_specs(change: dict[str, Any], message: str) -> None:
 def test_a_ratio_that_cannot_be_met() -> None:
     with pytest.raises(ValueError, match=r"got 2000; set a larger data.scale"):
         generate(replace(SMALL, num_nodes=30, compaction_ratio=1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train_nodes": [0, 0]}, "distinct train_nodes, at least one, got 2 of 1"),
+        ({"train_nodes": [], "train_labels": []}, "distinct train_nodes, at least one"),
+        ({"train_nodes": [0, 9]}, r"train_nodes in \[0, 3\), got 9 at position 1"),
+        ({"test_nodes": [-1]}, r"test_nodes in \[0, 3\), got -1"),
+        ({"train_labels": [0, -100]}, r"train_labels in \[0, 2\), got -100"),
+        ({"train_labels": [0]}, "a label for each of 2 train_nodes, got 1"),
+        ({"test_labels": [0.5]}, "test_labels of an integer dtype, got torch.float32"),
+    ],
+)
+def test_labels_that_do_not_fit(change: dict[str, list[float]], words: str) -> None:
+    whole = {
+        "train_nodes": [0, 1],
+        "train_labels": [0, 1],
+        "test_nodes": [2],
+        "test_labels": [0],
+    }
+    graph = HeteroGraph.from_arrays([0], [1], [0], num_nodes=3)
+    parts = {k: torch.tensor(v) for k, v in {**whole, **change}.items()}
+    parts = {k: v.long() if not v.numel() else v for k, v in parts.items()}
+    with pytest.raises(ValueError, match=words):
+        NodeClassification(name="mine", graph=graph, num_classes=2, **parts)

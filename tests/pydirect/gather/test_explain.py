@@ -53,5 +53,7 @@ def test_bad_input_is_named() -> None:
         pydirect.explain(TABLE, torch.zeros(2, 2))
     with pytest.raises(ValueError, match="contiguous CPU table"):
         pydirect.explain(TABLE.t(), torch.tensor([1]))
+    with pytest.raises(ValueError, match="max_sms: expects at least 1"):
+        pydirect.explain(TABLE, torch.tensor([1]), max_sms=0)
     assert pydirect.explain(TABLE, torch.tensor([], dtype=torch.int64)).num_indices == 0
     assert pydirect.explain(TABLE[:0], torch.tensor([], dtype=torch.int64)).row_bytes
