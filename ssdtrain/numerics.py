@@ -113,6 +113,7 @@ ON_CPU: tuple[Setting, ...] = (
     *_backend("math"),
     *_both("mkldnn_enabled"),
     *_both("mkldnn_deterministic"),
+    *_both("nnpack_enabled"),
     *_precisions(("mkldnn", "all"), ("mkldnn", "matmul")),
     *_precisions(("mkldnn", "conv"), ("mkldnn", "rnn")),
     *_both("cpu_allow_fp16_reduced_precision_reduction"),
