@@ -47,6 +47,11 @@ FOREIGN = {
     "deepspeed": "may draw from random states of DeepSpeed's own",
 }
 """Packages whose modules keep states that nobody here can see."""
+EVERYWHERE: tuple[dict[int, Any], ...] = (
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_forward_pre_hooks,
+)
+"""Hooks of `register_module_forward_hook` and its like."""
 
 
 class Watch:
@@ -93,6 +98,9 @@ class Watch:
         Args:
             modules: those of a call; None: of this one.
         """
+        for hooks in EVERYWHERE:
+            if not all(map(_is_known, hooks.values())):
+                return "a forward hook of all modules would run twice"
         for module in self._modules if modules is None else modules:
             if module is self._module:  # its own hooks run around the forward
                 continue

@@ -10,6 +10,10 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 import ssdtrain
 from ssdtrain.counters import Fallback
@@ -307,6 +311,24 @@ def test_hooks_inside_would_run_twice() -> None:
             "blocks.0": "a forward hook of part would run twice"
         }
     assert calls == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "register", [register_module_forward_hook, register_module_forward_pre_hook]
+)
+def test_hooks_of_all_modules_would_run_twice(register: Any) -> None:
+    model, calls = Stack(Block), []
+    handle = register(lambda *_: calls.append(1))
+    try:
+        with ssdtrain.offload(
+            model, recompute="regions", plan="keep-all", min_bytes=0
+        ) as session:
+            model(torch.randn(BATCH, WIDTH)).backward()
+            told = "a forward hook of all modules would run twice"
+            assert session.regions_refused == {"blocks.0": told, "blocks.1": told}
+    finally:
+        handle.remove()
+    assert len(calls) == 1 + 1 + 2 * 2
 
 
 def test_a_cache_among_the_arguments() -> None:
