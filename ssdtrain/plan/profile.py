@@ -198,9 +198,14 @@ class Profile:
         )
 
     def signature(self) -> tuple[Any, ...]:
-        """Return what must be equal for a plan of one profile to fit another."""
+        """Return what must be equal for a plan of one profile to fit another: a module
+        may have become, or have ceased to be, a region."""
         kinds = tuple(
-            (kind, tuple((item.name, item.num_bytes) for item in items))
+            (
+                kind,
+                len(self.regions.get(kind, ())),
+                tuple((i.name, i.num_bytes, i.region, i.serves) for i in items),
+            )
             for kind, items in sorted(self.kinds.items())
         )
         return self.lanes, kinds

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.numerics import _set, numerics, restored
+from ssdtrain.numerics import ON_CPU, ON_GPU, numerics, restored
 
 BACKENDS: Any = torch.backends
 CHANGES: dict[str, Callable[[], Any]] = {
@@ -45,5 +45,8 @@ def test_a_setting_of_forward_comes_back_for_a_while(name: str) -> None:
             assert numerics(device) == before
         assert numerics(device) == behind
     finally:
-        _set(before, device)
+        settings = ON_GPU if name in OF_GPUS else ON_CPU
+        for (read, write), value in zip(settings, before, strict=True):
+            if read() != value:
+                write(value)
     assert numerics(device) == before

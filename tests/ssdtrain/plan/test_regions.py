@@ -48,6 +48,23 @@ def predicted(profile: Profile, chosen: list[tuple[str, int]]):  # type: ignore[
     return simulate(timeline, orders), Plan(orders=orders, policy="by hand")
 
 
+def test_a_plan_fits_no_profile_with_other_regions() -> None:
+    """A module may cease to be one between two observations."""
+    profile = layers()
+    items = tuple(
+        replace(item, region=-1) if item.region == NUM_REGIONS - 1 else item
+        for item in profile.kinds[KIND]
+    )
+    items = tuple(
+        replace(item, serves=-1) if item.serves == NUM_REGIONS - 1 else item
+        for item in items
+    )
+    runs = {KIND: profile.regions[KIND][:-1]}
+    fewer = replace(profile, kinds={KIND: items}, regions=runs)
+    assert fewer.signature() != profile.signature()
+    assert replace(profile).signature() == profile.signature()
+
+
 def test_a_rerun_costs_its_time_and_frees_all_but_its_input() -> None:
     none, _ = predicted(layers(), [])
     # Two tensors a region: inputs are not saved for their own sake.
