@@ -41,10 +41,10 @@ refuse_slots() {
 # wait for its ranks. In the background it is deaf to it; the ranks get it from the
 # terminal, and are awaited.
 run_awaited() {
+  trap : INT
+  trap 'kill -TERM "$!" 2>/dev/null || :' TERM # it may have ended already
   "$@" &
   runner=$! status=129 # of a wait that a signal broke off
-  trap : INT
-  trap 'kill -TERM "$runner"' TERM
   while [ "$status" -gt 128 ] && kill -0 "$runner" 2>/dev/null; do
     wait "$runner" && status=0 || status=$?
   done
