@@ -139,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        print(f"ssdtrain {' '.join(words[:1])}: interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # Ctrl-C reaches every rank
+            print(f"ssdtrain {' '.join(words[:1])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
 
 

@@ -189,6 +189,24 @@ def test_a_broken_pipe_of_a_commands_own_is_told(
         main(["paths"])
 
 
+@pytest.mark.parametrize(
+    ("rank", "told"), [("0", "ssdtrain paths: interrupted\n"), ("1", "")]
+)
+def test_one_rank_says_that_all_were_interrupted(
+    rank: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("ssdtrain.cli.paths.run", interrupted)
+    assert main(["paths"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == told
+
+
 def test_a_missing_package_is_named_in_one_line() -> None:
     code = (
         "import sys\n"
