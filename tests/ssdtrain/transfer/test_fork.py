@@ -26,10 +26,10 @@ from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool, page_aligned
 from ssdtrain.transfer.workers import Workers
-from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 
 PAGE = 4096
+LIMIT_S = 30
 OK, WRONG, RAISED = 0, 3, 4
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -47,7 +47,7 @@ def one_thread() -> Iterator[None]:
 def end_soon() -> None:
     """End this child by a signal if it hangs."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(SOON_S))
+    signal.alarm(LIMIT_S)
 
 
 def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
@@ -243,7 +243,7 @@ def fork_by_c() -> int:
     """As a library written in C forks: no hook of `os.fork` runs."""
     before = sys.getswitchinterval()
     # CPython itself hangs in such a child if a thread has just asked for its turn.
-    sys.setswitchinterval(SOON_S)
+    sys.setswitchinterval(LIMIT_S)
     time.sleep(4 * before)
     try:
         return int(ctypes.PyDLL(None).fork())
