@@ -1,5 +1,4 @@
-"""Runs the kernel cases in a process of their own: see kernel_cases.py and
-bound_cases.py."""
+"""Runs the cases of generated kernels in one process of their own: see *_cases.py."""
 
 import os
 import subprocess
@@ -14,22 +13,24 @@ DYNAMIC_LOOPS = (3, 7)
 """The first Triton whose interpreter has loop bounds from memory under numpy 2.4."""
 
 
+CASES = ("kernel_cases.py", "sampled_cases.py", "message_cases.py")
+INTERPRETED_CASES = ("bound_cases.py",)
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "cases",
-    ["kernel_cases.py", "bound_cases.py", "sampled_cases.py", "message_cases.py"],
-)
-def test_generated_kernels(tmp_path: Path, cases: str) -> None:
+def test_generated_kernels(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     env = {**os.environ, "HECTOR_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    files = CASES
     if not torch.cuda.is_available():
+        files += INTERPRETED_CASES
         version = tuple(int(n) for n in triton.__version__.split(".")[:2])
         if version < DYNAMIC_LOOPS:
             pytest.skip(f"the interpreter of Triton {triton.__version__} has no loops")
         env["TRITON_INTERPRET"] = "1"
-    path = Path(__file__).with_name(cases)
+    paths = [str(Path(__file__).with_name(name)) for name in files]
     # numpy warns of what masked lanes hold.
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", str(path)]
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", *paths]
     command += ["-W", "ignore", "-p", "no:cacheprovider", "-o", "timeout=800"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
