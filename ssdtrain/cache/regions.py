@@ -59,7 +59,6 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector
-from ssdtrain.regions.watch import set_training
 from ssdtrain.remat.modes import without_modes
 
 logger = logging.getLogger(__name__)
@@ -267,7 +266,6 @@ class RegionCall:
         self._conditions = Conditions.now(device)
         self._state = region.watch.state()
         self._before = Before(region.path, self._state.parts, region.watch.reads)
-        self._training = region.watch.training()
         self._versions = region.watch.versions()
         self._inputs: list[tuple[Tensor, int]] = []
         self._booked: set[tuple[Stamp, int]] = set()
@@ -493,7 +491,6 @@ class RegionCall:
             stops_early=self._random_end is None,
         )
         before = None
-        training = set_training(self._training)
         if self._random_end is not None:
             before = RandomState.now(self._device)
             self._random.restore(self._device)
@@ -507,7 +504,6 @@ class RegionCall:
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
         finally:
-            set_training(training)
             drawn = None
             if before is not None:
                 drawn = RandomState.now(self._device)

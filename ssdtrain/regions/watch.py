@@ -85,8 +85,8 @@ class Watch:
         return None
 
     def look(self) -> None:
-        """A call begins: find the modules. `hooks`, `state`, `training` and `versions`
-        are of those until the next one."""
+        """A call begins: find the modules. `hooks`, `state` and `versions` are of
+        those until the next one."""
         modules = modules_of(self._module)
         if modules != self._modules:
             self._modules = modules
@@ -158,10 +158,6 @@ class Watch:
             self._reads = Reads({type(each) for each in self._module.modules()})
         return self._reads
 
-    def training(self) -> list[tuple[nn.Module, bool]]:
-        """`training` of each module."""
-        return [(module, module.training) for module in self._modules]
-
     def versions(self) -> list["Version"]:
         """Of the parameters and buffers that a re-run reads again."""
         found: list[Version] = []
@@ -204,18 +200,6 @@ class Version(NamedTuple):
         if tensor._version != number:
             return False
         return alias is None or alias.data_ptr() == tensor.data_ptr()
-
-
-def set_training(wanted: list[tuple[nn.Module, bool]]) -> list[tuple[nn.Module, bool]]:
-    """Set `Watch.training` back; what it was where it was another."""
-    before = [
-        (module, module.training)
-        for module, value in wanted
-        if module.training is not value
-    ]
-    for module, was in before:
-        module.training = not was
-    return before
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
