@@ -105,6 +105,7 @@ def _labels(path: Path, task: RdfTask) -> list[tuple[str, str]]:
                 f"expected a tab-separated table in {path}: {error}"
             ) from error
     columns = (task.entity_column, task.label_column)
+    seen: set[str] = set()
     for line, row in enumerate(rows, 2):
         for column in columns:
             if not row.get(column):
@@ -112,6 +113,12 @@ def _labels(path: Path, task: RdfTask) -> list[tuple[str, str]]:
                 raise ValueError(
                     f"expected a value of {column!r} at {path}:{line}, got {found}"
                 )
+        entity = row[task.entity_column]
+        if entity in seen:
+            raise ValueError(
+                f"expected each entity once, got {entity!r} again at {path}:{line}"
+            )
+        seen.add(entity)
     if not rows:
         raise ValueError(f"expected rows with {' and '.join(columns)} in {path}")
     return [(row[columns[0]], row[columns[1]]) for row in rows]
