@@ -63,8 +63,12 @@ def read_run(path: Path) -> Run:
         ConfigError: it holds no finished run, or a file is damaged.
     """
     if not (path / "result.json").is_file():
+        runs = sorted(str(each.parent) for each in path.glob("*/result.json"))
         raise ConfigError(
-            f"{path} has no result.json: the run has not finished, or this is no run."
+            f"{path} is a sweep: name one of its runs, such as {runs[0]}."
+            if runs
+            else f"{path} has no result.json: the run has not finished, or this is no "
+            "run."
         )
     result = _json(path / "result.json")
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"

@@ -57,7 +57,7 @@ EXAMPLES = """examples:
                 --stages 4 --memory-budget 20G
 
 FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
-to training as `plan=plan.json`.
+to training as `offload.plan=plan.json`.
 """
 
 
