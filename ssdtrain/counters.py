@@ -200,7 +200,7 @@ class Counters:
             fallbacks = self._sums.fallbacks
             fallbacks[reason] = fallbacks.get(reason, 0) + 1
 
-    def rebuilt(self, recipe: str, num_bytes: int, num_records: int = 0) -> None:
+    def rebuilt(self, recipe: str, num_bytes: int, *, num_records: int = 0) -> None:
         """So many bytes are made again instead of stored; records of their own are
         counted with them."""
         with self._lock:

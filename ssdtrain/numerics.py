@@ -36,9 +36,10 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 def _precision() -> str | None:
     """Of float32 products; None: set by the newer interface alone, which says all."""
     try:
-        return _C._get_float32_matmul_precision()  # type: ignore[no-any-return]
+        found: str = _C._get_float32_matmul_precision()
     except RuntimeError:
         return None
+    return found
 
 
 def _set_precision(value: str | None) -> None:

@@ -224,15 +224,13 @@ class TensorCache:
                 return self.unpack(handle)
         if self.owner.is_elsewhere:
             return forked.bring_back(handle)
-        if type(handle) is not Handle:
-            return handle.get()  # type: ignore[attr-defined, no-any-return]
-        source = handle.source
-        if isinstance(source, Kept | ParameterView):
-            return source.rebuild()
-        if isinstance(source, RebuiltView):
+        found = _at_hand(handle)
+        if isinstance(found, Tensor):
+            return found
+        if isinstance(found, RebuiltView):
             with self._lock:
-                return self.use_rebuilt(source)
-        return self._unpack_record(source)
+                return self.use_rebuilt(found)
+        return self._unpack_record(found)
 
     def use_rebuilt(self, source: RebuiltView) -> Tensor:
         """A mark: backward asks for what a recipe makes. The lock is held."""
@@ -251,18 +249,16 @@ class TensorCache:
 
     def read(self, handle: Handle) -> Tensor:
         """As `unpack`, for a recipe that runs: no mark. The lock is held."""
-        if type(handle) is not Handle:
-            return handle.get()  # type: ignore[attr-defined, no-any-return]
-        source = handle.source
-        if isinstance(source, Kept | ParameterView):
-            return source.rebuild()
-        if isinstance(source, RebuiltView):
-            self.enter_backward(source.rebuilt.lane)
-            return self.recipes.use(source)
-        source.check()
-        record = source.record
+        found = _at_hand(handle)
+        if isinstance(found, Tensor):
+            return found
+        if isinstance(found, RebuiltView):
+            self.enter_backward(found.rebuilt.lane)
+            return self.recipes.use(found)
+        found.check()
+        record = found.record
         self.enter_backward(record.lane)
-        tensor = source.view.rebuild(self._fetch(record))
+        tensor = found.view.rebuild(self._fetch(record))
         self._was_used(record, None)
         return tensor
 
@@ -730,6 +726,15 @@ class TensorCache:
             self._closed = True
         self.offloader.close()
         self.recipes.close()
+
+
+def _at_hand(handle: Any) -> Tensor | RebuiltView | RecordView:
+    """The tensor of a handle that stays or is a table's; else where to find it."""
+    if type(handle) is not Handle:  # a table's, each of which has `get`
+        tensor: Tensor = handle.get()
+        return tensor
+    source = handle.source
+    return source.rebuild() if isinstance(source, Kept | ParameterView) else source
 
 
 def _closed_before(name: str) -> str:

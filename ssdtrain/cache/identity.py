@@ -102,14 +102,13 @@ def is_plain(tensor: Tensor) -> bool:
         and (tensor.is_cuda or tensor.is_cpu)
         and not tensor.is_nested
         and not tensor.is_quantized
-        and not tensor._is_zerotensor()
+        and not tensor._is_zerotensor()  # zeros of forward-mode AD, without memory
         and (forward_ad._current_level < 0 or not is_dual(tensor))
     )
 
 
 def is_dual(tensor: Tensor) -> bool:
-    """Whether it is no bytes alone: a dual tensor of forward-mode AD has a tangent, as
-    the zeros that stand for one have no memory."""
+    """Whether it is a dual tensor of forward-mode AD: it has a tangent besides."""
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 

@@ -179,7 +179,9 @@ class Rebuilder:
             _count_handle(held.holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
-        self._cache.ledger.counters.rebuilt(expression.recipe, spared_bytes, 1)
+        self._cache.ledger.counters.rebuilt(
+            expression.recipe, spared_bytes, num_records=1
+        )
         return rebuilt
 
     def _find(self, base: Tensor) -> Found | None:

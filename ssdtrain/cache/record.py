@@ -32,6 +32,7 @@ from ssdtrain.cache.identity import (
     is_plain,
 )
 from ssdtrain.errors import RegionError
+from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import LaneOutlook
@@ -588,11 +589,6 @@ class Part(NamedTuple):
         """The view of the parameter's present data."""
         start = parameter.storage_offset() + self.offset
         return parameter.detach().as_strided(self.shape, self.stride, start)
-
-
-def is_gathered(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO-3 gathers its data for forward and backward, and marks it so."""
-    return hasattr(parameter, "ds_id")
 
 
 def alias_of(tensor: Tensor, parameter: nn.Parameter) -> Tensor | None:

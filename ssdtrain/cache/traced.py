@@ -21,10 +21,10 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_eval_frame: Any = getattr(torch._C, "_dynamo").eval_frame  # noqa: B009 (no stub)
-tracer: Callable[[], Any] = _eval_frame.get_eval_frame_callback
+tracer: Callable[[], Any] = get_eval_frame_callback
 """What Dynamo does to frames that begin in this thread; None: nothing."""
 
 

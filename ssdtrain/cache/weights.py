@@ -28,7 +28,8 @@ from torch.optim.optimizer import Optimizer
 
 from ssdtrain.cache.identity import extent_bytes
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.record import Handle, Kept, ParameterView, is_gathered
+from ssdtrain.cache.record import Handle, Kept, ParameterView
+from ssdtrain.gathered import is_gathered
 from ssdtrain.remat.modes import without_modes
 from ssdtrain.transfer.workers import ForkedLock
 

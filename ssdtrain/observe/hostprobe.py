@@ -81,8 +81,7 @@ def measured_chain(
     offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
     limits = CacheLimits(min_bytes=ITEM_BYTES, window_bytes=None, prefetch_bytes=None)
     cache = TensorCache(offloader, KeepAll(), limits, counters)
-    finder = Finder(built_in())
-    cache.recipes = Rebuilder(cache, finder, Weights(), NoBudget())
+    cache.recipes = Rebuilder(cache, Finder(built_in()), Weights(), NoBudget())
     try:
         with torch.enable_grad(), torch.autocast(torch_device.type, enabled=False):
             chain = _Chain(torch_device)
@@ -116,14 +115,14 @@ def _orders(saved: list[tuple[Tensor, Placement]]) -> tuple[Order, ...]:
     orders = []
     for number, (tensor, placement) in enumerate(saved):
         used = len(saved) - 1 - number
-        in_time = used > RELEASE_AFTER + LOAD_AHEAD
-        moves = in_time and placement in AWAY_PLACEMENTS
-        stays = placement in AWAY_PLACEMENTS and not moves
+        if placement in AWAY_PLACEMENTS and used <= RELEASE_AFTER + LOAD_AHEAD:
+            placement = Placement.KEEP  # it would be back before it is gone
+        moves = placement in AWAY_PLACEMENTS
         orders.append(
             Order(
                 name=name_of(tensor),
                 num_bytes=ITEM_BYTES,
-                placement=Placement.KEEP if stays else placement,
+                placement=placement,
                 release_after=RELEASE_AFTER if moves else 0,
                 load_at=max(0, used - LOAD_AHEAD) if moves else 0,
             )

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.gathered import is_gathered
 from ssdtrain.regions.before import PLAIN, Parts, Reads
 
 NUM_THOROUGH = 2
@@ -191,7 +192,7 @@ class Version(NamedTuple):
         """The present one."""
         has_place = type(tensor) in (Tensor, nn.Parameter)
         has_place = has_place and tensor.layout is torch.strided
-        has_place = has_place and not hasattr(tensor, "ds_id")
+        has_place = has_place and not is_gathered(tensor)
         return cls(tensor, tensor._version, tensor.detach() if has_place else None)
 
     def stands(self) -> bool:

@@ -269,9 +269,7 @@ def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
     recipes of their own.
     """
     device = tensors[0].device.type if tensors else "cpu"
-    recording = torch.is_grad_enabled()  # backward mostly has neither
-    casting = torch.is_autocast_enabled(device)
-    if not recording and not casting:
-        return expression.compute(tensors)
+    if not (torch.is_grad_enabled() or torch.is_autocast_enabled(device)):
+        return expression.compute(tensors)  # so it is in most backwards
     with torch.no_grad(), torch.autocast(device, enabled=False):
         return expression.compute(tensors)

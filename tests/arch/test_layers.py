@@ -26,6 +26,7 @@ FLOORS = {
     "versions": 0,
     "rates": 0,
     "queues": 0,
+    "gathered": 0,
     "numerics": 0,
     "storage": 1,
     "transfer": 2,

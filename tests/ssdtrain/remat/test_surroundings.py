@@ -268,29 +268,38 @@ class Products(nn.Module):
         return x.square().mean()
 
 
+def gradients_of(
+    make: Callable[[], nn.Module],
+    step: Callable[[Any, int], None],
+    num_steps: int,
+    settings: dict[str, Any] | None,
+) -> list[Tensor]:
+    """Of all steps, with a session (None: without)."""
+    torch.manual_seed(0)
+    net, found = make(), []
+    with ExitStack() as stack:
+        if settings is not None:
+            session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
+            stack.enter_context(session)
+        for number in range(num_steps):
+            step(net, number)
+            found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+            torch.optim.SGD(net.parameters(), lr=0.01).step()
+    return found
+
+
 def test_products_in_another_precision() -> None:
     """Of forward alone; regions run again without."""
 
-    def gradients(settings: dict[str, Any] | None) -> list[Tensor]:
-        torch.manual_seed(0)
-        net, found = Products(), []
-        with ExitStack() as stack:
-            if settings is not None:
-                session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
-                stack.enter_context(session)
-            for _ in range(2):
-                x = torch.randn(256, 256)
-                with in_bfloat16():
-                    loss = net(x)
-                loss.backward()
-                found += [
-                    p.grad.clone() for p in net.parameters() if p.grad is not None
-                ]
-                torch.optim.SGD(net.parameters(), lr=0.01).step()
-        return found
+    def step(net: Products, number: int) -> None:
+        x = torch.randn(256, 256)
+        with in_bfloat16():
+            loss = net(x)
+        loss.backward()
 
     settings = {"plan": "keep-all", "recompute": "regions"}
-    assert same_bits(gradients(settings), gradients(None))
+    ours, theirs = (gradients_of(Products, step, 2, each) for each in (settings, None))
+    assert same_bits(ours, theirs)
 
 
 class Teacher(nn.Module):
@@ -325,23 +334,12 @@ class Teacher(nn.Module):
 @pytest.mark.parametrize("turn", [0, TURN])
 @pytest.mark.parametrize("settings", PLANS, ids=NAMES)
 def test_inference_and_sparse_parts(settings: dict[str, Any], turn: int) -> None:
-    def gradients(settings: dict[str, Any] | None) -> list[Tensor]:
-        torch.manual_seed(0)
-        net, found = Teacher(), []
-        with ExitStack() as stack:
-            if settings is not None:
-                session = ssdtrain.offload(net, target="host", min_bytes=0, **settings)
-                stack.enter_context(session)
-            for number in range(NUM_STEPS):
-                net.is_sparse = number >= turn
-                net(torch.randn(ROWS, WIDTH)).square().mean().backward()
-                found += [
-                    p.grad.clone() for p in net.parameters() if p.grad is not None
-                ]
-                torch.optim.SGD(net.parameters(), lr=0.01).step()
-        return found
+    def step(net: Teacher, number: int) -> None:
+        net.is_sparse = number >= turn
+        net(torch.randn(ROWS, WIDTH)).square().mean().backward()
 
-    assert same_bits(gradients(settings), gradients(None))
+    found = (gradients_of(Teacher, step, NUM_STEPS, each) for each in (settings, None))
+    assert same_bits(*found)
 
 
 def test_a_lane_of_a_table_ends_with_its_graph() -> None:

@@ -10,15 +10,10 @@ import pytest
 from tests.ranks import run_ranks
 
 pytest.importorskip("deepspeed")
-from tests.ssdtrain.train import zoo_worker
 
 HERE = Path(__file__).parent
-FAMILIES = zoo_worker.FAMILIES
-LAW = [
-    cell
-    for cell in zoo_worker.every_cell()
-    if cell[1] != "zero0" and cell[2] in ("ssd", "tiered")
-]
+FAMILIES = ("gpt", "bert", "t5")
+HOSTS = ("pipeline", "zero1", "zero2", "zero3")
 Cells = dict[str, list[dict[str, Any]]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -35,14 +30,9 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
     return json.loads(out.read_text())
 
 
-def test_every_pair_is_in_the_law() -> None:
-    for some in ((0, 1), (0, 2), (1, 2)):
-        values = [{cell[axis] for cell in LAW} for axis in some]
-        pairs = {tuple(cell[axis] for axis in some) for cell in LAW}
-        assert len(pairs) == len(values[0]) * len(values[1])
-
-
-@pytest.mark.parametrize(("family", "host", "target"), LAW)
+@pytest.mark.parametrize("target", ["ssd", "tiered"])
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_law(cells: Cells, family: str, host: str, target: str) -> None:
     pairs = zip(
         cells[f"{family} {host} none"], cells[f"{family} {host} {target}"], strict=True
