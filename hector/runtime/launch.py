@@ -198,6 +198,26 @@ def _in_pool(kernel: Any) -> bool:
     return isinstance(kernel, FutureKernel)
 
 
+@functools.cache
+def parse_in_turn() -> None:
+    """Let one thread at a time parse the source of a Triton function, from now on.
+
+    CPython 3.11 counts the depth of a syntax tree for all threads together: where it
+    switches to another one that parses, both end in a SystemError ("AST constructor
+    recursion depth mismatch").
+    """
+    from triton.runtime.jit import JITFunction
+
+    parse, lock = JITFunction.parse, Lock()
+
+    @functools.wraps(parse)
+    def in_turn(function: Any) -> Any:
+        with lock:
+            return parse(function)
+
+    JITFunction.parse = in_turn
+
+
 def compile_together(
     wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
 ) -> None:
@@ -216,6 +236,7 @@ def compile_together(
     if workers < (2 if ahead is None else 1):
         return
     prepare_compiler().result()
+    parse_in_turn()
     count = _Counted(len(wanted), listener())
     # Products take several times as long as traversals: they are not to be last.
     wanted = sorted(wanted, key=lambda w: not _is_product(w[0]))

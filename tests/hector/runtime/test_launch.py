@@ -1,5 +1,6 @@
 """Compilation ahead of the first launch."""
 
+import ast
 import inspect
 import threading
 from collections.abc import Callable
@@ -9,7 +10,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hector.runtime.launch import Launch, compile_together, prepare_compiler
+from hector.runtime.launch import (
+    Launch,
+    compile_together,
+    parse_in_turn,
+    prepare_compiler,
+)
 from hector.runtime.progress import telling
 
 
@@ -100,3 +106,35 @@ def test_who_waits_for_a_compilation_is_told(monkeypatch: pytest.MonkeyPatch) ->
     compile_together([(w, {}) for w in _launches(Kernel("d"), Kernel("e"))])
     whole = ["compiling 3 kernels", *(f"compiled {n} of 3 kernels" for n in (1, 2, 3))]
     assert sorted(said) == sorted(whole) and said[0] == whole[0]
+
+
+def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that do break each other's syntax trees under Python 3.11."""
+    import triton.language as tl
+    from triton.runtime import jit
+
+    parse_in_turn()
+    parse, parsing, arrived = ast.parse, threading.Lock(), threading.Semaphore(0)
+    overlaps: list[bool] = []
+
+    def slow_parse(source: str) -> ast.Module:
+        overlaps.append(not parsing.acquire(blocking=False))
+        try:
+            arrived.acquire(timeout=0.2)  # the other one's, if it comes in as well
+            return parse(source)
+        finally:
+            if not overlaps[-1]:
+                parsing.release()
+
+    def read() -> None:
+        tl.sum.parse()
+        arrived.release()
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(jit.ast, "parse", slow_parse)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert overlaps == [False, False]
