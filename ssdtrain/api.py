@@ -30,6 +30,7 @@ from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of, modules_of
 from ssdtrain.hosts.watch import Watch
+from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
@@ -277,6 +278,7 @@ def offload(
     settings = OffloadConfig.merged(config, overrides)
     modules = modules_of(model)
     device = open_device(device_of(modules))
+    settle(device.torch_device)
     counters, trace = Counters(), Trace(settings.trace)
     patches = Patches()
     offloader = _open_offloader(

@@ -5,6 +5,9 @@ Forward may run under other settings than backward: attention's backends, TF32, 
 deterministic algorithms, flushed denormals. What is made again in backward is made
 under those of its forward. They are read at every tensor that a dear recipe makes, so
 by torch's own functions behind the public ones, which take a tenth of the time.
+One setting changes by itself: at a process's first attention on a GPU torch puts
+cuDNN's before the others where it is faster. `settle` has it do so before anything is
+read; else the first forward would be one of an order that it did not run under.
 (tests/ssdtrain/regions/test_regions.py, tests/ssdtrain/remat/test_surroundings.py)
 """
 
@@ -121,6 +124,13 @@ ON_CPU: tuple[Setting, ...] = (
     (_flushes, torch.set_flush_denormal),
     (torch.get_num_threads, torch.set_num_threads),
 )
+
+
+def settle(device: torch.device) -> None:
+    """Have torch decide what it otherwise decides in its first attention."""
+    if device.type == "cuda":
+        query = torch.empty((1, 1, 8, 64), dtype=torch.float16, device=device)
+        torch._fused_sdp_choice(query, query, query)
 
 
 def numerics(device: torch.device) -> Numerics:

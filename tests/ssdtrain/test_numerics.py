@@ -1,5 +1,7 @@
 """[Note: numerics]: what decides on bits is set back as a forward had it."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,3 +52,23 @@ def test_a_setting_of_forward_comes_back_for_a_while(name: str) -> None:
             if read() != value:
                 write(value)
     assert numerics(device) == before
+
+
+FIRST_ATTENTION = """
+import torch
+from ssdtrain.numerics import numerics, settle
+
+device = torch.device("cuda")
+settle(device)
+before = numerics(device)
+query = torch.randn(1, 2, 512, 64, dtype=torch.bfloat16, device=device)
+torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+assert numerics(device) == before, (before, numerics(device))
+"""
+
+
+@pytest.mark.gpu
+def test_no_setting_changes_in_the_first_attention_of_a_process() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    subprocess.run([sys.executable, "-c", FIRST_ATTENTION], check=True, timeout=120)
