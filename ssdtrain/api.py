@@ -99,11 +99,15 @@ class Session:
         planner = self._planner
         return self.cache.course.plan if planner is None else planner.plan
 
-    def follow(self, plan: Plan | str) -> None:
-        """Follow a plan from the next step on, and plan no more.
+    def follow(self, plan: Plan | str, profile: Profile | None = None) -> None:
+        """Follow a plan from the next step on.
 
         Args:
             plan: such as `session.plan`, edited, or the path of a saved one.
+            profile: what the plan was made for, such as `session.profile` of the run
+                that went before this one: the first steps need no observation, and
+                steps that differ from it are planned for again (`plan="auto"`). None:
+                plan no more.
 
         Raises:
             ConfigError: the file is not a plan.
@@ -111,8 +115,10 @@ class Session:
         found = read_plan(plan) if isinstance(plan, str) else plan
         if self._planner is None:
             self.cache.course.plan = found
-        else:
+        elif profile is None:
             self._planner.follow(found)
+        else:
+            self._planner.begin_with(found, profile)
 
     @property
     def profile(self) -> Profile | None:

@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
         print(OmegaConf.to_yaml(config), end="")
         return 0
+    if earlier is not None and (code := _finished(earlier, config)) is not None:
+        return code
     if not args.json:
         return _Run(args, config, earlier).run()
     with redirect_stdout(sys.stderr):  # libraries print, too
@@ -151,6 +153,19 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
         config.train.resume = str(checkpoints)
     runs.refuse_other(earlier, config)
     return config, earlier
+
+
+def _finished(earlier: Path, config: Any) -> int | None:
+    """Say so if the run that is to go on has ended; the status that it ended with."""
+    from ssdtrain.train import runs
+
+    record = runs.read_record(earlier)
+    told = None if record is None else runs.finished(earlier, record, config)
+    if record is None or told is None:
+        return None
+    if os.environ.get("RANK", "0") == "0":
+        print(f"ssdtrain: {told}", file=sys.stderr)
+    return 0 if record["status"] == runs.FINISHED else 1
 
 
 def _resolved(override: str) -> str:
@@ -232,7 +247,7 @@ class _Run:
         try:
             with directory.logged():
                 code = self._train(trainer, path)
-            status = {0: "finished", 1: "verdict failed"}.get(code, "stopped")
+            status = {0: runs.FINISHED, 1: runs.FAILED_VERDICT}.get(code, "stopped")
             return code
         except (KeyboardInterrupt, SystemExit):
             status = "stopped"

@@ -229,6 +229,16 @@ class Planner:
         self._rest(Stage.RESTING)
         self._hand_over(plan)
 
+    def begin_with(self, plan: Plan, profile: Profile) -> None:
+        """Follow the plan of an earlier run, made for this profile, as soon as pinned
+        memory is there; observe when steps drift from it."""
+        self.close()
+        self._seen, self._keep_bytes = profile, None
+        self._host_costs = profile.host_costs
+        self._rest(Stage.SEARCHING)
+        self._taken = plan
+        self._prepare(plan)
+
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._names.stop()

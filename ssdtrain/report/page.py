@@ -22,7 +22,14 @@ from ssdtrain.report.pictures import (
     figure,
     time_line,
 )
-from ssdtrain.report.table import ABSENT, WITH, WITHOUT, bytes_text, rows
+from ssdtrain.report.table import (
+    ABSENT,
+    WITH,
+    WITHOUT,
+    bytes_text,
+    rows,
+    steps_of,
+)
 
 T = TypeVar("T")
 TRACE_ROWS = ("compute", "store", "write", "read", "load")
@@ -156,6 +163,7 @@ def _head(run: Run) -> str:
         "status": record.get("status", ABSENT),
         "device": result.get("device", ABSENT),
         "ranks": result.get("num_ranks", 1),
+        "figures": steps_of(result) or ABSENT,
         "versions": versions or ABSENT,
         "git": _git(record.get("git")),
     }

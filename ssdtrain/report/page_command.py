@@ -1,6 +1,7 @@
 """`ssdtrain report RUN [RUN ...]`: runs in, one HTML page out."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from ssdtrain.arguments import show
@@ -10,7 +11,7 @@ from ssdtrain.report.progress import Progress
 
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html
-  ssdtrain report RUN OTHER --out compared.html
+  ssdtrain report RUN OTHER              writes RUN/compared-with-OTHER.html
 """
 RUNS = Path("runs")
 
@@ -22,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", metavar="RUN", help="a directory, a name below runs/, latest"
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="default: report.html of the (first) run"
+        "--out",
+        metavar="FILE",
+        help="default: report.html in the run's directory, or compared-with-OTHER.html "
+        "in the first one's",
     )
 
 
@@ -36,13 +40,20 @@ def run(args: argparse.Namespace) -> int:
     with Progress(1) as progress:
         progress.part("searching the frontiers")
         text = page(list(map(read_run, paths)))
-    out = Path(args.out).expanduser() if args.out else paths[0] / "report.html"
+    out = Path(args.out).expanduser() if args.out else default_place(paths)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error})") from error
     print(f"written to {out}")
     return 0
+
+
+def default_place(paths: Sequence[Path]) -> Path:
+    """Return where the page goes: a comparison does not replace a run's own page."""
+    first, *others = paths
+    names = "-".join(path.name for path in others)
+    return first / (f"compared-with-{names}.html" if others else "report.html")
 
 
 def find(name: str) -> Path:

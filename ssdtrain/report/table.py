@@ -135,7 +135,7 @@ def render(result: Mapping[str, Any]) -> Table:
     bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
     ranks = result["num_ranks"]
     many = f"{ranks} rank{'s' * (ranks > 1)}"
-    title = f"{result['model']}, engine={result['engine']}, {many}"
+    title = f"{result['model']}, engine={result['engine']}, {many}{_of_steps(result)}"
     table = Table(title=title, caption=_caption(verdict, bad))
     table.add_column("")
     table.add_column(WITHOUT, justify="right")
@@ -144,6 +144,22 @@ def render(result: Mapping[str, Any]) -> Table:
     for row in rows(result):
         table.add_row(*row)
     return table
+
+
+def _of_steps(result: Mapping[str, Any]) -> str:
+    steps = steps_of(result)
+    return f", {steps}" if steps else ""
+
+
+def steps_of(result: Mapping[str, Any]) -> str:
+    """Return which steps the figures are of: `8 steps`, or `steps 7 to 8` where those
+    before are another run's."""
+    first, last = result.get("first_step"), result.get("last_step")
+    if first is None or last is None:
+        return ""
+    return (
+        f"{last} step{'s' * (last > 1)}" if first == 1 else f"steps {first} to {last}"
+    )
 
 
 def _caption(verdict: Mapping[str, bool], bad: list[str]) -> str:

@@ -17,6 +17,7 @@ from yaml import YAMLError
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
+from ssdtrain.train.names import meant
 from ssdtrain.train.schema import register
 
 DEFAULT_CONFIG = "ssdtrain.yaml"
@@ -228,10 +229,18 @@ def _nearest(
     # Without the overrides that could not be applied: what would have been known.
     groups = [o for o in overrides if o.split("=")[0] in group_names()]
     try:
-        known = [*_keys(_compose(path, _root_of(path), groups))]
+        known = _known(_compose(path, _root_of(path), groups))
     except HydraException:
         known = []
-    return did_you_mean(key[1], [*known, *group_names()])
+    return meant(key[1], [*known, *group_names()])
+
+
+def _known(config: DictConfig) -> list[str]:
+    """Return the keys that the config's trainer looks at."""
+    keys = [*_keys(config)]
+    if str(config.trainer.get("_target_", "")).startswith("ssdtrain."):
+        return keys
+    return [key for key in keys if "." not in key or key.startswith("trainer.")]
 
 
 def _keys(config: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:

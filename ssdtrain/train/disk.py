@@ -23,6 +23,13 @@ class Written(NamedTuple):
             _minus(self.device_bytes, earlier.device_bytes),
         )
 
+    def plus(self, later: "Written") -> "Written":
+        """Return the sum, counter by counter."""
+        return Written(
+            _plus(self.process_bytes, later.process_bytes),
+            _plus(self.device_bytes, later.device_bytes),
+        )
+
     def confirms(self, num_bytes: int) -> bool:
         """Return whether a counter saw at least `num_bytes`."""
         seen = [count for count in self if count is not None]
@@ -36,6 +43,10 @@ def written(directories: tuple[str, ...]) -> Written:
 
 def _minus(late: int | None, early: int | None) -> int | None:
     return None if late is None or early is None else late - early
+
+
+def _plus(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def _process_bytes() -> int | None:

@@ -3,9 +3,8 @@
 import os
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
+from ssdtrain.train.tally import Beside, Tally, Tallying
 
 _CHECKSUM_CHUNK = 2**24
 """Bytes of weights widened to int64 at once."""
@@ -50,14 +50,12 @@ class LegResult:
     """One run on one rank; picklable."""
 
     leg: str
-    losses: tuple[float, ...]
-    step_ms: tuple[float, ...]
+    own: Tally
+    """Figures of the steps of this process."""
+    earlier: Tally | None
+    """Of those before, if the run went on from a checkpoint of its own."""
     weights_checksum: int
     """Sum of the final weights' bits (see `weights_checksum`)."""
-    peak_bytes: int
-    """Highest over all steps; allocated on a GPU, saved tensors on a CPU."""
-    last_peak_bytes: int
-    """Highest in the last step, of the same bytes."""
     course: tuple[Sample, ...]
     """Memory over the last step; sampled with ssdtrain, exact without."""
     explained: str
@@ -66,12 +64,14 @@ class LegResult:
     """What the planner observed; None without one."""
     plan: Plan | None
     """In force at the end."""
-    reports: tuple[dict[str, Any], ...]
-    """The session's StepReports, empty without ssdtrain."""
     spans: tuple[tuple[Any, ...], ...]
     """The session's time line, empty unless `offload.trace` is set."""
-    written: Written
-    """By the operating system's counters, checkpoints excluded."""
+
+    def joined(self) -> "LegResult":
+        """Return the result with the steps before as its own."""
+        if self.earlier is None:
+            return self
+        return replace(self, own=self.earlier.and_then(self.own), earlier=None)
 
 
 def weights_checksum(module: nn.Module) -> int:
@@ -168,55 +168,62 @@ class Loop:
         sinks: Sinks | None,
         stop: Stop | None = None,
         first: int = 0,
+        beside: Beside | None = None,
     ) -> None:
         """first: the step to begin with, of `first_step`."""
         self._workload = workload
         self._first = first
         self._stop = Stop() if stop is None else stop
+        self._beside = Beside(workload) if beside is None else beside
         self._saved_step = first
         """The step that the newest checkpoint goes on with; 0: there is none."""
         self._runner = runner
         self._sinks = sinks
-        self._losses: list[float] = []
-        self._step_ms: list[float] = []
-        self._peak_bytes = 0
-        self._last_peak = 0
+        self._steps = Tallying(first)
+        self._num_reported = 0
+        """Steps that the session has reported."""
         self._course: list[Sample] = []
         self._directories = storage_directories(workload)
+        self._before = self._saved = Written(0, 0)
+        """Written before the first step, and by checkpoints since."""
 
     def run(self, leg: Leg) -> LegResult:
         """Train all steps; the session, if any, is closed before returning."""
         settings = self._workload.settings.train
         session = attach(self._runner, self._workload) if leg is Leg.WITH else None
+        if session is not None:
+            self._follow_earlier(session)
         watch = _watch(session, least_bytes(self._workload.settings))
-        before = written(self._directories)
-        saved = Written(0, 0)
+        self._before = written(self._directories)
         with session or nullcontext():
             for step in range(self._first, settings.steps):
                 self._step(leg, step, watch, session)
-                saved = self._checkpoint(leg, step, saved)
-                self._stop_if_asked(leg, step)
-            done = written(self._directories).since(before).since(saved)
-            reports = () if session is None else tuple(session.steps)
+                self._checkpoint(leg, step, session)
+                self._stop_if_asked(leg, step, session)
+            own = self._steps.tally(self._written())
             spans = () if session is None else tuple(session.trace.spans())
             explained = "" if session is None else session.explain()
             profile = None if session is None else session.profile
             plan = None if session is None else session.plan
+        self._beside.note(leg.value, own)
         return LegResult(
             leg=leg.value,
-            losses=tuple(self._losses),
-            step_ms=tuple(self._step_ms),
+            own=own,
+            earlier=self._beside.earlier(leg.value),
             weights_checksum=weights_checksum(_module(self._runner)),
-            peak_bytes=self._peak(reports),
-            last_peak_bytes=self._peak(reports[-1:]) if reports else self._last_peak,
             course=tuple(self._course),
             explained=explained,
             profile=profile,
             plan=plan,
-            reports=tuple(report.as_dict() for report in reports),
             spans=tuple(tuple(span) for span in spans),
-            written=done,
         )
+
+    def _follow_earlier(self, session: Session) -> None:
+        """Follow the plan that the run had, if it fits here and on all ranks: some
+        plan together."""
+        found = self._beside.plan()
+        if all(self._workload.ranks.gather(found is not None)) and found is not None:
+            session.follow(*found)
 
     def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
         start_ns = time.monotonic_ns()
@@ -228,30 +235,40 @@ class Loop:
         if session is not None:
             session.trace.add("compute", f"step {step + 1}", start_ns, 0)
         peak, self._course = watch.take()
-        self._last_peak = peak
-        self._peak_bytes = max(self._peak_bytes, peak)
-        self._losses.append(loss)
-        self._step_ms.append(step_ms)
+        report = None if session is None else self._reported(session)
+        if report is not None:
+            peak = _peak_of(report)
+            self._steps.report(report)
+        self._steps.step(loss, step_ms, peak)
         if self._sinks is None:
             return
-        values: dict[str, Any] = {"loss": loss, "step_ms": step_ms, "peak_bytes": peak}
-        if session is not None and session.last_step is not None:
-            report = session.last_step
+        values: dict[str, Any] = {"loss": loss, "step_ms": step_ms}
+        if report is not None:
             values.update(report.as_dict())
             values["step"] = step
-            values["peak_bytes"] = _peak_of(report)
+        values["peak_bytes"] = peak
         values["phase"] = "" if session is None else phase_of(session)
         self._sinks.write(leg.value, step, values)
 
-    def _checkpoint(self, leg: Leg, step: int, saved: Written) -> Written:
-        """Save a checkpoint if one is due; return the bytes of all so far."""
-        every = self._workload.settings.train.checkpoint_every
-        if not self._is_saved(leg) or (step + 1) % every:
-            return saved
-        before = written(self._directories)
-        self._save(step + 1)
-        cost = written(self._directories).since(before)
-        return Written(*(_plus(a, b) for a, b in zip(saved, cost, strict=True)))
+    def _reported(self, session: Session) -> StepReport | None:
+        """Return the report of the step that has ended; None if there is none, as
+        nothing was saved that is large enough."""
+        report = session.last_step
+        if report is None or report.step < self._num_reported:
+            return None
+        self._num_reported = report.step + 1
+        return report
+
+    def _written(self) -> Written:
+        return written(self._directories).since(self._before).since(self._saved)
+
+    def _checkpoint(self, leg: Leg, step: int, session: Session | None) -> None:
+        """Save a checkpoint if one is due, and behind the last step."""
+        settings = self._workload.settings.train
+        if not self._is_saved(leg):
+            return
+        if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
+            self._save(leg, step + 1, session)
 
     def _is_saved(self, leg: Leg) -> bool:
         """Return whether this run writes checkpoints; of a comparison only the second
@@ -260,22 +277,23 @@ class Loop:
         alone = not (settings.train.compare and settings.offload)
         return settings.train.checkpoint_every > 0 and (leg is Leg.WITH or alone)
 
-    def _save(self, next_step: int) -> None:
+    def _save(self, leg: Leg, next_step: int, session: Session | None) -> None:
+        self._beside.note(leg.value, self._steps.tally(self._written()))
+        before = written(self._directories)
         directory = Path(self._workload.settings.run_directory) / "checkpoints"
+        self._beside.save(leg.value, next_step, session)
         self._runner.save(str(directory), next_step)
+        self._beside.saved(next_step)
+        self._saved = self._saved.plus(written(self._directories).since(before))
         self._saved_step = next_step
 
-    def _stop_if_asked(self, leg: Leg, step: int) -> None:
+    def _stop_if_asked(self, leg: Leg, step: int, session: Session | None) -> None:
         signum = self._stop.agreed(self._workload.ranks)
         if not signum:
             return
         if self._is_saved(leg) and self._saved_step != step + 1:
-            self._save(step + 1)
+            self._save(leg, step + 1, session)
         raise StoppedError(signum, leg.value, step + 1, self._saved_step > 0)
-
-    def _peak(self, reports: Sequence[StepReport]) -> int:
-        peaks = [_peak_of(report) for report in reports]
-        return max(peaks) if peaks else self._peak_bytes
 
 
 def _peak_of(report: StepReport) -> int:
@@ -297,10 +315,6 @@ def least_bytes(settings: RunSettings) -> int:
     if not settings.offload:
         return 0
     return OffloadConfig.from_mapping(settings.offload).min_bytes
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 def _module(runner: Runner) -> nn.Module:

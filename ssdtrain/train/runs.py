@@ -61,6 +61,12 @@ FREE = (
 )
 
 
+# How long a run is.
+LENGTHS = ("train.steps", "trainer.epochs", "trainer.optimizer.num_epochs")
+FINISHED = "finished"
+FAILED_VERDICT = "verdict failed"
+
+
 class RunDirectory:
     """One run's files. Nothing is written before `open`."""
 
@@ -77,11 +83,10 @@ class RunDirectory:
     def open(self, config: DictConfig, words: Sequence[str]) -> None:
         """Record what is run, and let `latest` point to it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.resumed:
-            text = OmegaConf.to_yaml(config, resolve=True)
-            (self.path / CONFIG).write_text(text, encoding="utf-8")
         record = {
             "command": ["ssdtrain", *words],
+            "words": list(words),
+            "length": dict(lengths(config)),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "status": "running",
             "resumed": self.resumed,
@@ -90,14 +95,11 @@ class RunDirectory:
         earlier = read_record(self.path) if self.resumed else None
         if earlier is not None:
             before = earlier.pop("earlier", [])
-            record = {
-                **record,
-                "words": earlier["words"],
-                "earlier": [*before, earlier],
-            }
-        else:
-            record["words"] = list(words)
-        self._write(record)
+            record["words"] = merged_words(earlier["words"], words[1:])
+            record["earlier"] = [*before, earlier]
+        text = OmegaConf.to_yaml(config, resolve=True)
+        self._replace(CONFIG, text)
+        self._replace(RECORD, json.dumps(record, indent=1) + "\n")
         _link_latest(self.path)
 
     def close(self, status: str) -> None:
@@ -105,12 +107,14 @@ class RunDirectory:
         record = read_record(self.path)
         if record is not None:
             ended = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            self._write({**record, "status": status, "ended": ended})
+            values = {**record, "status": status, "ended": ended}
+            self._replace(RECORD, json.dumps(values, indent=1) + "\n")
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        partial = self.path / f"{RECORD}.partial"
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.path / RECORD)
+    def _replace(self, name: str, text: str) -> None:
+        """Write a file at once: other ranks may be reading it."""
+        partial = self.path / f"{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path / name)
 
     @contextmanager
     def logged(self) -> Iterator[None]:
@@ -218,10 +222,47 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return values
 
 
+def lengths(config: DictConfig) -> Iterator[tuple[str, int]]:
+    """Return what the config says of the length of its run, by key."""
+    # A graph trainer's config has the group `train`, too, and does not look at it.
+    own = str(config.trainer.get("_target_", "")).startswith("ssdtrain.")
+    for key in LENGTHS:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, int) and own == (key == "train.steps"):
+            yield key, value
+
+
+def finished(path: Path, record: Mapping[str, Any], config: DictConfig) -> str | None:
+    """Return, in a line, that the run in `path` has ended and `config` asks for no more
+    of it, and how it would; None where there is something to do."""
+    if record.get("status") not in (FINISHED, FAILED_VERDICT):
+        return None
+    before, more = record.get("length"), []
+    if not isinstance(before, dict) or not before:
+        return None
+    for key, value in lengths(config):
+        if not isinstance(before.get(key), int) or value > before[key]:
+            return None
+        if key in FREE:
+            more.append(f"{key}={2 * before[key]}")
+    told = ", ".join(f"{key}={value}" for key, value in before.items())
+    how = f"to train longer: ssdtrain train resume={path} {' '.join(more)}"
+    if not more:
+        how = "this trainer cannot go on beyond it; a new run can be longer"
+    return f"{path} is finished ({told}), nothing to do; {how}"
+
+
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return the overrides of a run with those of its continuation over them."""
-    replaced = {_key(word) for word in now}
-    return [*(word for word in earlier if _key(word) not in replaced), *now]
+    """Return the words of a run with the overrides of its continuation over them: what
+    stays in force when it goes on once more."""
+    fresh = [word for word in now if _is_override(word) and _key(word) != "resume"]
+    replaced = {_key(word) for word in fresh}
+    kept = [w for w in earlier if not _is_override(w) or _key(w) not in replaced]
+    return [*kept, *fresh]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def _key(override: str) -> str:

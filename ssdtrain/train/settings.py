@@ -241,7 +241,7 @@ class TrainSettings:
     compare: bool = True
     """Run twice, without ssdtrain first, and check that the losses are equal."""
     checkpoint_every: int = 0
-    """Save a checkpoint every this many steps; 0: never."""
+    """Save a checkpoint every this many steps, and behind the last; 0: never."""
     resume: str | None = None
     """A `checkpoints` directory to start from, in a run of its own; `resume=RUN`
     goes on with a run instead."""

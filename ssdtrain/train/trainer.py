@@ -36,19 +36,8 @@ from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import EngineKind, RunSettings, at_least
 from ssdtrain.train.stop import STDERR, Stop, StoppedError
+from ssdtrain.train.tally import Beside, added
 from ssdtrain.train.zero import ZeroRunner
-
-SUMMED = (
-    "bytes_saved",
-    "bytes_kept",
-    "bytes_offloaded",
-    "bytes_recomputed",
-    "bytes_forwarded",
-    "bytes_reloaded",
-    "bytes_written",
-    "stall_ms",
-    "recompute_ms",
-)
 
 
 class Trainer:
@@ -106,12 +95,14 @@ class Trainer:
                     terminal.stage("reading the text")
                 workload = self._workload(ranks)
                 make_directories(workload)
+                beside = Beside(workload)
                 begun = _begin(workload, self._legs()[0], terminal)
+                beside.begin(begun.first)
         except BaseException:
             if terminal is not None:
                 terminal.close()
             raise
-        self._prepared = _Prepared(workload, begun, terminal)
+        self._prepared = _Prepared(workload, begun, beside, terminal)
 
     def run(self) -> dict[str, Any]:
         """Train; with `train.compare` once without ssdtrain first.
@@ -137,7 +128,7 @@ class Trainer:
             gathered = ranks.gather(legs)
             ranks.leave()
         by_leg = {leg.leg: [row[i] for row in gathered] for i, leg in enumerate(legs)}
-        return summary(self.settings, by_leg)
+        return summary(self.settings, whole(by_leg))
 
     def _legs(self) -> list[Leg]:
         if not self.settings.offload:
@@ -191,9 +182,14 @@ class _Prepared:
     """What `Trainer.prepare` leaves for `Trainer.run`."""
 
     def __init__(
-        self, workload: Workload, begun: _Begun, terminal: Terminal | None
+        self,
+        workload: Workload,
+        begun: _Begun,
+        beside: Beside,
+        terminal: Terminal | None,
     ) -> None:
         self.workload = workload
+        self._beside = beside
         self.terminal = terminal
         self._begun: _Begun | None = begun
 
@@ -204,7 +200,8 @@ class _Prepared:
         runner, first = begun
         del begun
         try:
-            return Loop(self.workload, runner, sinks, stop, first).run(leg)
+            loop = Loop(self.workload, runner, sinks, stop, first, self._beside)
+            return loop.run(leg)
         finally:
             runner.close()
             del runner
@@ -292,8 +289,19 @@ def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
+def whole(legs: dict[str, list[LegResult]]) -> dict[str, list[LegResult]]:
+    """Return the legs with the steps before the checkpoint that they went on from, if
+    those are known of every leg and rank: legs of other steps cannot be compared."""
+    every = [result for results in legs.values() for result in results]
+    begins = {None if one.earlier is None else one.earlier.first for one in every}
+    if None in begins or len(begins) > 1:
+        return legs
+    return {name: [one.joined() for one in results] for name, results in legs.items()}
+
+
 def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return what happened, over all ranks, as plain values."""
+    every = next(iter(legs.values()))
     result: dict[str, Any] = {
         "model": settings.model.family.value,
         "engine": settings.engine.kind.value,
@@ -302,6 +310,8 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "device": _device_name(),
         "torch": torch.__version__,
         "peak_of": peak_of(settings),
+        "first_step": every[0].own.first + 1,
+        "last_step": every[0].own.first + len(every[0].own.step_ms),
         "legs": {name: _leg_summary(results) for name, results in legs.items()},
         "recorded": _recorded(legs),
     }
@@ -335,12 +345,12 @@ def peak_of(settings: RunSettings) -> str:
 def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return memory curves of the rank with the highest peak, and all traces."""
     first = next(iter(legs.values()))
-    rank = max(range(len(first)), key=lambda i: first[i].peak_bytes)
+    rank = max(range(len(first)), key=lambda i: first[i].own.peak_bytes)
     return {
         "rank": rank,
-        "step": max(len(results[rank].losses) for results in legs.values()),
+        "step": first[rank].own.first + len(first[rank].own.step_ms),
         "peak_bytes": {
-            name: results[rank].last_peak_bytes for name, results in legs.items()
+            name: results[rank].own.peaks[-1] for name, results in legs.items()
         },
         "memory": {
             name: _milliseconds(results[rank]) for name, results in legs.items()
@@ -358,20 +368,20 @@ def _milliseconds(result: LegResult) -> list[tuple[float, int]]:
 
 
 def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
-    reports = [report for result in results for report in result.reports]
-    totals = {name: sum(report[name] for report in reports) for name in SUMMED}
+    own = [result.own for result in results]
+    totals: dict[str, Any] = {}
     fallbacks: dict[str, int] = {}
-    for report in reports:
-        for name, count in report["fallbacks"].items():
-            fallbacks[name] = fallbacks.get(name, 0) + count
+    for tally in own:
+        totals = added(totals, tally.totals)
+        fallbacks = added(fallbacks, tally.fallbacks)
     return {
-        "losses": list(results[0].losses),
-        "step_ms": _typical(results[0].step_ms),
-        "peak_bytes": [result.peak_bytes for result in results],
-        "last_peak_bytes": [result.last_peak_bytes for result in results],
+        "losses": list(own[0].losses),
+        "step_ms": _typical(own[0].step_ms),
+        "peak_bytes": [tally.peak_bytes for tally in own],
+        "last_peak_bytes": [tally.peaks[-1] for tally in own],
         "explained": results[0].explained,
-        "os_written": [result.written._asdict() for result in results],
-        "totals": totals if reports else {},
+        "os_written": [tally.written._asdict() for tally in own],
+        "totals": totals,
         "fallbacks": fallbacks,
     }
 
@@ -384,13 +394,13 @@ def _typical(step_ms: tuple[float, ...]) -> float:
 def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
     pairs = list(zip(without, with_, strict=True))
     verdict = {
-        "losses_equal": all(same_bits(a.losses, b.losses) for a, b in pairs),
+        "losses_equal": all(same_bits(a.own.losses, b.own.losses) for a, b in pairs),
         "weights_equal": all(
             a.weights_checksum == b.weights_checksum for a, b in pairs
         ),
     }
     return {
-        "step_ratio": _typical(with_[0].step_ms) / _typical(without[0].step_ms),
+        "step_ratio": _typical(with_[0].own.step_ms) / _typical(without[0].own.step_ms),
         "verdict": verdict,
     }
 
@@ -409,15 +419,15 @@ def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str,
     claimed = [_sum(result, "bytes_written") for result in results]
     if any(claimed):
         pairs = zip(results, claimed, strict=True)
-        return {"writes_confirmed": all(r.written.confirms(n) for r, n in pairs)}
+        return {"writes_confirmed": all(r.own.written.confirms(n) for r, n in pairs)}
     reloaded = sum(_sum(result, "bytes_reloaded") for result in results)
-    fell_back = any(report["fallbacks"] for r in results for report in r.reports)
+    fell_back = any(result.own.fallbacks for result in results)
     due = target == Target.SSD.value and (reloaded or fell_back)
     return {"writes_confirmed": False} if due else {}
 
 
 def _sum(result: LegResult, name: str) -> int:
-    return sum(report[name] for report in result.reports)
+    return int(result.own.bytes.get(name, 0))
 
 
 def _device_name() -> str:

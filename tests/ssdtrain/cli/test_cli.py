@@ -12,11 +12,11 @@ import pytest
 
 from ssdtrain.cli import main
 from ssdtrain.report.table import WITH, WITHOUT
-from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
 from ssdtrain.train.ranks import RUN_DIRECTORY
 from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.cli.conftest import TINY, Refused
 
@@ -285,18 +285,18 @@ def leg_of(name: str) -> LegResult:
     highest, last = PEAKS[name]
     return LegResult(
         leg=name,
-        losses=(1.0, 1.0),
-        step_ms=(2.0, 2.0),
+        own=Tally(
+            losses_hex=((1.0).hex(), (1.0).hex()),
+            step_ms=(2.0, 2.0),
+            peaks=(highest, last),
+        ),
+        earlier=None,
         weights_checksum=1,
-        peak_bytes=highest,
-        last_peak_bytes=last,
         course=(Sample(0, last // 2), Sample(1_000_000, last // 4)),
         explained="",
         profile=None,
         plan=None,
-        reports=(),
         spans=(),
-        written=Written(0, 0),
     )
 
 

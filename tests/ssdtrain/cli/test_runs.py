@@ -115,6 +115,51 @@ def test_a_signal_ends_the_step_and_the_run_goes_on(
     assert [one["status"] for one in record(path)["earlier"]] == ["stopped"]
 
 
+def files(run: Path) -> dict[Path, tuple[bytes, int]]:
+    return {
+        p: (p.read_bytes(), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()
+    }
+
+
+def test_a_run_that_went_on_has_the_result_of_all_its_steps(
+    tmp_path: Path, train: Train
+) -> None:
+    """Its figures, its plan and its length; and what is finished is left alone."""
+    words = ("offload.min_bytes=1000", "train.checkpoint_every=2", "-q")
+    assert train(*TINY, *words, "train.steps=3").returncode == 0
+    run = (tmp_path / "runs" / "latest").resolve()
+    first = json.loads((run / "result.json").read_text())
+    again = train("resume=latest", "-q", "train.steps=5")
+    assert again.returncode == 0, again.stderr
+    result = json.loads((run / "result.json").read_text())
+    assert (result["first_step"], result["last_step"]) == (1, 5)
+    assert result["picture"]["step"] == 5 and "5 steps" in again.stdout
+    for leg, before in first["legs"].items():
+        after, lines = result["legs"][leg], metrics(run)
+        own = [line for line in lines if line["leg"] == leg]
+        assert [line["step"] for line in own] == [0, 1, 2, 3, 4]  # none of them twice
+        assert after["losses"] == [line["loss"] for line in own]
+        assert after["losses"][:3] == before["losses"]
+        assert after["peak_bytes"] == [max(line["peak_bytes"] for line in own)]
+        for name, total in after["totals"].items():
+            assert total == pytest.approx(sum(line[name] for line in own))
+    assert result["ok"] and result["legs"]["with ssdtrain"]["totals"]["bytes_saved"] > 0
+    # The plan of the third step is followed from the fourth on: nothing is observed.
+    with_ = [line for line in metrics(run) if line["leg"] == "with ssdtrain"]
+    phases = ["observing", "observing", "following", "following", "following"]
+    assert [line["phase"] for line in with_] == phases
+
+    before = files(run)
+    for words in ((), ("train.steps=4",)):
+        finished = train("resume=latest", *words)
+        assert finished.returncode == 0
+        assert "is finished (train.steps=5), nothing to do; to" in finished.stderr
+        assert f"ssdtrain train resume=runs/{run.name} train.steps=10" in (
+            finished.stderr
+        )
+        assert files(run) == before
+
+
 def test_what_a_run_leaves(tmp_path: Path, train: Train) -> None:
     """Two runs, two directories; the link; refusals that leave nothing."""
     first = train(*TINY, "train.steps=2", "--json")
@@ -198,6 +243,8 @@ def test_a_resume_that_fails_writes_nothing(
     run = (tmp_path / "runs" / "latest").resolve()
     whole = (run / checkpoint).read_bytes()
     (run / checkpoint).write_bytes(whole[: len(whole) // 2])
+    text = (run / "run.json").read_text()
+    (run / "run.json").write_text(text.replace('"finished"', '"stopped"'))
 
     def state() -> dict[Path, bytes]:
         return {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}

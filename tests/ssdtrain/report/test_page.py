@@ -134,7 +134,13 @@ def test_the_command(
     monkeypatch.chdir(run.parents[1])
     (run.parent / "latest").symlink_to("one")
     assert main(["report", "latest"]) == 0
-    assert "<h1>one</h1>" in (run / "report.html").read_text()
+    assert "<h1>one</h1>" in (own := (run / "report.html").read_text())
+    a_run(run.parent / "two")
+    capsys.readouterr()
+    assert main(["report", "one", "two"]) == 0
+    assert capsys.readouterr().out.endswith("one/compared-with-two.html\n")
+    assert "<h1>one and two</h1>" in (run / "compared-with-two.html").read_text()
+    assert (run / "report.html").read_text() == own
     assert main(["report", "nothing"]) == 2
     assert "report expects a run, got 'nothing'" in capsys.readouterr().err
     (run / "result.json").unlink()

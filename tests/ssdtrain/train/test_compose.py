@@ -86,12 +86,25 @@ def test_unknown_keys_fail_with_hydras_message(override: str, message: str) -> N
         ("offload.tarjet=ssd", "did you mean 'offload.target'?"),
         ("train.step=3", "did you mean 'train.steps'?"),
         ("ofload=ssd", "did you mean 'offload'?"),
+        ("model.hidden=3", "did you mean 'model.hidden_size'?"),
+        # By the last name, wherever it is; and as others call it.
+        ("offload.steps=3", "did you mean 'train.steps'?"),
+        ("steps=3", "did you mean 'train.steps'?"),
+        ("lr=1e-3", "did you mean 'train.learning_rate'?"),
+        ("train.batch_size=8", "did you mean 'train.micro_batch_size'?"),
+        ("train.epochs=2", "did you mean 'train.steps'?"),
+        ("seq_len=64", "did you mean 'size.sequence_length' or 'model.sequence_"),
+        ("gnn=rgcn trainer.epochs=1", "mean 'trainer.optimizer.num_epochs'?"),
+        ("gnn=rgcn lr=0.1", "did you mean 'trainer.optimizer.learning_rate'?"),
+        ("gnn=graphsage trainer.num_epochs=1", "did you mean 'trainer.epochs'?"),
+        ("xyzzy=1", "Could not override 'xyzzy'\nKey 'xyzzy' is not in struct"),
     ],
 )
 def test_the_nearest_name_is_told(override: str, text: str) -> None:
+    words = override.split()
     with pytest.raises(HydraException) as caught:
-        compose_config("ssdtrain.yaml", [override])
-    told = explained(caught.value, "ssdtrain.yaml", [override])
+        compose_config("ssdtrain.yaml", words)
+    told = explained(caught.value, "ssdtrain.yaml", words)
     assert text in told
     assert "search path" not in told and "schema" not in told
 

@@ -148,21 +148,22 @@ def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str
     finally:
         runner.close()
     totals = {
-        name: sum(report[name] for report in result.reports)
+        name: result.own.bytes[name]
         for name in (
             "bytes_saved",
             "bytes_offloaded",
             "bytes_written",
             "bytes_reloaded",
         )
+        if result.own.bytes
     }
     return {
-        "losses": [loss.hex() for loss in result.losses],
+        "losses": list(result.own.losses_hex),
         "weights": result.weights_checksum,
-        "peak_bytes": result.peak_bytes,
+        "peak_bytes": result.own.peak_bytes,
         "gathered_bytes": [] if gathered is None else gathered.seen,
         "gathered_most": 0 if gathered is None else gathered.most,
-        **(totals if result.reports else {}),
+        **totals,
     }
 
 
