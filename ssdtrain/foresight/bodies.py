@@ -174,8 +174,11 @@ def _memory(call: Call, make: _Tensors) -> tuple[Call, Body]:
         function = _UNARY[name]
         return call, lambda: function(x)
     if name == "permute":
-        heads = next(h for h in (16, 8, 4, 2, 1) if columns % h == 0)
-        groups = next(g for g in (8, 4, 2, 1) if rows % g == 0)
+        # Two heads and two rows at least: of one, `contiguous` would copy nothing.
+        heads = next(
+            h for h in (16, 8, 4, 2, *range(3, columns + 1)) if columns % h == 0
+        )
+        groups = next(g for g in (8, 4, 2, 1) if rows % g == 0 and rows > g)
         shaped = x.view(groups, rows // groups, heads, columns // heads)
         return call, lambda: shaped.transpose(1, 2).contiguous()
     if name == "cat":

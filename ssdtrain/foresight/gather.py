@@ -20,7 +20,7 @@ import torch
 from ssdtrain.foresight.bodies import Body, Pool, bodies_of
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.design import LIMITS, draw
-from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.spec import LEAST_US, Kind
 from ssdtrain.foresight.tracing import cpu_clock
 
 SCHEMA = "ssdtrain-kernel-times"
@@ -123,9 +123,12 @@ def gather(
 
 
 def _timed(call: Call, pool: Pool) -> dict[str, Any]:
-    """A call that cannot run is written with its error: it is not tried again."""
+    """A call that cannot run, or that runs no kernel, is written with its error: it is
+    not tried again."""
     try:
         drawn, us = time_call(call, pool)
+        if pool.device.type == "cuda" and us < LEAST_US / 2:
+            raise RuntimeError(f"{us:.3f} us: no kernel ran")
     except (RuntimeError, NotImplementedError) as error:
         if pool.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -157,7 +157,11 @@ PAGES = {
     "gather": Page(
         "Gathering rows of host memory",
         "How much of the link does `features[index]` reach?",
-        (("gather", of_file("one_call", one_call)), ("gather", gather)),
+        (
+            ("gather", of_file("one_call", one_call)),
+            ("gather", of_file("one_call_h200", one_call)),
+            ("gather", gather),
+        ),
     ),
     "gnn": Page(
         "GNN training with features in host memory",

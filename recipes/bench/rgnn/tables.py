@@ -152,6 +152,12 @@ def widths(results: Records) -> str:
     return f"{told}\n\n{markdown(header, rows)}"
 
 
+def widths_told(results: Records) -> str:
+    """The line above the table of `widths`; empty without any."""
+    told, _, table = widths(results).partition("\n\n")
+    return f"{told} Products may use TF32." if table else ""
+
+
 def mapping(results: Records) -> str:
     """One program a group against programs that share small groups."""
     rows = []
@@ -239,6 +245,7 @@ ON_THE_PAGE = {
     "Cost model": choice,
     "Small groups share programs": mapping,
     "Memory against compaction ratio (Figure 3.10)": memory,
+    "Twice the width (Figure 3.12)": widths_told,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +67,28 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
     _, found = bodies.bodies_of(call, bodies.Pool(CPU))
     for body in found:
         body()
+
+
+@pytest.mark.parametrize("rows, columns", [(512, 61), (768, 1883), (16, 64), (2, 2)])
+def test_a_permutation_copies_at_any_width(rows: int, columns: int) -> None:
+    call = calls.memory("permute", rows=rows, columns=columns, dtype="fp32")
+    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
+    first, second = found[0](), found[0]()
+    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_time_that_no_kernel_takes_is_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = calls.memory("permute", rows=512, columns=61, dtype="fp32")
+    pool = SimpleNamespace(device=torch.device("cuda"))
+    for us, told in ((0.052, "no kernel ran"), (1.9, None)):
+        monkeypatch.setattr(gather, "time_call", lambda c, p, us=us: (c, us))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        row = gather._timed(call, pool)  # type: ignore[arg-type]
+        assert row["us"] == (None if told else us)
+        assert (told is None) == ("error" not in row)
 
 
 def test_lookups_report_the_rows_they_really_hit() -> None:
