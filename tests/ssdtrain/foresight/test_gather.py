@@ -79,16 +79,18 @@ def test_a_permutation_copies_at_any_width(rows: int, columns: int) -> None:
 
 
 def test_a_time_that_no_kernel_takes_is_no_time(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = calls.memory("permute", rows=512, columns=61, dtype="fp32")
-    pool = SimpleNamespace(device=torch.device("cuda"))
-    for us, told in ((0.052, "no kernel ran"), (1.9, None)):
-        monkeypatch.setattr(gather, "time_call", lambda c, p, us=us: (c, us))
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        row = gather._timed(call, pool)  # type: ignore[arg-type]
-        assert row["us"] == (None if told else us)
-        assert (told is None) == ("error" not in row)
+    times = iter((0.052, 1.9))
+    monkeypatch.setattr(gather, "time_call", lambda call, pool: (call, next(times)))
+    monkeypatch.setattr(gather, "Pool", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    path = tmp_path / "times.jsonl"
+    assert gather.gather({Family.MEMORY: 2}, path, torch.device("cuda")) == 2
+    nothing, timed = map(json.loads, path.read_text().splitlines())
+    assert nothing["us"] is None and "no kernel ran" in nothing["error"]
+    assert timed["us"] == 1.9
+    assert [us for _, us in gather.read_times(path)] == [1.9]
 
 
 def test_lookups_report_the_rows_they_really_hit() -> None:
