@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.remat.expression import Expression, Held, Layout
+from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import (
     Asking,
     AtLeaf,
@@ -149,8 +150,8 @@ class Compiled:
         """
         found = of.held
         if self._narrow is not None:
-            narrow = of.keeper.narrowed(of.tensor.detach().to(self._narrow))
-            found = [*found, narrow]
+            stored = of.keeper.narrowed(narrow(of.tensor.detach(), self._narrow))
+            found = [*found, stored]
         return [found[at] for at in self._order]
 
 

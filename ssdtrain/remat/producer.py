@@ -30,6 +30,7 @@ from ssdtrain.remat.expression import (
     Layout,
     Operand,
 )
+from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import (
     Addend,
     Argument,
@@ -469,7 +470,7 @@ class Producer:
         """The tensor itself in a smaller dtype, stored in its place."""
         if self._tensor is None:
             return None
-        held = self._sources.keeper.narrowed(self._tensor.detach().to(dtype))
+        held = self._sources.keeper.narrowed(narrow(self._tensor.detach(), dtype))
         self._trail.store(dtype, held)
         return held
 

@@ -31,8 +31,10 @@ import ssdtrain
 from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placements
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.timeline import Timeline
 
@@ -238,17 +240,26 @@ def random_plans(seed: int) -> Iterator[None]:
     draw = random.Random(seed)
 
     def choose(profile: Profile, goal: Goal, *args: Any, **settings: Any) -> Plan:
-        timeline = Timeline(profile)
-        placements = {
-            kind: [draw.choice(options(timeline, item)) for item in items]
-            for kind, items in profile.kinds.items()
-        }
-        window = draw.choice([None, 1, 1 << 9])
-        orders = schedule(timeline, placements, Style(window_bytes=window))
-        return Plan(orders=orders, policy=RANDOM)
+        return random_plan(profile, draw)
 
     with mock.patch.object(search, "choose", choose):
         yield
+
+
+def random_plan(profile: Profile, draw: random.Random) -> Plan:
+    """A plan of the observed step: anything that may happen, regions included."""
+    timeline = Timeline(profile)
+    placements: Placements = {
+        kind: [draw.choice(options(timeline, item)) for item in items]
+        for kind, items in profile.kinds.items()
+    }
+    regions = spread(timeline)
+    if regions:
+        chosen = draw.sample(regions, draw.randint(0, len(regions)))
+        placements = with_regions(timeline, placements, chosen)
+    window = draw.choice([None, 1, 1 << 9])
+    orders = schedule(timeline, placements, Style(window_bytes=window))
+    return Plan(orders=orders, policy=RANDOM)
 
 
 def is_scripted(seed: int) -> bool:
@@ -292,7 +303,7 @@ def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) ->
     return found
 
 
-def inputs(model: Model, data: Tensor) -> Tensor:
+def inputs(model: Any, data: Tensor) -> Tensor:
     """Rows of the data, a view of all of them."""
     rows = 2 * ROWS if model.surprised("other size") and model.number % 2 else ROWS
     x = data[model.number : model.number + rows]
@@ -301,22 +312,38 @@ def inputs(model: Model, data: Tensor) -> Tensor:
     return x
 
 
+def nothing(losses: list[Tensor]) -> None:
+    """Between forward and backward."""
+
+
 def step(
-    model: Model, x: Tensor, optimizer: torch.optim.Optimizer, offloaded: bool
+    model: Any,
+    x: Tensor,
+    optimizer: torch.optim.Optimizer,
+    offloaded: bool,
+    between: Callable[[list[Tensor]], None] = nothing,
 ) -> None:
     """Forward and backward, with what happens around them."""
     model.kind = int(model.surprised("other operators") and model.number % 2)
     if model.surprised("forward mode"):
         with forward_ad.dual_level():
-            model(forward_ad.make_dual(x, torch.ones_like(x))).backward()
+            loss = model(forward_ad.make_dual(x, torch.ones_like(x)))
+            between([loss])
+            loss.backward()
         return
     optimizers = model.surprised("optimizer"), model.surprised("foreign optimizer")
     losses = forwards(model, x, two=any(optimizers))
+    between(losses)
     if model.surprised("fork") and offloaded:
         in_a_child(losses[0])
     for number, loss in enumerate(losses):
         if model.surprised("twice"):
             loss.backward(retain_graph=True)
+        if model.surprised("parts"):
+            own = [p for p in model.parameters() if p.requires_grad]
+            torch.autograd.grad(loss, own[::3], retain_graph=True, allow_unused=True)
+        if model.surprised("penalty"):
+            penalty(model, loss)
         loss.backward()
         if number + 1 < len(losses):
             if optimizers[0]:
@@ -325,7 +352,7 @@ def step(
                 foreign_step(model)
 
 
-def forwards(model: Model, x: Tensor, two: bool) -> list[Tensor]:
+def forwards(model: Any, x: Tensor, two: bool) -> list[Tensor]:
     """Losses of a step, in the order of their backwards."""
     if model.surprised("evaluation"):
         with torch.no_grad():
@@ -339,7 +366,16 @@ def forwards(model: Model, x: Tensor, two: bool) -> list[Tensor]:
     return losses[::-1] if crossed else losses
 
 
-def foreign_step(model: Model) -> None:
+def penalty(model: nn.Module, loss: Tensor) -> None:
+    """A backward through the gradients."""
+    own = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, own, create_graph=True, allow_unused=True)
+    squares = [each.square().sum() for each in found if each is not None]
+    if squares:  # the weights may be others by now
+        torch.stack(squares).sum().backward(retain_graph=True)
+
+
+def foreign_step(model: nn.Module) -> None:
     """An optimizer that `torch.optim` does not know."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -379,6 +415,11 @@ def difference(ours: list[Any], theirs: list[Any]) -> str | None:
         if number >= len(theirs) or mine != theirs[number]:
             return f"step {number}: gradients differ, or plain raised"
     return None if len(ours) == len(theirs) else "fewer steps"
+
+
+def may_raise(seed: int) -> bool:
+    """Whether ssdtrain may raise alone in this model."""
+    return True
 
 
 def raised_alone(ours: list[Any], theirs: list[Any]) -> bool:

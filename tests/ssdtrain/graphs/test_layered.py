@@ -1,0 +1,33 @@
+"""A sample of the campaign `recipes/bench/safety/surprises.py`: layers that run again."""
+
+from collections import Counter
+
+import pytest
+
+from tests.ssdtrain.graphs.layered import (
+    CHANGES,
+    OPERATORS,
+    PLANS,
+    may_raise,
+    plain,
+    train,
+)
+from tests.ssdtrain.graphs.surprises import difference, raised_alone
+
+NUM_MODELS = 6
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_run_again_under_plans_that_change() -> None:
+    features: Counter[str] = Counter()
+    under_plans: Counter[str] = Counter()
+    for seed in range(NUM_MODELS):
+        theirs = plain(seed, features)
+        for settings in PLANS:
+            ours = train(seed, settings, under_plans)
+            assert difference(ours, theirs) is None, f"seed {seed}, {settings}"
+            assert may_raise(seed) or not raised_alone(ours, theirs), f"seed {seed}"
+    assert under_plans["reruns"] >= 2.5 * NUM_MODELS
+    assert under_plans["planned"] >= NUM_MODELS / 2
+    assert sum(features[name] > 0 for name in CHANGES) > len(CHANGES) / 3
+    assert sum(features[name] > 0 for name in OPERATORS) > len(OPERATORS) / 2
