@@ -1,4 +1,4 @@
-"""A sample of the campaign `recipes/bench/safety/surprises.py`: layers that run again."""
+"""Layers that run again: a sample of `recipes/bench/safety/surprises.py`."""
 
 from collections import Counter
 
@@ -6,12 +6,12 @@ import pytest
 
 from tests.ssdtrain.graphs.layered import (
     CHANGES,
-    OPERATORS,
     PLANS,
     may_raise,
     plain,
     train,
 )
+from tests.ssdtrain.graphs.layers import OPERATORS
 from tests.ssdtrain.graphs.surprises import difference, raised_alone
 
 NUM_MODELS = 6

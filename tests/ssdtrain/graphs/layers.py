@@ -1,0 +1,267 @@
+"""Random models of repeated layers: chains of operators, some with side effects."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tests.ssdtrain.graphs import surprises
+from tests.ssdtrain.graphs.surprises import TURN, WIDTH, Norm, Tanh, write
+
+NUM_SURPRISES = 3
+"""In a model, on the average."""
+FACTORS = {"all": 1.0}
+"""A global that every layer reads."""
+
+
+class Options:
+    """An object among a layer's attributes."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Script:
+    """What is to happen, for the model and its layers."""
+
+    def __init__(self, seed: int, names: Iterable[str], features: Counter[str]) -> None:
+        names = list(names)
+        self.number = 0
+        """Of the step."""
+        self.kind = 0
+        """Of the forward: which operators."""
+        self.seed, self.features = seed, features
+        draw = random.Random(seed)
+        self.surprises = {
+            name for name in names if draw.random() < NUM_SURPRISES / len(names)
+        }
+
+    def chain(self, length: int) -> list[str]:
+        """Names of the operators of a layer."""
+        draw = random.Random(self.seed + 1 + 1000 * self.kind)
+        names = draw.choices(list(OPERATORS), k=length)
+        if self.kind == 0:  # what is to surprise must be there
+            names += [
+                OPERATOR_OF[name] for name in OPERATOR_OF if name in self.surprises
+            ]
+        draw.shuffle(names)
+        return names
+
+    def surprised(self, name: str) -> bool:
+        """Whether this surprise happens now."""
+        happens = self.number >= TURN and name in self.surprises
+        self.features[name] += happens
+        return happens
+
+
+class Square(torch.autograd.Function):
+    """x * x, by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class Layer(nn.Module):
+    """A random chain of operators, the same in all layers of a model."""
+
+    gain = 1.0
+    running: Tensor
+
+    def __init__(self, script: Script, length: int) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm, self.rms, self.own = (
+            nn.LayerNorm(WIDTH),
+            nn.RMSNorm(WIDTH),
+            Norm(),
+        )
+        self.drop, self.scripted = nn.Dropout(0.4), Tanh()
+        self.register_buffer("running", torch.zeros(WIDTH))
+        self.script, self.length = script, length
+        self.scale, self.num_calls = 1.0, 0
+        self.table, self.log, self.options = {"x": 1.0}, [1.0], Options()
+
+    def surprised(self, name: str) -> bool:
+        """For the operators of `surprises`."""
+        return self.script.surprised(name)
+
+    def forward(self, x: Tensor, other: Tensor, *, factor: float) -> Any:
+        """(ROWS, WIDTH) each to two of the same."""
+        draw = random.Random(self.script.seed + 5)
+        first = self.linears[0](F.rms_norm(x, (WIDTH,))) * (
+            self.scale * factor * FACTORS["all"]
+        )
+        live = [first, other * (self.gain * self.options.scale)]
+        for name in self.script.chain(self.length):
+            source = live[-1 - int(draw.random() ** 2 * len(live))]
+            self.script.features[name] += 1
+            live.append(OPERATORS[name](self, source))
+        y = self.linears[1](F.layer_norm(live[-1].float(), (WIDTH,)))
+        other = F.layer_norm(live[-2].float(), (WIDTH,))
+        return x + y * (self.table["x"] * self.log[0]), other
+
+
+def side_effect(layer: Layer, x: Tensor) -> Tensor:
+    """Python state that each call changes and the result depends on."""
+    if layer.surprised("counter"):
+        layer.num_calls += 1
+    if layer.surprised("appended"):
+        layer.log.append(0.5)
+    if layer.surprised("global counter"):
+        FACTORS["calls"] = FACTORS.get("calls", 0.0) + 1.0
+    return x * (1 + layer.num_calls + len(layer.log) + FACTORS.get("calls", 0.0))
+
+
+def buffered(layer: Layer, x: Tensor) -> Tensor:
+    """A running mean."""
+    if layer.surprised("buffer"):
+        layer.running.mul_(0.5).add_(x.detach().float().mean(0))
+    return x - layer.running
+
+
+def drawn(layer: Layer, x: Tensor) -> Tensor:
+    """By generators that are not torch's."""
+    if layer.surprised("python's draw"):
+        x = x * random.random()
+    if layer.surprised("numpy's draw"):
+        x = x * float(np.random.rand())
+    return torch.sigmoid(x)
+
+
+def differentiated(layer: Layer, x: Tensor) -> Tensor:
+    """A backward inside the forward."""
+    inner = x.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(F.gelu(inner).sum(), inner)
+    return x + slope
+
+
+def hooked_tensor(layer: Layer, x: Tensor) -> Tensor:
+    found = torch.tanh(x)
+    if found.requires_grad:
+        found.register_hook(lambda grad: grad * 1.5)
+    return found
+
+
+def checkpointed(layer: Layer, x: Tensor) -> Tensor:
+    def part(x: Tensor) -> Tensor:
+        return F.gelu(layer.linears[2](x.float()))
+
+    found: Tensor = checkpoint(part, x, use_reentrant=False)
+    return found
+
+
+def cast_inside(layer: Layer, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        found: Tensor = layer.linears[2](x.float())
+    return found
+
+
+def made(layer: Layer, x: Tensor) -> Tensor:
+    """With a tensor in the default dtype."""
+    return (x * torch.full((WIDTH,), 1 / 3)).to(x.dtype)
+
+
+Operator = Callable[[Any, Tensor], Tensor]
+OPERATORS: dict[str, Operator] = {
+    **surprises.OPERATORS,
+    "side effect": side_effect,
+    "buffered": buffered,
+    "drawn": drawn,
+    "differentiated": differentiated,
+    "hooked tensor": hooked_tensor,
+    "checkpointed": checkpointed,
+    "cast inside": cast_inside,
+    "made": made,
+    "custom": lambda layer, x: Square.apply(x),
+    "written": lambda layer, x: torch.sigmoid(x).mul_(2.0),
+}
+
+OPERATOR_OF = {
+    "foreign epsilon": "layer norm",
+    "attribute": "own norm",
+    "thread": "dropout",
+    "hook": "hooked",
+    "cast weight": "cast",
+    "counter": "side effect",
+    "appended": "side effect",
+    "global counter": "side effect",
+    "buffer": "buffered",
+    "python's draw": "drawn",
+    "numpy's draw": "drawn",
+    "settings": "made",
+}
+"""Surprises that happen in an operator."""
+
+
+class Model(nn.Module):
+    """A linear layer, layers that may run again, and a few operators behind them."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        seed = script.seed
+        torch.manual_seed(seed)
+        self.script = script
+        draw = random.Random(seed + 2)
+        length = draw.randint(1, 4)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(
+            Layer(self.script, length) for _ in range(draw.randint(2, 4))
+        )
+        self.norm = nn.LayerNorm(WIDTH)
+        self.autocast = draw.random() < 0.3
+
+    def surprised(self, name: str) -> bool:
+        """Whether this surprise happens now."""
+        return self.script.surprised(name)
+
+    @property
+    def number(self) -> int:
+        """Of the step."""
+        return self.script.number
+
+    @property
+    def kind(self) -> int:
+        """Of the forward."""
+        return self.script.kind
+
+    @kind.setter
+    def kind(self, kind: int) -> None:
+        self.script.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to a scalar."""
+        late = random.Random(self.script.seed + self.number)
+        live = [self.first(x)]
+        layers = list(self.layers)
+        if self.surprised("other order"):
+            late.shuffle(layers)
+        if self.surprised("layer twice"):
+            layers.append(late.choice(layers))
+        if self.surprised("fewer layers"):
+            layers.pop()
+        with ExitStack() as stack:
+            if self.autocast:
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            other = live[0]
+            for layer in layers:
+                found, other = layer(live[-1], other, factor=1.0)
+                live.append(found)
+                if self.surprised("write") and late.random() < 0.4:
+                    write(late, live)
+        y = F.gelu(self.norm(live[-1].float()))
+        return y.square().sum() + other.float().square().mean()
