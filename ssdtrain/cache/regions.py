@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
@@ -50,7 +49,8 @@ from ssdtrain.cache.record import (
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.regions.before import Before
+from ssdtrain.regions.arguments import Arguments, flatten, may_change
+from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import (
     Conditions,
     RandomState,
@@ -59,6 +59,7 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector
+from ssdtrain.regions.weights import Weights
 from ssdtrain.remat.modes import without_modes
 
 logger = logging.getLogger(__name__)
@@ -68,12 +69,6 @@ TINY_BYTES = 4096
 REGION = "region"
 MAX_DRAWS = 3
 """Re-runs of a forward that draws, while others draw from the same generator."""
-VALUES = (
-    *(Tensor, int, float, bool, str, bytes, complex, type(None), Enum, slice, range),
-    *(torch.dtype, torch.device, torch.Size, torch.layout),
-)
-"""Types of arguments that cannot change between forward and backward, or are stored
-with their version."""
 
 
 class Choice(Enum):
@@ -237,7 +232,13 @@ class RegionCall:
     """One call of a region's forward."""
 
     def __init__(
-        self, regions: "Regions", region: Region, number: int, forward: Any, lane: Lane
+        self,
+        regions: "Regions",
+        region: Region,
+        number: int,
+        forward: Any,
+        lane: Lane,
+        seen: Seen,
     ) -> None:
         self.region = region
         self.number = number
@@ -257,16 +258,17 @@ class RegionCall:
         self._places: list[Place] = []
         self._unpack: Callable[[Any], Tensor] = regions.unpack
         self._leaves: list[Any] = []
-        self._spec: Any = None
+        self._arguments = Arguments(0, (), [])
         self._task: int | None = None
         self.dropped_bytes = 0
         self.holding = Holding(lane)
         device = self._cache.device.torch_device
         self._device = device
         self._conditions = Conditions.now(device)
-        self._state = region.watch.state()
-        self._before = Before(region.path, self._state.parts, region.watch.reads)
-        self._versions = region.watch.versions()
+        self._before = Before(region.path, seen)
+        self._slow = region.watch.slow()
+        """Random states that nobody draws from, while the forward runs."""
+        self._weights = Weights(seen.tensors)
         self._inputs: list[tuple[Tensor, int]] = []
         self._booked: set[tuple[Stamp, int]] = set()
         """Storages whose bytes are booked, by version."""
@@ -280,9 +282,9 @@ class RegionCall:
 
     # -- forward ------------------------------------------------------------------
 
-    def store(self, leaves: list[Any], spec: Any, pack: Any) -> None:
+    def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
         """Store the arguments."""
-        self._spec = spec
+        self._arguments = arguments
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 self._leaves.append(leaf)
@@ -371,20 +373,21 @@ class RegionCall:
         behind = RandomState.now(self._device)
         if not self._random.is_same(behind):
             self._random_end = behind
-        self._state.slow.clear()
+        self._slow.clear()
         if not self.drops:
-            self._state.parts.clear()
+            self._before.forget()
         self._inputs.clear()
         self._settle()
 
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
         self._book_planned()
-        self._state.parts.clear()
+        self._slow.clear()
+        self._before.forget()
         self._inputs.clear()
 
     def _obstacle(self) -> str | None:
-        change = self.region.watch.change(self._state) or self._before.elsewhere()
+        change = self.region.watch.change(self._before.seen, self._slow)
         if change is not None:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):
@@ -466,7 +469,7 @@ class RegionCall:
         )
 
     def _weights_stand(self) -> bool:
-        return all(version.stands() for version in self._versions)
+        return self._weights.stand()
 
     def _check(self) -> None:
         if self.lost_weights or not self._weights_stand():
@@ -481,7 +484,7 @@ class RegionCall:
         """What the forward saves; None if somebody else drew meanwhile."""
         found: list[Tensor] = []
         leaves = [self._argument(leaf) for leaf in self._leaves]
-        args, kwargs = tree_unflatten(leaves, self._spec)
+        args, kwargs = self._arguments.of(leaves)
         course = self._cache.course
         course.observer.runs_again()
         clock = self._cache.ledger.clock
@@ -602,7 +605,7 @@ class RegionCall:
 
     def reads(self, written: set[int]) -> bool:
         """Whether its re-run reads one of these tensors, by `id`."""
-        return any(id(each.tensor) in written for each in self._versions)
+        return any(id(each) in written for each in self._weights.tensors)
 
     def reads_shards(self, written: set[int]) -> bool:
         """Whether these are what its weights are gathered from, by `id`: outside of its
@@ -671,18 +674,21 @@ class Regions:
         number, lane.num_regions = lane.num_regions, lane.num_regions + 1
         if not self._is_chosen(lane, number):
             return None
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, arguments = flatten(args, kwargs)
         reason = self._refusal(region, leaves)
+        if reason is None:
+            seen = region.watch.look()
+            reason = seen.refusal
         if reason is not None:
             self.refuse(region, reason)
             return None
         with self.cache.lock:
             course = self.cache.course
             course.observer.region(course.of(lane).number, number, region.path)
-            call = RegionCall(self, region, number, forward, lane)
+            call = RegionCall(self, region, number, forward, lane, seen)
             course.storing = number
             try:
-                call.store(leaves, spec, self.pack)
+                call.store(leaves, arguments, self.pack)
             finally:
                 course.storing = OUTSIDE_PLAN
             self._alive.add(call)
@@ -756,13 +762,12 @@ class Regions:
                 "parametrize.cached() holds what its weights are, and not in backward"
             )
         for leaf in leaves:
-            if not _is_value(leaf):
+            if may_change(leaf):
                 return (
                     f"its argument of type {type(leaf).__name__} may change (a KV "
                     "cache? set use_cache=False)"
                 )
-        region.watch.look()
-        return region.watch.hooks()
+        return None
 
     def refuse_compiled(self, region: Region) -> None:
         """Its frames are compiled for a caller, and a re-run would be eager."""
@@ -801,9 +806,3 @@ def item_of(handle: Any) -> int:
     if isinstance(source, RecordView):
         return source.record.item
     return source.rebuilt.item if isinstance(source, RebuiltView) else -1
-
-
-def _is_value(leaf: Any) -> bool:
-    if isinstance(leaf, VALUES):
-        return True
-    return callable(leaf) and getattr(leaf, "__closure__", 0) is None

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ssdtrain.cache.regions import Regions
-from ssdtrain.cache.traced import untraced
+from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.plain import look_like, method_of
 from ssdtrain.regions.find import Region
@@ -47,25 +47,26 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         if self is not module or not attached:
             return inner(*args, **kwargs)
         # Here, because what is untraced sees no compiler around it.
-        compiles = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        compiles = tracer()
         if compiles is not None and compiles is not False:
             untraced(regions.refuse_compiled)(region)
             # The wrapper would break its graph in every step.
             attached.clear()
             undo()
             return inner(*args, **kwargs)
-        call = untraced(regions.begin)(region, inner, args, kwargs)
+        # From here on no compiler looks at the frames of this thread.
+        call = regions.begin(region, inner, args, kwargs)
         if call is None:
             return inner(*args, **kwargs)
         try:
             result = inner(*args, **kwargs)
         except torch.OutOfMemoryError as error:
-            untraced(regions.abort)(call)
-            raise untraced(regions.shortage)(call, error) from error
+            regions.abort(call)
+            raise regions.shortage(call, error) from error
         except BaseException:
-            untraced(regions.abort)(call)
+            regions.abort(call)
             raise
-        untraced(regions.end)(call)
+        regions.end(call)
         return result
 
     if compiled is None:

@@ -12,36 +12,16 @@ what the modules' code reads of globals, enclosing functions and classes.
 (tests/ssdtrain/regions/test_between.py)
 """
 
-import dis
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-)
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ssdtrain.errors import RegionError
-
-PLAIN = (int, float, bool, str, bytes, complex, type(None))
-FIXED = frozenset((FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN))
-FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
-"""Kinds of values that are told by identity alone, or have nothing inside."""
-FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))
-"""Packages whose classes and functions are taken to read what stays."""
-DRAWING = frozenset(("random", "numpy"))
-_NOTHING = object()
-MAX_FUNCTIONS = 64
-"""Most functions of a program's own that are looked into for the globals they read."""
-MAX_ITEMS = 64
-"""A larger global list or dictionary is compared by identity alone."""
+from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
+from ssdtrain.regions.reads import Reads, versions_of
 
 Undo = list[Callable[[], None]]
 
@@ -72,24 +52,90 @@ class Parts(NamedTuple):
             buffers,
             parameters,
             dict(module._modules),
-            _versions(buffers.values()),
+            versions_of(buffers.values()),
             {name: contents_of(own.get(name)) for name in names},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
         )
 
 
+class Seen:
+    """The modules of a region at one time, and what their code reads of others.
+
+    Args:
+        modules: of the region, its own first.
+        names: of each one's attributes that may change inside.
+        reads: what their code reads of others.
+        refusal: why they cannot run again as they are; None: they can.
+    """
+
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        names: list[list[str]],
+        reads: Reads,
+        refusal: str | None,
+    ) -> None:
+        self.parts = list(map(Parts.of, modules, names))
+        self.reads = reads
+        self.values = reads.values()
+        self.refusal = refusal or self._uncounted()
+        self.tensors: list[Tensor] = []
+        """Parameters and buffers."""
+        self._inventory = self._listed(modules)
+        self._fingerprint = self._inventory.fingerprint()
+
+    def _listed(self, modules: list[nn.Module]) -> Inventory:
+        """See [Note: one pass]."""
+        inventory = Inventory()
+        for hooks in HOOKS_OF_ALL:
+            inventory.dictionary(hooks)
+        for module, part in zip(modules, self.parts, strict=True):
+            inventory.module(module, hooks=module is not modules[0])
+            for held in (part.parameters, part.buffers):
+                self.tensors += [each for each in held.values() if each is not None]
+            for name in part.insides:
+                value = part.own[name]
+                if isinstance(value, Tensor):
+                    inventory.versions((value,))
+                else:
+                    inventory.versions(inventory.inside(value))
+        self.reads.tell(inventory)
+        return inventory
+
+    def _uncounted(self) -> str | None:
+        """Tensors whose changes nobody counts; None: there are none."""
+        for part in self.parts:
+            inner = [(name, part.own[name]) for name in part.insides]
+            held = [(name, each) for name, value in inner for each in _items(value)]
+            direct = (*part.parameters.items(), *part.buffers.items(), *inner)
+            for name, value in (*direct, *held):
+                if isinstance(value, Tensor) and value.is_inference():
+                    return f"{name} is an inference tensor, which counts no changes"
+        return None
+
+    def stands(self) -> bool:
+        """Whether everything is the same now; if not, it may still be equal."""
+        if self._inventory.is_blind:
+            return False
+        try:
+            return self._inventory.fingerprint().is_same(self._fingerprint)
+        except (KeyError, ValueError):  # something is gone
+            return False
+
+
+UNSEEN = Seen([], [], Reads(()), None)
+
+
 class Before:
     """The modules of a region as its forward found them."""
 
-    def __init__(self, path: str, parts: list[Parts], reads: "Reads") -> None:
-        self.parts = parts
+    def __init__(self, path: str, seen: Seen) -> None:
+        self.seen = seen
         self._path = path
-        self._reads = reads
-        self._values = reads.values()
 
-    def elsewhere(self) -> str | None:
-        """What the code reads of others and has changed since; None: nothing."""
-        return self._reads.changed(self._values)
+    def forget(self) -> None:
+        """It is not run again: hold nothing of what was seen."""
+        self.seen = UNSEEN
 
     @contextmanager
     def restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
@@ -101,14 +147,18 @@ class Before:
         Raises:
             RegionError: something cannot be put back.
         """
-        name = self.elsewhere()
+        if self.seen.stands():
+            yield
+            return
+        name = self.seen.reads.changed(self.seen.values)
         if name is not None:
             raise self._error(f"{name}, which its code reads,")
         undo: Undo = []
+        parts = self.seen.parts
         try:
-            for part in self.parts:
+            for part in parts:
                 self._put_back(part, undo)
-            reason = hooks([part.module for part in self.parts])
+            reason = hooks([part.module for part in parts])
             if reason is not None:
                 raise self._error(f"its hooks ({reason})")
             yield
@@ -153,8 +203,8 @@ def _requiring(parameter: Tensor, value: bool) -> Callable[[], None]:
 
 def put_back(container: dict[str, Any], before: dict[str, Any], undo: Undo) -> bool:
     """Let a dictionary hold the same objects as before, in the same order; whether it
-    held others."""
-    if container.keys() != before.keys():
+    held others, or in another order."""
+    if list(container) != list(before):
         now = dict(container)
         undo.append(lambda: _fill(container, now))
         _fill(container, before)
@@ -186,19 +236,23 @@ def contents_of(value: Any) -> Any:
     """What is inside an attribute, to be compared and put back; None: nothing that can
     change."""
     if isinstance(value, Tensor):
-        return value._version
+        return versions_of((value,))
     if isinstance(value, dict):
-        return dict(value), _versions(value.values())
+        return dict(value), versions_of(value.values())
     if isinstance(value, list | deque):
-        return list(value), _versions(value)
+        return list(value), versions_of(value)
     if isinstance(value, set):
         return set(value), ()
     inside = getattr(value, "__dict__", None)
-    return None if inside is None else (dict(inside), _versions(inside.values()))
+    return None if inside is None else (dict(inside), versions_of(inside.values()))
 
 
-def _versions(values: Any) -> tuple[int, ...]:
-    return tuple([each._version for each in values if isinstance(each, Tensor)])
+def _items(value: Any) -> Iterable[Any]:
+    """What `contents_of` looks at."""
+    if isinstance(value, list | deque | set):
+        return value
+    inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    return inside.values()
 
 
 def put_inside(value: Any, contents: Any, undo: Undo) -> bool:
@@ -207,10 +261,10 @@ def put_inside(value: Any, contents: Any, undo: Undo) -> bool:
     if contents is None:
         return True
     if isinstance(value, Tensor):
-        return bool(value._version == contents)
+        return bool(versions_of((value,)) == contents)
     held, versions = contents
     each = held.values() if isinstance(held, dict) else held
-    if _versions(each) != versions:
+    if versions_of(each) != versions:
         return False
     if isinstance(value, dict):
         put_back(value, held, undo)
@@ -239,161 +293,3 @@ def _put_items(value: Any, held: Any, undo: Undo) -> None:
     undo.append(undone)
     value.clear()
     add(held)
-
-
-class Inside(NamedTuple):
-    """An object and what it held."""
-
-    value: Any
-    contents: Any
-
-
-class Reads:
-    """What the code of modules reads that is none of their own: globals, enclosing
-    variables and attributes of classes, by identity and one level deep.
-
-    Args:
-        classes: of the modules; torch's own are passed over.
-    """
-
-    def __init__(self, classes: Iterable[type]) -> None:
-        self._classes: list[type] = []
-        self._globals: dict[str, tuple[dict[str, Any], str]] = {}
-        self._cells: list[tuple[Any, str]] = []
-        self.may_draw = False
-        """Whether it may draw random numbers of Python's or NumPy's."""
-        waiting: list[FunctionType] = []
-        for kind in classes:
-            for each in kind.__mro__:
-                if _is_foreign(each.__module__) or each in self._classes:
-                    continue
-                self._classes.append(each)
-                for name, value in vars(each).items():
-                    if isinstance(value, FunctionType) and name != "__init__":
-                        waiting.append(value)
-        seen: set[FunctionType] = set()
-        while waiting and len(seen) < MAX_FUNCTIONS:
-            function = waiting.pop(0)
-            if function not in seen and not _is_foreign(function.__module__ or ""):
-                seen.add(function)
-                waiting += self._look_at(function)
-        self.may_draw |= bool(waiting)
-
-    def _look_at(self, function: FunctionType) -> list[FunctionType]:
-        space, found = function.__globals__, []
-        names, imported = names_of(function.__code__)
-        self.may_draw |= not DRAWING.isdisjoint(imported)
-        for name in names:
-            value = space.get(name, _NOTHING)
-            self.may_draw |= _draws(value)
-            if value is _NOTHING or isinstance(value, ModuleType):
-                continue
-            self._globals[f"{id(space)} {name}"] = space, name
-            if isinstance(value, FunctionType):
-                found.append(value)
-        cells = function.__closure__ or ()
-        for cell, name in zip(cells, function.__code__.co_freevars, strict=True):
-            value = _content(cell)
-            self.may_draw |= _draws(value)
-            if isinstance(value, FunctionType):
-                found.append(value)
-            self._cells.append((cell, name))
-        return found
-
-    def values(self) -> list[Any]:
-        """As they are now."""
-        found = [_seen(space.get(name)) for space, name in self._globals.values()]
-        found += [_seen(_content(cell)) for cell, _ in self._cells]
-        for kind in self._classes:
-            found.append({name: _seen(value) for name, value in vars(kind).items()})
-        return found
-
-    def changed(self, values: list[Any]) -> str | None:
-        """One that is another, or holds something else; None: there is none."""
-        for number, (old, new) in enumerate(zip(values, self.values(), strict=True)):
-            if old is not new and not _is_alike(old, new):
-                return self._name(number)
-        return None
-
-    def _name(self, number: int) -> str:
-        names = [f"the global {name}" for _, name in self._globals.values()]
-        names += [f"{name} of a function around it" for _, name in self._cells]
-        names += [
-            f"an attribute of the class {kind.__name__}" for kind in self._classes
-        ]
-        return names[number]
-
-
-def _is_foreign(module: str) -> bool:
-    return module.partition(".")[0] in FOREIGN
-
-
-def names_of(code: CodeType) -> tuple[set[str], set[str]]:
-    """The globals that code loads, and the packages that it imports."""
-    loaded: set[str] = set()
-    imported: set[str] = set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            loaded.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imported.add(step.argval.partition(".")[0])
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            inner = names_of(constant)
-            loaded |= inner[0]
-            imported |= inner[1]
-    return loaded, imported
-
-
-def _draws(value: Any) -> bool:
-    """Whether it is a generator, a method of one, or a module that has some."""
-    if isinstance(value, ModuleType):
-        return value.__name__.partition(".")[0] in DRAWING
-    owner = getattr(value, "__self__", value)
-    home = "" if isinstance(owner, ModuleType) else type(owner).__module__
-    return home.partition(".")[0] in DRAWING
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return _NOTHING
-
-
-def _seen(value: Any) -> Any:
-    """A value, with what is inside where that may change."""
-    kind = type(value)
-    if kind in FIXED or isinstance(value, FIXED_KINDS):
-        return value
-    if isinstance(value, Tensor):
-        return Inside(value, value._version)
-    if isinstance(value, ContextVar):
-        return Inside(value, value.get(_NOTHING))
-    inside: Any = value
-    if not isinstance(value, dict | list | set | deque):
-        inside = getattr(value, "__dict__", None)
-        if not isinstance(inside, dict):
-            return value
-    if len(inside) > MAX_ITEMS:
-        return value
-    if isinstance(inside, dict):
-        return Inside(value, dict(inside))
-    return Inside(value, set(inside) if isinstance(inside, set) else list(inside))
-
-
-def _is_alike(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    if type(old) is not type(new):
-        return False
-    if isinstance(old, Inside):
-        return old.value is new.value and _is_alike(old.contents, new.contents)
-    if isinstance(old, dict):
-        same = old.keys() == new.keys()
-        return same and all(_is_alike(old[name], new[name]) for name in old)
-    if isinstance(old, list):
-        return len(old) == len(new) and all(map(_is_alike, old, new))
-    if isinstance(old, set):
-        return bool(old == new)
-    return isinstance(old, PLAIN) and repr(old) == repr(new)

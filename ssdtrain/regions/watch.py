@@ -18,19 +18,23 @@ there. What is written through functions in other modules is not seen.
 import dis
 import random
 import sys
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.gathered import is_gathered
-from ssdtrain.regions.before import PLAIN, Parts, Reads
+from ssdtrain.regions.before import Parts, Seen
+from ssdtrain.regions.inventory import HOOKS_OF_ALL
+from ssdtrain.regions.reads import PLAIN, Reads
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
+MAX_LOOKS = 4
+"""Looks by name after which what was seen is not kept from one step to the next."""
 OURS = "ssdtrain."
 WRITES = frozenset(
     """
@@ -48,11 +52,6 @@ FOREIGN = {
     "deepspeed": "may draw from random states of DeepSpeed's own",
 }
 """Packages whose modules keep states that nobody here can see."""
-EVERYWHERE: tuple[dict[int, Any], ...] = (
-    torch.nn.modules.module._global_forward_hooks,
-    torch.nn.modules.module._global_forward_pre_hooks,
-)
-"""Hooks of `register_module_forward_hook` and its like."""
 
 
 class Watch:
@@ -60,11 +59,14 @@ class Watch:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._modules: list[nn.Module] = []
-        """As `state` has found them last."""
-        self._interesting: list[list[str]] = []
+        self._last: Callable[[], Seen | None] = _nothing
+        """What was seen last, if it is there."""
+        self._num_looks = 0
+        """How often something was another at the start of a call."""
         self._num_clean = 0
-        self._reads: Reads | None = None
+        self._kinds: set[type] = set()
+        self._reads = Reads(())
+        """What the code of modules of these classes reads of others."""
 
     def standing_refusal(self) -> str | None:
         """Why the module can never run again, whatever its calls do; None: it can."""
@@ -85,24 +87,35 @@ class Watch:
                     return f"{name}.forward writes to {written}"
         return None
 
-    def look(self) -> None:
-        """A call begins: find the modules. `hooks`, `state` and `versions` are of
-        those until the next one."""
-        modules = modules_of(self._module)
-        if modules != self._modules:
-            self._modules = modules
-            self._interesting = [list(_interesting(each)) for each in modules]
+    def look(self) -> Seen:
+        """A call begins: how its forward finds the modules.
 
-    def hooks(self, modules: Iterable[nn.Module] | None = None) -> str | None:
-        """A module inside whose forward hooks would run twice; None: there is none.
-
-        Args:
-            modules: those of a call; None: of this one.
+        What was seen last is kept for the next call, and with it whatever attributes
+        held: not where that is another thing in each step, and might be large.
         """
-        for hooks in EVERYWHERE:
+        seen = self._last()
+        if seen is None or not seen.stands():
+            seen = self._see()
+            self._num_looks += 1
+            keep = self._num_looks <= MAX_LOOKS
+            self._last = (lambda: seen) if keep else weakref.ref(seen)
+        return seen
+
+    def _see(self) -> Seen:
+        modules = modules_of(self._module)
+        kinds = set(map(type, modules))
+        if kinds != self._kinds:
+            self._kinds, self._reads = kinds, Reads(kinds)
+        names = [list(_interesting(each)) for each in modules]
+        return Seen(modules, names, self._reads, self.hooks(modules))
+
+    def hooks(self, modules: Iterable[nn.Module]) -> str | None:
+        """One of the modules whose forward hooks would run twice; None: there is
+        none."""
+        for hooks in HOOKS_OF_ALL:
             if not all(map(_is_known, hooks.values())):
                 return "a forward hook of all modules would run twice"
-        for module in self._modules if modules is None else modules:
+        for module in modules:
             if module is self._module:  # its own hooks run around the forward
                 continue
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -124,83 +137,36 @@ class Watch:
     @property
     def is_thorough(self) -> bool:
         """Whether random states of Python and NumPy are compared, which is slow."""
-        return self._num_clean < NUM_THOROUGH or self.reads.may_draw
+        return self._num_clean < NUM_THOROUGH or self._reads.may_draw
 
-    def state(self) -> "State":
-        """What a forward might change, as it is now."""
-        parts = list(map(Parts.of, self._modules, self._interesting))
-        slow: list[Any] = []
-        if self.is_thorough:
-            slow.append(random.getstate())
-            numpy = sys.modules.get("numpy")
-            if numpy is not None:
-                slow.append(numpy.random.get_state()[1:4])
-        return State(parts, slow)
+    def slow(self) -> list[Any]:
+        """Random states of Python and NumPy, where they are looked at."""
+        if not self.is_thorough:
+            return []
+        numpy = sys.modules.get("numpy")
+        drawn = () if numpy is None else (numpy.random.get_state()[1:4],)
+        return [random.getstate(), *drawn]
 
-    def change(self, before: "State") -> str | None:
-        """What has changed since; None: nothing."""
-        self.look()
-        behind = self.state()
-        if len(behind.parts) != len(before.parts):
-            return "a module came or went"
-        for old, new in zip(before.parts, behind.parts, strict=True):
-            reason = _difference_of_parts(old, new)
-            if reason is not None:
-                return reason
-        if not all(map(_is_same, before.slow, behind.slow)):
-            return "a random state of Python or NumPy"
-        self._num_clean += 1
-        return None
+    def change(self, before: Seen, slow: list[Any]) -> str | None:
+        """What a forward has changed; None: nothing.
 
-    @property
-    def reads(self) -> Reads:
-        """What the code of the modules reads of others."""
-        if self._reads is None:
-            self._reads = Reads({type(each) for each in self._module.modules()})
-        return self._reads
-
-    def versions(self) -> list["Version"]:
-        """Of the parameters and buffers that a re-run reads again."""
-        found: list[Version] = []
-        for module in self._modules:
-            for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    if tensor is not None:
-                        found.append(Version.of(tensor))
-        return found
+        Args:
+            before: what `look` gave before it.
+            slow: what `slow` gave before it.
+        """
+        reason = None
+        if not before.stands():
+            reason = _change_of_modules(before, self._see())
+            self._last = _nothing  # it may hold what the forward has replaced
+        if reason is None and not all(map(_is_same, slow, self.slow())):
+            reason = "a random state of Python or NumPy"
+        if reason is None:
+            self._num_clean += 1
+        return reason
 
 
-class State(NamedTuple):
-    """What a forward might change."""
-
-    parts: list[Parts]
-    slow: list[Any]
-    """Random states of Python and NumPy."""
-
-
-class Version(NamedTuple):
-    """A parameter or a buffer as a forward reads it."""
-
-    tensor: Tensor
-    number: int
-    alias: Tensor | None
-    """Of its data, which may be replaced (`weight.data = other`); None where they come
-    and go for a reason (ZeRO-3), or have no address."""
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Version":
-        """The present one."""
-        has_place = type(tensor) in (Tensor, nn.Parameter)
-        has_place = has_place and tensor.layout is torch.strided
-        has_place = has_place and not is_gathered(tensor)
-        return cls(tensor, tensor._version, tensor.detach() if has_place else None)
-
-    def stands(self) -> bool:
-        """Whether the tensor has neither been written nor given other data."""
-        tensor, number, alias = self
-        if tensor._version != number:
-            return False
-        return alias is None or alias.data_ptr() == tensor.data_ptr()
+def _nothing() -> None:
+    """Nothing has been seen."""
 
 
 def modules_of(root: nn.Module) -> list[nn.Module]:
@@ -235,6 +201,16 @@ def _interesting(module: nn.Module) -> Iterator[str]:
             yield name
 
 
+def _change_of_modules(before: Seen, behind: Seen) -> str | None:
+    if len(behind.parts) != len(before.parts):
+        return "a module came or went"
+    for old, new in zip(before.parts, behind.parts, strict=True):
+        reason = _difference_of_parts(old, new)
+        if reason is not None:
+            return reason
+    return before.reads.changed(before.values)
+
+
 def _difference_of_parts(old: Parts, new: Parts) -> str | None:
     for before, behind in (
         (old.own, new.own),
@@ -248,7 +224,7 @@ def _difference_of_parts(old: Parts, new: Parts) -> str | None:
     if old.written != new.written:
         return "a buffer was written"
     for name, inside in old.insides.items():
-        if not _is_same(inside, new.insides[name]):
+        if not _is_same(inside, new.insides.get(name)):
             return f"something inside its attribute {name} changed"
     return None
 

@@ -132,6 +132,11 @@ ERRORS: dict[str, tuple[Change, type[Exception], str]] = {
         RegionError,
         "the global BIAS, which its code reads",
     ),
+    "global tensor written": (
+        lambda net: BIAS["of"].add_(1),
+        RegionError,
+        "the global BIAS, which its code reads",
+    ),
     "context": (
         lambda net: LEVEL.set(0.5),
         RegionError,

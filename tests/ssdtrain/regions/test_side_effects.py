@@ -441,11 +441,29 @@ def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
     watch = Watch(layer)
     for _ in range(4):
-        watch.look()
-        before = watch.state()
+        seen, slow = watch.look(), watch.slow()
         layer(torch.randn(2, 3, WIDTH))
-        assert watch.change(before) is None
-    assert watch.standing_refusal() is None and watch.hooks() is None
+        assert watch.change(seen, slow) is None and seen.refusal is None
+    assert watch.standing_refusal() is None
+
+
+def test_tensors_of_inference_mode_count_no_changes() -> None:
+    model, twin = Stack(Block), Stack(Block)
+    twin.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        table = torch.ones(WIDTH)
+    model.blocks[0].register_buffer("table", table, persistent=False)
+    model.blocks[1].part.table = {"x": table}
+    x = torch.randn(BATCH, WIDTH)
+    with ssdtrain.offload(
+        model, recompute="regions", plan="keep-all", min_bytes=0
+    ) as session:
+        model(x).backward()
+        told = "table is an inference tensor, which counts no changes"
+        assert session.regions_refused == {"blocks.0": told, "blocks.1": told}
+    twin(x).backward()
+    grads = [[p.grad for p in each.parameters()] for each in (model, twin)]
+    assert same_bits(*grads)
 
 
 @pytest.mark.parametrize("package", ["megatron.core", "transformer_engine.pytorch"])

@@ -1,0 +1,83 @@
+"""The arguments of a call as a list, and back.
+
+Torch's `tree_flatten` asks in Python of every value what it is. Most arguments are
+plain values or tuples of some, which takes no question; all others are given to it.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+LEAVES = frozenset(
+    (
+        *(Tensor, nn.Parameter, type(None), bool, int, float, str),
+        *(torch.dtype, torch.device, torch.Size),
+    )
+)
+"""Types of most values."""
+VALUES = (
+    *(Tensor, int, float, bool, str, bytes, complex, type(None), Enum, slice, range),
+    *(torch.dtype, torch.device, torch.Size, torch.layout),
+)
+"""Types of arguments that cannot change between forward and backward, or are stored
+with their version."""
+
+
+class Arguments(NamedTuple):
+    """How the arguments of a call lie in a list of values."""
+
+    num_args: int
+    names: tuple[str, ...]
+    """Of the keywords, behind those."""
+    parts: list[int | TreeSpec | None]
+    """Of each argument: None if it is one value, the length of a tuple of values, or
+    how to make it of its values."""
+
+    def of(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments and keywords of these values."""
+        rest = iter(leaves)
+        found = [_made(part, rest) for part in self.parts]
+        num_args = self.num_args
+        keywords = zip(self.names, found[num_args:], strict=True)
+        return found[:num_args], dict(keywords)
+
+
+def _made(part: "int | TreeSpec | None", rest: Iterator[Any]) -> Any:
+    if part is None:
+        return next(rest)
+    if type(part) is int:
+        return tuple(islice(rest, part))
+    return tree_unflatten(islice(rest, part.num_leaves), part)  # type: ignore[arg-type, union-attr]
+
+
+def flatten(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], Arguments]:
+    """The values of a call's arguments, in order, and how they lie."""
+    leaves: list[Any] = []
+    parts: list[int | TreeSpec | None] = []
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind in LEAVES:
+            leaves.append(value)
+            parts.append(None)
+        elif kind is tuple and LEAVES.issuperset(map(type, value)):
+            leaves += value
+            parts.append(len(value))
+        else:
+            own, spec = tree_flatten(value)
+            leaves += own
+            parts.append(spec)
+    return leaves, Arguments(len(args), tuple(kwargs), parts)
+
+
+def may_change(leaf: Any) -> bool:
+    """Whether an argument could be another when its call runs again."""
+    if type(leaf) in LEAVES or isinstance(leaf, VALUES):
+        return False
+    return not (callable(leaf) and getattr(leaf, "__closure__", 0) is None)

@@ -1,0 +1,50 @@
+"""The weights that a re-run reads again."""
+
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.gathered import any_gathered, is_gathered
+from ssdtrain.regions.inventory import VERSION
+
+PLACED = frozenset((Tensor, nn.Parameter))
+"""Types of tensors that have bytes of their own."""
+LAYOUT = attrgetter("layout")
+_TENSOR: Any = torch._C.TensorBase
+# Without the calls of Python that the public methods are.
+STORAGE, OFFSET = _TENSOR.untyped_storage, _TENSOR.storage_offset
+
+
+class Weights:
+    """The parameters and buffers that a re-run reads again, as its forward read them.
+
+    Args:
+        tensors: all of them.
+    """
+
+    __slots__ = ("_numbers", "_offsets", "_placed", "_storages", "tensors")
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._numbers = [*map(VERSION, tensors)]
+        placed = [each for each in tensors if type(each) in PLACED]
+        if any_gathered(placed):  # its data come and go, and would be held here
+            placed = [each for each in placed if not is_gathered(each)]
+        if not all(map(is_, map(LAYOUT, placed), repeat(torch.strided))):
+            placed = [each for each in placed if each.layout is torch.strided]
+        self._placed = placed
+        # Held, so that data which replace them (`weight.data = other`) lie elsewhere.
+        self._storages = [*map(STORAGE, placed)]
+        self._offsets = [*map(OFFSET, placed)]
+
+    def stand(self) -> bool:
+        """Whether none has been written, or given other data."""
+        placed = self._placed
+        return (
+            self._numbers == [*map(VERSION, self.tensors)]
+            and self._offsets == [*map(OFFSET, placed)]
+            and all(map(is_, map(STORAGE, placed), self._storages))
+        )
