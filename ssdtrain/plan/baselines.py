@@ -240,9 +240,8 @@ def references(timeline: Timeline) -> list[Reference]:
     blocks = _blocks(timeline)
     if len(blocks) < 2:
         return []
-    full = _checkpointed(timeline, "full recompute", blocks, blocks)
-    again = [_worst(timeline, block) for block in blocks]
     inputs = [_own_bytes(timeline, block[0]) for block in blocks]
+    full = _checkpointed(timeline, "full recompute", blocks, blocks)
     out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
     moved_ms = full.step_ms + max(0.0, out_ms - profile.forward_ms)
     return [
@@ -250,11 +249,28 @@ def references(timeline: Timeline) -> list[Reference]:
         Reference(
             name="full recompute, checkpoints offloaded",
             step_ms=moved_ms,
-            peak_bytes=max(again) + 2 * max(inputs),
+            # Of the others nothing is there; two inputs are on their way.
+            peak_bytes=_peak(timeline, blocks, [0] * len(blocks)) + 2 * max(inputs),
         ),
-        _checkpointed(timeline, "every second layer recomputed", blocks, blocks[::2]),
+        _checkpointed(
+            timeline,
+            "every second layer recomputed",
+            blocks,
+            _every_second(timeline, blocks),
+        ),
         _selective(timeline, blocks),
     ]
+
+
+def _every_second(
+    timeline: Timeline, blocks: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
+    """Return every second block of each lane, from its first on."""
+    found: list[Sequence[int]] = []
+    for lane in range(len(timeline.profile.lanes)):
+        own = [block for block in blocks if timeline.lane_of[block[0]] == lane]
+        found += own[::2]
+    return found
 
 
 def _checkpointed(
@@ -267,14 +283,18 @@ def _checkpointed(
     keep = Run(timeline, keep_all(timeline)).run()
     first = {block[0] for block in again}
     inside = {item for block in again for item in block}
-    before, peak = 0, 0
-    for block in blocks:
-        own = sum(_own_bytes(timeline, item) for item in block)
-        stays = _own_bytes(timeline, block[0]) if block[0] in first else own
-        needed = _worst(timeline, block) + (stays if block[0] in first else 0)
-        peak = max(peak, before + needed)
-        before += stays
+    stays = [
+        _own_bytes(timeline, block[0])
+        if block[0] in first
+        else sum(_own_bytes(timeline, item) for item in block)
+        for block in blocks
+    ]
+    beside = [
+        own if block[0] in first else 0
+        for own, block in zip(stays, blocks, strict=True)
+    ]
     step_ms = _with_again_ms(timeline, keep, inside)
+    peak = _peak(timeline, blocks, stays, beside)
     return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
 
 
@@ -293,14 +313,57 @@ def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference
                 products += 1
                 if products % 2:
                     stored.add(item)
-    before, peak = 0, 0
-    for block in blocks:
-        peak = max(peak, before + _worst(timeline, block))
-        kept = stored.intersection(block) | {block[0]}
-        before += sum(_own_bytes(timeline, item) for item in kept)
+    stays = [
+        sum(
+            _own_bytes(timeline, item)
+            for item in stored.intersection(block) | {block[0]}
+        )
+        for block in blocks
+    ]
     inside = {item for block in blocks for item in block}
     step_ms = _with_again_ms(timeline, keep, inside, stored)
+    peak = _peak(timeline, blocks, stays)
     return Reference(name="selective recompute", step_ms=step_ms, peak_bytes=peak)
+
+
+def _peak(
+    timeline: Timeline,
+    blocks: Sequence[Sequence[int]],
+    stays: Sequence[int],
+    beside: Sequence[int] = (),
+) -> int:
+    """Return the most memory of any block's backward: its own, what stays of the blocks
+    that have been packed and not yet used, in this lane or another one, and what no
+    block saves.
+
+    Args:
+        stays: bytes of each block between its forward and its backward.
+        beside: bytes that each block's backward needs beside its own tensors.
+    """
+    inside = {item for block in blocks for item in block}
+    parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
+    sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]
+    spans = [
+        (
+            min(timeline.pack_mark[item] for item in part),
+            max((at for item in part for at in timeline.uses[item]), default=-1),
+        )
+        for part in parts
+    ]
+    peak = 0
+    for number, block in enumerate(blocks):
+        uses = [at for item in block for at in timeline.uses[item]]
+        begins = min(uses, default=spans[number][0])
+        others = sum(
+            size
+            for other, (size, (packed, used)) in enumerate(
+                zip(sizes, spans, strict=True)
+            )
+            if other != number and packed <= begins <= used
+        )
+        extra = beside[number] if beside else 0
+        peak = max(peak, others + _worst(timeline, block) + extra)
+    return peak
 
 
 def _with_again_ms(

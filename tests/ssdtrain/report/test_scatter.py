@@ -41,6 +41,29 @@ def test_what_checkpointing_would_do() -> None:
     assert selective.peak_bytes == (7 * 3 + 4) * MB
 
 
+def in_turn(profile: Profile, num_lanes: int) -> Profile:
+    """As many micro-batches, each one's backward behind its forward."""
+    marks = [
+        replace(mark, lane=lane) for lane in range(num_lanes) for mark in profile.marks
+    ]
+    return replace(profile, lanes=profile.lanes * num_lanes, marks=tuple(marks))
+
+
+def test_micro_batches_in_turn_need_the_memory_of_one() -> None:
+    one, four = blocks(8), in_turn(blocks(8), 4)
+    expected = {r.name: r.peak_bytes for r in references(Timeline(one))}
+    assert {r.name: r.peak_bytes for r in references(Timeline(four))} == expected
+    keep = next(spot for spot in spots(four) if spot.name == "keep everything")
+    assert max(expected.values()) < keep.peak_bytes
+    # Two forwards, then two backwards, as in a pipeline: both are there at once.
+    half = len(one.marks) // 2
+    both = in_turn(one, 2).marks
+    order = (*both[:half], *both[2 * half : 3 * half], *both[half : 2 * half])
+    pipeline = replace(in_turn(one, 2), marks=(*order, *both[3 * half :]))
+    found = {r.name: r.peak_bytes for r in references(Timeline(pipeline))}
+    assert found["full recompute"] == expected["full recompute"] + 8 * MB
+
+
 def test_the_frontier_falls() -> None:
     """Beside checkpointing: each plan within the ends, and less memory never faster."""
     points = spots(with_links(blocks(6), 0.4))
