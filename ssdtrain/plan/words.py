@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
 from ssdtrain.plan.profile import HostCosts, Profile
@@ -93,7 +94,7 @@ def explain(
     hidden_ms = max(0.0, out.busy_ms + back.busy_ms - prediction.stall_ms)
     lines = [
         f"Plan ({plan.policy}): step {prediction.step_ms:.1f} ms, "
-        f"{100 * prediction.overhead:+.1f} % over keeping everything; peak "
+        f"{100 * prediction.overhead:+.1f} % over {_base(profile, prediction)}; peak "
         f"{_bytes(prediction.peak_bytes)} instead of "
         f"{_bytes(prediction.keep_peak_bytes)}.",
         f"Moved {_bytes(out.num_bytes)} out and {_bytes(back.num_bytes)} back, "
@@ -116,6 +117,40 @@ def explain(
         lines.append(f"Measured waits of the device: {told}{at}.")
     lines.append("Next: " + _advice(profile, prediction))
     return "\n".join(lines)
+
+
+def _base(profile: Profile, prediction: Prediction) -> str:
+    """Return what a plan's overhead is counted from."""
+    if _is_measured(profile):
+        return f"a step without ssdtrain ({prediction.keep_ms:.1f} ms)"
+    return f"keeping everything ({prediction.keep_ms:.1f} ms by this profile)"
+
+
+def _is_measured(profile: Profile) -> bool:
+    return any(note in profile.notes for note in NOTES)
+
+
+def compared(profile: Profile, plan: Plan, *, without_ms: float, with_ms: float) -> str:
+    """Return how two runs' steps compare, and where the plan's own percentage counts
+    from something else.
+
+    Args:
+        without_ms: step time of the run without ssdtrain.
+        with_ms: of the run that ends with this plan.
+    """
+    told = (
+        f"Two runs compared: a step took {without_ms:.1f} ms without ssdtrain and "
+        f"{with_ms:.1f} ms with it, x {with_ms / without_ms:.3f}, observed steps "
+        "included."
+    )
+    if plan.prediction is None or _is_measured(profile):
+        return told
+    return (
+        f"{told} The plan's percentage is not that ratio: it counts from keeping "
+        f"everything in the observed step, {plan.prediction.keep_ms:.1f} ms, where "
+        "the observation itself takes time; a step without ssdtrain is measured for "
+        "it on a GPU alone."
+    )
 
 
 def _slowdowns(profile: Profile) -> str:

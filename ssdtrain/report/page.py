@@ -34,6 +34,8 @@ from ssdtrain.report.table import (
 T = TypeVar("T")
 TRACE_ROWS = ("compute", "store", "write", "read", "load")
 NUM_STALLS = 10
+OBSERVING, FOLLOWING = "observing", "following"
+"""Phases of a step in metrics.jsonl."""
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 60em;
        padding: 0 1em; color: #222; }
@@ -143,7 +145,7 @@ def _sections(run: Run) -> list[str]:
     if run.memory:
         parts.append(_memory(run))
     if run.metrics:
-        parts += [_losses([run]), _steps(run), _waiting(run)]
+        parts += [_losses([run]), _steps(run), _phases(run), _waiting(run)]
     if run.trace:
         parts.append(_trace(run))
     if run.profile is not None:
@@ -317,10 +319,48 @@ def _frontier(profile: Profile, plan: Plan | None) -> str:
     return figure(
         "The frontier: least predicted peak for each price, rank 0",
         [Line("plans found by quick searches on this run's profile", line)],
-        "predicted overhead over keeping everything (%)",
+        f"predicted overhead over keeping everything{_keep_ms(plan)} (%)",
         "peak of saved tensors (MB)",
         dots=dots,
     )
+
+
+def _keep_ms(plan: Plan | None) -> str:
+    if plan is None or plan.prediction is None:
+        return ""
+    return f", {plan.prediction.keep_ms:.1f} ms by this profile"
+
+
+def _phases(run: Run) -> str:
+    """Return which steps are slower because they were observed, or searched for a
+    plan."""
+    phases = {
+        line["step"] + 1: line.get("phase")
+        for line in run.metrics
+        if line.get("leg") == WITH
+    }
+    observed = [step for step, phase in sorted(phases.items()) if phase == OBSERVING]
+    if not observed:
+        return ""
+    told = f"With ssdtrain, {_steps_text(observed)} observed"
+    planned = [step + 1 for step in observed if phases.get(step + 1) == FOLLOWING]
+    if planned and run.result.get("device") == "cpu":
+        began = ", ".join(f"step {step}" for step in planned)
+        told += f", and {began} began with the search for a plan (on a GPU that runs "
+        told += "beside training)"
+    return f"<p>{escaped(told)}: they take longer than the others.</p>"
+
+
+def _steps_text(steps: Sequence[int]) -> str:
+    """Write step numbers: `steps 1 to 2, 9 were`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    told = [f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
+    return f"step {told[0]} was" if len(steps) == 1 else f"steps {', '.join(told)} were"
 
 
 def _stalls(profile: Profile, plan: Plan | None) -> str:

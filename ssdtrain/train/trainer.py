@@ -14,6 +14,7 @@ from rich.console import Console
 from ssdtrain.config import OffloadConfig, Target
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
+from ssdtrain.plan.words import compared
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
@@ -317,6 +318,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     }
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
+        _explain_ratio(result["legs"], legs[Leg.WITH.value][0])
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
         result["why_nothing_left"] = _why_nothing_left(settings, results)
@@ -403,6 +405,16 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
         "step_ratio": _typical(with_[0].own.step_ms) / _typical(without[0].own.step_ms),
         "verdict": verdict,
     }
+
+
+def _explain_ratio(summaries: dict[str, Any], with_: LegResult) -> None:
+    """Say beside the plan's own percentage what the two runs took."""
+    if with_.profile is None or with_.plan is None:
+        return
+    without_ms, with_ms = (summaries[leg.value]["step_ms"] for leg in Leg)
+    told = compared(with_.profile, with_.plan, without_ms=without_ms, with_ms=with_ms)
+    own = summaries[Leg.WITH.value]
+    own["explained"] = f"{own['explained']}\n{told}"
 
 
 def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str, bool]:

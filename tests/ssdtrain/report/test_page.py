@@ -104,6 +104,23 @@ def test_figures_are_those_of_the_result(run: Path) -> None:
         assert part in text
 
 
+def test_slow_steps_are_explained(tmp_path: Path) -> None:
+    """Observed steps; and on a CPU the one that searched for a plan."""
+    run = a_run(tmp_path / "one", device="cpu")
+    phases = ["observing"] * 2 + ["following"] * 3 + ["observing", "following"]
+    lines = [
+        {"leg": leg, "step": n, "loss": 1.0, "step_ms": 9.0, "phase": phase}
+        for leg, own in (("without ssdtrain", [""] * 7), ("with ssdtrain", phases))
+        for n, phase in enumerate(own)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = "With ssdtrain, steps 1 to 2, 6 were observed"
+    search = "and step 3, step 7 began with the search for a plan"
+    assert f"{told}, {search}" in page([read_run(run)])
+    on_gpu = page([read_run(run)._replace(result=a_result(device="NVIDIA H100"))])
+    assert f"{told}: they take longer" in on_gpu and search not in on_gpu
+
+
 def test_a_failed_verdict_is_red(tmp_path: Path) -> None:
     verdict = {"losses_equal": False, "weights_equal": True}
     text = page([read_run(a_run(tmp_path / "bad", verdict=verdict))])
