@@ -27,6 +27,7 @@ from ssdtrain.report.table import (
     WITH,
     WITHOUT,
     bytes_text,
+    caption,
     rows,
     steps_of,
 )
@@ -184,10 +185,7 @@ def _git(state: Mapping[str, Any] | None) -> str:
 
 def _table(result: Mapping[str, Any]) -> str:
     verdict = result.get("verdict", {})
-    bad = [name for name, good in verdict.items() if not good]
-    names = ", ".join(name.replace("_", " ") for name in (bad or verdict))
-    said = "FAILED: " if bad else "verified: "
-    kind = "bad" if bad else "good"
+    kind = "good" if all(verdict.values()) else "bad"
     body = "".join(
         f"<tr><td>{escaped(row.name)}</td>"
         f"<td class='number'>{escaped(row.without)}</td>"
@@ -195,7 +193,8 @@ def _table(result: Mapping[str, Any]) -> str:
         for row in rows(result)
     )
     head = f"<tr><th></th><th>{WITHOUT}</th><th>{WITH}</th><th></th></tr>"
-    summary = f"<p class='{kind}'>{escaped(said + names)}</p>" if names else ""
+    told = escaped(caption(result))
+    summary = f"<p class='{kind}'>{told}</p>" if verdict else ""
     return f"<table id='figures'>{head}{body}</table>{summary}"
 
 

@@ -131,12 +131,10 @@ def _written_note(leg: Mapping[str, Any]) -> str:
 
 def render(result: Mapping[str, Any]) -> Table:
     """Build the table for a terminal."""
-    verdict = result.get("verdict", {})
-    bad = [name.replace("_", " ") for name, good in verdict.items() if not good]
     ranks = result["num_ranks"]
     many = f"{ranks} rank{'s' * (ranks > 1)}"
     title = f"{result['model']}, engine={result['engine']}, {many}{_of_steps(result)}"
-    table = Table(title=title, caption=_caption(verdict, bad))
+    table = Table(title=title, caption=caption(result))
     table.add_column("")
     table.add_column(WITHOUT, justify="right")
     table.add_column(WITH, justify="right")
@@ -162,8 +160,16 @@ def steps_of(result: Mapping[str, Any]) -> str:
     )
 
 
-def _caption(verdict: Mapping[str, bool], bad: list[str]) -> str:
+def caption(result: Mapping[str, Any]) -> str:
+    """Return the verdict in a line: what is verified, or what is not and why."""
+    verdict, why = result.get("verdict", {}), result.get("why_failed", {})
+    bad = [_failure(name, why) for name, good in verdict.items() if not good]
     if bad:
         return "FAILED: " + ", ".join(bad)
     names = ", ".join(name.replace("_", " ") for name in verdict)
     return f"verified: {names}" if names else "nothing to compare with"
+
+
+def _failure(name: str, why: Mapping[str, str]) -> str:
+    told = name.replace("_", " ")
+    return f"{told} ({why[name]})" if name in why else told

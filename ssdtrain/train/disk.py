@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from ssdtrain.storage.directory import file_system_of
+
 _SECTOR_BYTES = 512
 _SECTORS_WRITTEN = 6  # field of /sys/dev/block/*/stat, counted from 0
 
@@ -43,6 +45,20 @@ def written(directories: tuple[str, ...]) -> Written:
 
 def _minus(late: int | None, early: int | None) -> int | None:
     return None if late is None or early is None else late - early
+
+
+def file_systems(directories: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types of the file systems behind directories that are there."""
+    found = []
+    for name in directories:
+        if not os.path.isdir(name):
+            continue
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found.append(file_system_of(fd))
+        finally:
+            os.close(fd)
+    return tuple(found)
 
 
 def _plus(one: int | None, other: int | None) -> int | None:

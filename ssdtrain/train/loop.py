@@ -20,7 +20,7 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
-from ssdtrain.train.disk import Written, written
+from ssdtrain.train.disk import Written, file_systems, written
 from ssdtrain.train.memory import (
     AllocatorWatch,
     Sample,
@@ -66,6 +66,8 @@ class LegResult:
     """In force at the end."""
     spans: tuple[tuple[Any, ...], ...]
     """The session's time line, empty unless `offload.trace` is set."""
+    file_systems: tuple[str, ...] = ()
+    """Types of those that this rank's directories are on."""
 
     def joined(self) -> "LegResult":
         """Return the result with the steps before as its own."""
@@ -216,6 +218,7 @@ class Loop:
             profile=profile,
             plan=plan,
             spans=tuple(tuple(span) for span in spans),
+            file_systems=file_systems(self._directories),
         )
 
     def _follow_earlier(self, session: Session) -> None:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from ssdtrain.config import OffloadConfig, Target
+from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
 from ssdtrain.plan.words import compared
+from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
@@ -322,8 +323,9 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
         result["why_nothing_left"] = _why_nothing_left(settings, results)
-        confirmed = _writes_confirmed(result["target"], results)
-        result.setdefault("verdict", {}).update(confirmed)
+        if (doubt := doubt_of_writes(result["target"], results)) is not None:
+            result.setdefault("verdict", {})["writes_confirmed"] = not doubt
+            result["why_failed"] = {"writes_confirmed": doubt} if doubt else {}
     result["ok"] = all(result.get("verdict", {}).values())
     return result
 
@@ -415,31 +417,6 @@ def _explain_ratio(summaries: dict[str, Any], with_: LegResult) -> None:
     told = compared(with_.profile, with_.plan, without_ms=without_ms, with_ms=with_ms)
     own = summaries[Leg.WITH.value]
     own["explained"] = f"{own['explained']}\n{told}"
-
-
-def _writes_confirmed(target: str | None, results: list[LegResult]) -> dict[str, bool]:
-    """Return whether the operating system counted what was claimed, rank by rank.
-
-    An SSD target from which bytes were reloaded, or that was full or missing, and that
-    wrote nothing, is not confirmed: a disk tier that is silently unused must not look
-    like success. Empty when no write was due: the target has no disk, nothing was
-    offloaded, or all of it was asked for again before it had left (the table says
-    which).
-    """
-    if target is not None and not Target(target).has_disk:
-        return {}
-    claimed = [_sum(result, "bytes_written") for result in results]
-    if any(claimed):
-        pairs = zip(results, claimed, strict=True)
-        return {"writes_confirmed": all(r.own.written.confirms(n) for r, n in pairs)}
-    reloaded = sum(_sum(result, "bytes_reloaded") for result in results)
-    fell_back = any(result.own.fallbacks for result in results)
-    due = target == Target.SSD.value and (reloaded or fell_back)
-    return {"writes_confirmed": False} if due else {}
-
-
-def _sum(result: LegResult, name: str) -> int:
-    return int(result.own.bytes.get(name, 0))
 
 
 def _device_name() -> str:

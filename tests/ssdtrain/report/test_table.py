@@ -79,6 +79,10 @@ def test_a_bad_verdict_is_shouted() -> None:
     assert "FAILED: losses equal" in text
     assert "NOT: all losses equal" in text
     assert "verified: losses equal, weights equal" in shown(a_result())
+    why = {"writes_confirmed": "it is on tmpfs"}
+    why_failed = a_result(why_failed=why)
+    why_failed["verdict"]["writes_confirmed"] = False
+    assert "FAILED: writes confirmed (it is on tmpfs)" in shown(why_failed)
 
 
 def test_one_leg_alone() -> None:
