@@ -75,7 +75,8 @@ class TensorBoard:
 
 
 class Terminal:
-    """A live line on a terminal; elsewhere a line every `PLAIN_INTERVAL_S` seconds."""
+    """A live line on a terminal; elsewhere a line every `PLAIN_INTERVAL_S` seconds, and
+    of the first and last step of each leg and each phase."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Terminal:
         self._clock = clock
         self._leg = ""
         self._first = (0, 0.0)
+        self._phase = ""
         self._printed_s = -math.inf
         self._live = Live(
             console=console, refresh_per_second=4, transient=True, auto_refresh=True
@@ -106,7 +108,9 @@ class Terminal:
 
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
         """Show the step that has ended."""
-        now = self._clock()
+        now, phase = self._clock(), str(values.get("phase") or "")
+        begins = (leg, phase) != (self._leg, self._phase)
+        self._phase = phase
         if leg != self._leg:  # the first step warms up, so it says nothing of the pace
             self._leg, self._first = leg, (step, now)
         parts = self._parts(leg, step, values, now)
@@ -114,7 +118,7 @@ class Terminal:
             self._live.update(Text(_wrapped(parts, self._console.width)))
             return
         last = step + 1 == self._steps
-        if last or now - self._printed_s >= PLAIN_INTERVAL_S:
+        if begins or last or now - self._printed_s >= PLAIN_INTERVAL_S:
             self._printed_s = now
             line = "  ".join(parts)
             self._console.print(line, highlight=False, soft_wrap=True)

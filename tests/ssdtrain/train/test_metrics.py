@@ -72,6 +72,21 @@ def test_a_terminal_keeps_no_line() -> None:
     assert out.getvalue().count("\n") <= 1  # one line, redrawn and removed
 
 
+def test_each_leg_and_phase_begins_with_a_line() -> None:
+    """Nobody waits ten seconds to learn that the second run has begun, or follows."""
+    out = io.StringIO()
+    terminal = Terminal(Console(file=out, width=200), 9, 1000, Clock())
+    for leg, phases in (
+        ("without ssdtrain", ("", "", "", "")),
+        ("with ssdtrain", ("observing", "observing", "following", "following")),
+    ):
+        for step, phase in enumerate(phases):
+            terminal.write(leg, step, {**VALUES, "phase": phase})
+    terminal.close()
+    steps = [line.split("step ")[1][0] for line in out.getvalue().splitlines()]
+    assert steps == ["1", "1", "3"]
+
+
 def test_a_narrow_terminal_breaks_between_two_figures() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=60)
