@@ -48,6 +48,7 @@ class Fallback(str, Enum):
     RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     NO_REGION = "stored: a region has side effects, or its call cannot be repeated"
+    ATTENTION_COMPUTED = "computed again: stored attention met another call"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"

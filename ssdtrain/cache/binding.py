@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdtrain.cache.attention import item_of
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.planned import PLANNED
 from ssdtrain.cache.record import (
@@ -153,7 +154,7 @@ class Binding:
             if source.rebuilt.compiled is not None:
                 self._compiled.add(owner.item)
             for holder in source.rebuilt.holders:
-                self._inputs.add(_item_of(holder))
+                self._inputs.add(item_of(holder))
         own = owner.lane is self._lane
         plain = isinstance(source, RecordView) and own
         rebuilt = source.rebuilt if isinstance(source, RebuiltView) and own else None
@@ -344,13 +345,6 @@ class Binding:
         if spec.is_first:
             return MoveRow(spec, order, number)
         return AgainRow(spec, number)
-
-
-def _item_of(handle: Handle) -> int:
-    source = handle.source
-    if isinstance(source, RecordView):
-        return source.record.item
-    return source.rebuilt.item if isinstance(source, RebuiltView) else -1
 
 
 def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:

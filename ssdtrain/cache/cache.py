@@ -258,7 +258,7 @@ class TensorCache:
         found.check()
         record = found.record
         self.enter_backward(record.lane)
-        tensor = found.view.rebuild(self._fetch(record))
+        tensor = found.view.rebuild(self.fetch(record))
         self._was_used(record, None)
         return tensor
 
@@ -543,7 +543,7 @@ class TensorCache:
             at = self.course.begin_use(lane, record.item)
             try:
                 self.moves.release_due()
-                tensor = source.view.rebuild(self._fetch(record))
+                tensor = source.view.rebuild(self.fetch(record))
                 self._was_used(record, at)
                 return self.course.given(at, tensor)
             finally:
@@ -572,7 +572,7 @@ class TensorCache:
                 self.ledger.backward_starts()
             self.lanes.start_backward(lane)
 
-    def _fetch(self, record: Record) -> Tensor:
+    def fetch(self, record: Record) -> Tensor:
         """The record's bytes on the device, in the caller's compute order."""
         if record.state is RecordState.DROPPED:
             record.region.run_again()

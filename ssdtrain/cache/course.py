@@ -4,9 +4,9 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -105,6 +105,12 @@ class Observer:
 
     def ran_again(self, lane: int, number: int) -> None:
         """It has."""
+
+    def attention(
+        self, lane: int, number: int, items: Iterable[int], before: Any, behind: Any
+    ) -> None:
+        """An attention of that region call has run again, between these moments, and
+        autograd has saved its results as these items."""
 
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""

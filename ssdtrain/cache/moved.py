@@ -146,13 +146,23 @@ class MovedHandle(Handle):
 
     def get(self) -> Tensor:
         """The tensor; `InPlaceError` if it was changed after it was saved."""
+        self._check()
+        return self._inside(self.run.fetch(self.moved, self.row))
+
+    def look(self) -> Tensor:
+        """As `get`, past the plan: the use that it counts is still to come."""
+        self._check()
+        return self._inside(self.run.bring(self.moved))
+
+    def _check(self) -> None:
         moved = self.moved
         if self.counter._version != self.version:
             check_version(self.counter, self.version, moved.name)
         kept = (RecordState.KEPT, RecordState.LEAVING)
         if moved.written_late and moved.state not in kept:
             check_late_writer(moved.name)
-        data: Tensor = self.run.fetch(moved, self.row)
+
+    def _inside(self, data: Tensor) -> Tensor:
         if self.shape is None:
             return data
         return torch.as_strided(data, self.shape, self.stride, self.offset)

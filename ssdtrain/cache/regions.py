@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
+from ssdtrain.cache.attention import StoredAttention, item_of
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Stamp,
@@ -41,7 +42,6 @@ from ssdtrain.cache.record import (
     Holding,
     Known,
     Lane,
-    RebuiltView,
     Record,
     RecordState,
     RecordView,
@@ -256,6 +256,7 @@ class RegionCall:
         self._cache = regions.cache
         self._forward = forward
         self._places: list[Place] = []
+        self._attention = StoredAttention(self._cache, region.attention, region.path)
         self._unpack: Callable[[Any], Tensor] = regions.unpack
         self._leaves: list[Any] = []
         self._arguments = Arguments(0, (), [])
@@ -309,6 +310,7 @@ class RegionCall:
         owner = None
         if isinstance(source, RecordView) and source.record.region is self:
             owner = weakref.ref(source.record)
+        self._attention.packed(len(self._places), tensor, handle)
         self._places.append(place_of(tensor, owner))
         return handle
 
@@ -342,8 +344,9 @@ class RegionCall:
         self._planned_bytes += num_bytes
         return handle
 
-    def place(self, tensor: Tensor) -> None:
+    def place(self, tensor: Tensor, handle: Any) -> None:
         """The next place; the tensor is stored."""
+        self._attention.stored(len(self._places), handle)
         self._places.append(place_of(tensor, None))
 
     @property
@@ -458,7 +461,7 @@ class RegionCall:
             self._forget_later()
 
     def _collected(self) -> list[Tensor]:
-        for _ in range(MAX_DRAWS):
+        for _ in range(MAX_DRAWS + 1):
             found = self._collect()
             if found is not None:
                 return found
@@ -485,11 +488,12 @@ class RegionCall:
         found: list[Tensor] = []
         leaves = [self._argument(leaf) for leaf in self._leaves]
         args, kwargs = self._arguments.of(leaves)
+        attention = self._attention.watched(len(self._places))
         course = self._cache.course
         course.observer.runs_again()
         clock = self._cache.ledger.clock
         collector = Collector(
-            partial(self._take, found),
+            partial(self._take, found, attention.hears),
             len(self._places),
             stops_early=self._random_end is None,
         )
@@ -503,7 +507,8 @@ class RegionCall:
             as_before = self._before.restored(self.region.watch.hooks)
             # An optimizer's step may run under a mode.
             with without_modes(), as_before, restored, clock.measure(REGION, place, 0):
-                collector.run(self._forward, args, kwargs)
+                with attention.standing():
+                    collector.run(self._forward, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
         finally:
@@ -521,7 +526,11 @@ class RegionCall:
                 f"and {collector.num_taken} when it ran again: it does not do the same "
                 "twice. Set regions to leave it out, or recompute='off'."
             )
-        return found
+        for reason in attention.reasons:
+            self._regions.computes(self.region, reason)
+        lane = course.of(self.lane).number
+        self._attention.learn(attention, lane, self.number, len(self._places))
+        return None if self._attention.is_lost(attention) else found
 
     def _argument(self, leaf: Any) -> Any:
         if type(leaf) is not Input:
@@ -531,8 +540,16 @@ class RegionCall:
             return tensor
         return tensor.detach().requires_grad_(leaf.requires_grad)
 
-    def _take(self, found: list[Tensor], number: int, tensor: Tensor) -> None:
+    def _take(
+        self,
+        found: list[Tensor],
+        placed: Callable[[int, Tensor], None] | None,
+        number: int,
+        tensor: Tensor,
+    ) -> None:
         """Keep of a tensor until all are there: no part of the graph."""
+        if placed is not None:
+            placed(number, tensor)
         place = self._places[number]
         shape, dtype, stride, owned = place
         if tensor.layout is not torch.strided or tensor.is_nested:
@@ -784,6 +801,13 @@ class Regions:
         self.reasons[region.path] = reason
         self.cache.offloader.fall_back(Fallback.NO_REGION)
 
+    def computes(self, region: Region, reason: str) -> None:
+        """A stored result of attention was not taken; counted."""
+        logger.info(
+            "ssdtrain: attention in %s is computed again: %s", region.path, reason
+        )
+        self.cache.offloader.fall_back(Fallback.ATTENTION_COMPUTED)
+
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer is about to write to weights that a re-run would read."""
         if self.cache.owner.is_elsewhere:
@@ -798,11 +822,3 @@ class Regions:
             else:
                 continue
             self._alive.discard(call)
-
-
-def item_of(handle: Any) -> int:
-    """The number of the saved tensor in its lane; -1: it has none."""
-    source = getattr(handle, "source", None)
-    if isinstance(source, RecordView):
-        return source.record.item
-    return source.rebuilt.item if isinstance(source, RebuiltView) else -1

@@ -201,7 +201,7 @@ class Run:
         else:
             handle = row.pack(tensor, self)
         if call.num_places == num_places:  # the general path gives one by itself
-            call.place(tensor)
+            call.place(tensor, handle)
         return handle
 
     def keep(self, row: KeptItemRow) -> None:
@@ -315,6 +315,18 @@ class Run:
             if row.used_behind is not NOTHING:
                 self._use_quiet(row)
             at = self._count_use()
+            data = self.bring(moved)
+            if at is not None and course.orders is not None:
+                cache.moves.load_at(course, at, cache.start_load)
+            moved.num_uses += 1
+            if moved.num_uses >= moved.num_handles:
+                moved.put_back()
+            return data
+
+    def bring(self, moved: Moved) -> Tensor:
+        """The bytes of an item that was sent off, on the device."""
+        cache = self._cache
+        with self._lock:
             state = moved.state
             if state is RecordState.LEAVING:
                 cache.forward_moved(moved)
@@ -322,15 +334,9 @@ class Run:
                 cache.load_moved(moved)
             if moved.state is RecordState.RETURNING:
                 moved.arrive(cache.copies)
-            data = moved.data
-            if data is None:
+            if moved.data is None:
                 raise RuntimeError(f"{moved.name}: no data in {moved.state}")
-            if at is not None and course.orders is not None:
-                cache.moves.load_at(course, at, cache.start_load)
-            moved.num_uses += 1
-            if moved.num_uses >= moved.num_handles:
-                moved.put_back()
-            return data
+            return moved.data
 
     def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
         """A mark: an item that will be made again."""

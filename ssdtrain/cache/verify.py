@@ -69,6 +69,12 @@ class Verifier(Protocol):
     def seal(self, handle: Handle, tensor: Tensor) -> None:
         """Hear of a handle that was given past the hook `pack`."""
 
+    def draws(self) -> bool:
+        """Whether what comes next is checked."""
+
+    def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
+        """Compare what was stored with what computing it again gave."""
+
 
 class NoVerifier:
     """Trusts the cache."""
@@ -81,6 +87,13 @@ class NoVerifier:
         return pack, unpack
 
     def seal(self, handle: Handle, tensor: Tensor) -> None:
+        """No need."""
+
+    def draws(self) -> bool:
+        """Nothing is."""
+        return False
+
+    def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
         """No need."""
 
 
@@ -390,14 +403,30 @@ class Verified:
         if self._lots is None:
             kinds = RecordView | RebuiltView | FromRegion
             return isinstance(part_of(handle).source, kinds)
-        if not _is_made_again(handle):
-            return False
+        return _is_made_again(handle) and self.draws()
+
+    def draws(self) -> bool:
+        """Whether what comes next is checked: everything, or one in many."""
+        if self._lots is None:
+            return True
         self.left -= 1
         if self.left >= 0:
             return False
         # On the average one in SELF_CHECK_PERIOD, and no place is left out.
         self.left = self._lots.randrange(2 * SELF_CHECK_PERIOD - 1)
         return True
+
+    def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
+        """Compare what was stored with what computing it again gave.
+
+        Raises:
+            ActivationChangedError: they differ; here, or when backward ends.
+        """
+        with torch.no_grad():
+            word = min(word_bytes(stored), word_bytes(computed))
+            evidence = self._mode.evidence(stored, word)
+            look = Look.of(stored)
+            self._mode.compare(computed, Seal(look, "", word, evidence), text)
 
     def _seal(self, tensor: Tensor) -> Seal:
         with torch.no_grad():

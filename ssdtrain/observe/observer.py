@@ -35,7 +35,7 @@ from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.curves import Links
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
 
@@ -66,6 +66,8 @@ class _Region:
     inputs: list[int] = field(default_factory=list)
     host_ns: int = 0
     other_bytes: int = 0
+    attention: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
+    """Moments around each attention, by its items."""
 
 
 @dataclass
@@ -176,6 +178,15 @@ class Recording(Observer):
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
         found.other_bytes = max(found.other_bytes, self._needed_bytes())
+
+    def attention(
+        self, lane: int, number: int, items: Iterable[int], before: Any, behind: Any
+    ) -> None:
+        """Record an attention inside a region's second forward."""
+        own = self._lanes[lane]
+        numbers = tuple(sorted(items))
+        if numbers and all(own.saved[item].region == number for item in numbers):
+            own.regions[number].attention[numbers] = before, behind
 
     def rebuilt(self, lane: int, number: int) -> None:
         """Record the extra memory of a recipe."""
@@ -356,6 +367,7 @@ class Recording(Observer):
         """Return region calls by kind of lane. Lanes of a kind make the same calls: of
         each call the longest time and the most memory count."""
         costs = prices(spans)
+        attention_ms = self._attention_ms()
         found: dict[str, list[RegionRun]] = {}
         for lane in self._lanes:
             own = found.setdefault(lane.kind, [])
@@ -367,12 +379,38 @@ class Recording(Observer):
                     ms=costs.get((lane.kind, REGION, number), 0.0),
                     host_ms=region.host_ns / 1e6 if self._is_gpu else 0.0,
                     other_bytes=region.other_bytes or lane.bytes_of(number),
+                    parts=tuple(
+                        Part(items=items, ms=attention_ms[lane.kind, items])
+                        for items in region.attention
+                    ),
                 )
                 if number == len(own):
                     own.append(run)
                 elif own[number].other_bytes < run.other_bytes:
                     own[number] = replace(run, ms=max(run.ms, own[number].ms))
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
+
+    def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
+        """Return the least time of each attention over the lanes of a kind; the median
+        of those alike where it was a kernel's first run, as in `prices`."""
+        least: dict[tuple[str, tuple[int, ...]], float] = {}
+        alike: dict[int, list[float]] = {}
+        size: dict[tuple[str, tuple[int, ...]], int] = {}
+        for lane in self._lanes:
+            for region in lane.regions.values():
+                for items, (before, behind) in region.attention.items():
+                    place, ms = (
+                        (lane.kind, items),
+                        self._clock.ms_between(before, behind),
+                    )
+                    least[place] = min(ms, least.get(place, ms))
+                    size[place] = sum(lane.saved[item].num_bytes for item in items)
+                    alike.setdefault(size[place], []).append(ms)
+        for place, ms in least.items():
+            middle = statistics.median(alike[size[place]])
+            if ms > FIRST_RUN * middle:
+                least[place] = middle
+        return least
 
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
         """Return items by kind of lane; None if lanes of a kind differ or have none."""

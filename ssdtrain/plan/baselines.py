@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.profile import Item, Phase
-from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.regions import by_yield, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.simulate import Outcome, Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Timeline
@@ -148,6 +148,14 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
         regions = [
             Fixed(name="regions", placements=again, style=Style()),
             Fixed(name="regions + offload-all", placements=moved, style=strict),
+        ]
+    if every and (storing := by_yield(timeline)):
+        again = with_regions(timeline, keep, every, storing)
+        moved = with_regions(timeline, move, every, storing)
+        moved = with_tail_kept(timeline, moved, window)
+        regions += [
+            Fixed(name="regions + attention", placements=again, style=Style()),
+            Fixed(name="regions + attention moved", placements=moved, style=strict),
         ]
     return [
         Fixed(name="keep-all", placements=keep, style=Style()),

@@ -2,9 +2,10 @@
 
 [Note: the search]
 Small instances are enumerated. Large ones are searched in two steps: first a family of
-five numbers (how many recipes, cheapest per byte first; how many bytes of the tail
-stay; how many bytes may be on their way out; whether backward may wait; where each
-tensor costs the host time, how many bytes of the smallest stay) by pattern search, then
+numbers (how many recipes, cheapest per byte first; how many bytes of the tail stay; how
+many bytes may be on their way out; whether backward may wait; where each tensor costs
+the host time, how many bytes of the smallest stay; how many regions run again, and how
+many of those store what attention gives) by pattern search, then
 single items that are alive at the peak or make compute wait. Every plan is scheduled
 just in time and simulated; the fixed policies are candidates too, so the result cannot
 lose to them. No clock is read: the same profile gives the same plan on every rank.
@@ -31,8 +32,11 @@ from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
     GOLDEN,
     Region,
+    by_yield,
     is_made_again,
+    part_items,
     parts,
+    running,
     spread,
     with_regions,
 )
@@ -68,7 +72,7 @@ class Contender(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A plan as six positions on the axes of `_Grid`."""
+    """A plan as seven positions on the axes of `_Grid`."""
 
     recipes: int
     tail: int
@@ -76,6 +80,7 @@ class Family(NamedTuple):
     late: int
     small: int = 0
     regions: int = 0
+    stored: int = 0
 
 
 class Judge:
@@ -86,9 +91,9 @@ class Judge:
     ) -> None:
         self.timeline = timeline
         asked = timeline.profile.notes.get("recompute")
-        self._always = spread(timeline) if asked == "regions" else []
+        self.always = spread(timeline) if asked == "regions" else []
         """Regions that run again in any case."""
-        self.keep = Run(timeline, kept_but(timeline, self._always)).run()
+        self.keep = Run(timeline, kept_but(timeline, self.always)).run()
         self.least = self.keep
         """Of all candidates that host memory has room for, the least peak."""
         self.short_of_host = False
@@ -110,8 +115,11 @@ class Judge:
 
     def judge(self, placements: Placements, style: Style, policy: str) -> Contender:
         """Simulate one candidate and remember it."""
-        if self._always:
-            placements = with_regions(self.timeline, placements, self._always)
+        if self.always:
+            # Some of those that run again may store what attention gives.
+            again = running(self.timeline, placements)
+            rest = [region for region in self.always if region not in again]
+            placements = with_regions(self.timeline, placements, rest)
         orders = schedule(self.timeline, spilled(self.timeline, placements), style)
         run = Run(self.timeline, orders)
         outcome = run.run()
@@ -172,14 +180,18 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
     timeline = Timeline(profile)
     judge = Judge(timeline, goal, search_marks)
     best: Contender | None = None
+    suffices = False
     for fixed in fixed_policies(timeline):
         found = judge.judge(fixed.placements, fixed.style, fixed.name)
         best = found if best is None or found.rank < best.rank else best
         if goal.is_by_memory and best.policy == "keep-all" and best.rank[0] == 0.0:
-            break  # nothing is needed
+            # Regions that always run again may still store what attention gives.
+            suffices = not judge.always
+            if suffices:
+                break
     if best is None:
         raise ConfigError("the profile holds no items; observe a training step")
-    if best.policy != "keep-all" or not goal.is_by_memory or best.rank[0]:
+    if not suffices:
         best = _enumerated(judge, best) or _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
         raise Shortage(timeline, goal, judge.keep, judge.least).error(
@@ -265,6 +277,8 @@ def _enumerated(judge: Judge, best: Contender) -> Contender | None:
 RECIPE_PARTS = 4
 TAIL_PARTS = 24
 SMALL_PARTS = 6
+STORED_PARTS = 8
+"""Steps between no region and all that store what attention gives."""
 WINDOW_PARTS = 168
 WINDOW_STEP = 4
 """A step is 10 % of the window, a part 3 %: the search goes to the edge by parts."""
@@ -276,7 +290,7 @@ NUM_EDGES = 12
 class _Grid:
     """What the positions of a `Family` mean."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, always: Sequence[Region]) -> None:
         self._timeline = timeline
         self._target = away(timeline)
         self._recipes = _by_price(timeline)
@@ -285,7 +299,9 @@ class _Grid:
         self._largest = largest_bytes(timeline)
         self._least_bytes = _thresholds(timeline)
         small = len(self._least_bytes) - 1
-        self._regions = parts(timeline)
+        # Those that run again in any case do so at all of its positions.
+        self._regions = [frozenset(always)] if always else parts(timeline)
+        self._yielding = by_yield(timeline)
         self.ends = Family(
             len(self._recipes),
             TAIL_PARTS,
@@ -293,6 +309,7 @@ class _Grid:
             1,
             small,
             len(self._regions) - 1,
+            min(STORED_PARTS, len(self._yielding)),
         )
 
     def placements(self, family: Family) -> Placements:
@@ -308,7 +325,11 @@ class _Grid:
             return Placement.RECOMPUTE if is_rebuilt else self._target
 
         placements = placed_by(self._timeline, place)
-        placements = with_regions(self._timeline, placements, chosen)
+        storing = [region for region in self._yielding if region in chosen]
+        if self.ends.stored:
+            count = round(len(storing) * family.stored / self.ends.stored)
+            storing = storing[:count]
+        placements = with_regions(self._timeline, placements, chosen, storing)
         tail = int(self._lane_bytes * (family.tail / TAIL_PARTS) ** 2)
         return with_tail_kept(self._timeline, placements, tail)
 
@@ -365,7 +386,7 @@ def _search_family(
     judge: Judge, best: Contender, seen: dict[Family, Contender]
 ) -> Contender:
     """seen: what was judged before; grows."""
-    grid = _Grid(judge.timeline)
+    grid = _Grid(judge.timeline, judge.always)
     ends = grid.ends
 
     def value(family: Family) -> Contender:
@@ -394,12 +415,13 @@ def _start_from_grid(
 ) -> None:
     """Try a coarse grid, and the limit's edge from its best points."""
     starts = [
-        Family(recipes, tail, window, late, small, regions)
+        Family(recipes, tail, window, late, small, regions, stored)
         for small in (0, ends.small)[: 1 + (ends.small > 0)]
         for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
         for late in (1, 0)
         for tail in (0, 9, 6, 12)
         for regions in sorted({at * ends.regions // 3 for at in range(4)})
+        for stored in sorted({0, ends.stored})
         for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
     ]
     tried = []
@@ -498,6 +520,7 @@ def _changes(timeline: Timeline, best: Contender) -> list[Change]:
         if region[1] >= 0 and region not in seen_regions:
             seen_regions.add(region)
             changes.append(_turned(timeline, best.placements, region))
+            changes.extend(_stored(timeline, best.placements, region))
         if best.placements[kind][number] is Placement.RERUN:
             continue
         changes.extend(
@@ -520,3 +543,16 @@ def _turned(
     again = any(placements[kind][number] is Placement.RERUN for number in members)
     to = Placement.KEEP if again else Placement.RERUN
     return tuple((kind, number, to) for number in members)
+
+
+def _stored(
+    timeline: Timeline, placements: Placements, region: tuple[str, int]
+) -> list[Change]:
+    """Return the placements with what attention gives in a region that runs again
+    stored, or not any more."""
+    kind, numbers = region[0], part_items(timeline, region)
+    if not numbers or region not in running(timeline, placements):
+        return []
+    again = any(placements[kind][number] is Placement.RERUN for number in numbers)
+    ways = (away(timeline), Placement.KEEP) if again else (Placement.RERUN,)
+    return [tuple((kind, number, to) for number in numbers) for to in ways]

@@ -63,6 +63,17 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """An attention inside a region. Where all its results are stored, a re-run takes
+    them instead of computing it."""
+
+    items: tuple[Natural, ...]
+    """Its results among the items of the lane."""
+    ms: Duration
+    """Device time that a re-run then saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegionRun:
     """One call of a region's forward, as it ran again in the observed step."""
 
@@ -77,6 +88,8 @@ class RegionRun:
     other_bytes: Natural = 0
     """Most device memory meanwhile, above the step's start and beside the saved tensors
     that were alive before: what it saves, temporaries and gradients."""
+    parts: tuple[Part, ...] = ()
+    """What it need not compute again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +237,11 @@ def _check_regions(profile: Profile) -> None:
             if any(each >= num_items for each in run.inputs):
                 where = f"regions.{kind}[{number}].inputs"
                 raise Unfit(where, "items of the lane", run.inputs)
+            own = {item for part in run.parts for item in part.items}
+            items = profile.kinds.get(kind, ())
+            if any(each >= num_items or items[each].region != number for each in own):
+                where = f"regions.{kind}[{number}].parts"
+                raise Unfit(where, "items of the region", sorted(own))
 
 
 def _check(profile: Profile) -> None:

@@ -26,7 +26,19 @@ def scaled(profile: Profile, ratio: float) -> Profile:
         replace(mark, ms=mark.ms * ratio, other_bytes=round(mark.other_bytes * ratio))
         for mark in profile.marks
     )
-    return replace(profile, kinds=kinds, marks=marks)
+    regions = {
+        kind: tuple(
+            replace(
+                run,
+                ms=run.ms * ratio,
+                other_bytes=round(run.other_bytes * ratio),
+                parts=tuple(replace(part, ms=part.ms * ratio) for part in run.parts),
+            )
+            for run in runs
+        )
+        for kind, runs in profile.regions.items()
+    }
+    return replace(profile, kinds=kinds, marks=marks, regions=regions)
 
 
 def as_observed(plan: Plan, profile: Profile) -> Plan:

@@ -139,7 +139,7 @@ class _Scheduler:
                 cost = line.items[item].recipe_ms
                 self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
         for run, at in line.run_marks(self._placed).items():
-            cost = line.runs[run].ms
+            cost = line.runs[run].ms - line.stored_parts(run, self._placed).ms
             self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
 
     def run(self) -> _Pass:

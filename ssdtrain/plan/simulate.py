@@ -389,12 +389,15 @@ class Run:
             return
         self._has_run.add(number)
         run, outcome = self._line.runs[number], self.outcome
-        memory = self._live_bytes + run.other_bytes
+        stored = self._line.stored_parts(number, self.placed)
+        run_ms = run.ms - stored.ms
+        # What is stored is alive already.
+        memory = self._live_bytes + max(0, run.other_bytes - stored.num_bytes)
         if memory > outcome.peak_bytes:
             outcome.peak_bytes, outcome.peak_mark = memory, self._mark
             outcome.live_at_peak = frozenset([*self._live, *self._line.members[number]])
-        self._compute.serve(0.0, run.ms)
-        outcome.recompute_ms += run.ms
+        self._compute.serve(0.0, run_ms)
+        outcome.recompute_ms += run_ms
         if self._is_hosted:
             self._rank.host += run.host_ms
 

@@ -18,6 +18,15 @@ class Residency(NamedTuple):
     """Items that are gone already when the operator behind their last mark runs."""
 
 
+class Stored(NamedTuple):
+    """Results of attention that a region's re-run takes from where they are stored."""
+
+    items: list[int]
+    ms: float
+    """Device time that this saves."""
+    num_bytes: int
+
+
 class Timeline:
     """Where in the step each item is packed and asked for.
 
@@ -72,6 +81,8 @@ class Timeline:
         """Items of each region call."""
         self.read_by: list[list[int]] = []
         """Items that each region call reads."""
+        self._parts: list[list[tuple[list[int], float]]] = []
+        """Items and times of the parts of each region call."""
         self._first_run: list[int] = []
         self._number_regions()
         self._orders = {
@@ -91,11 +102,26 @@ class Timeline:
             self.runs.extend(runs)
             self.read_by.extend([base + each for each in run.inputs] for run in runs)
             self.members.extend([] for _ in runs)
+            self._parts.extend(
+                [([base + each for each in part.items], part.ms) for part in run.parts]
+                for run in runs
+            )
             for number, item in enumerate(self.profile.kinds[kind]):
                 run = NEVER if item.region < 0 else first + item.region
                 self.run_of.append(run)
                 if run != NEVER:
                     self.members[run].append(base + number)
+
+    def stored_parts(self, run: int, placed: Sequence[Placement]) -> Stored:
+        """Return what a region call takes in its re-run instead of computing it."""
+        items: list[int] = []
+        saved_ms = 0.0
+        for own, ms in self._parts[run]:
+            if not any(placed[item] is Placement.RERUN for item in own):
+                items += own
+                saved_ms += ms
+        num_bytes = sum(self.items[item].num_bytes for item in items)
+        return Stored(items, min(saved_ms, self.runs[run].ms), num_bytes)
 
     def run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
         """Return the mark at which each region call runs again, of those that do."""
@@ -173,6 +199,10 @@ class Timeline:
             if placed[item] is Placement.RERUN and first[item] != NEVER:
                 first[item] = at
                 until = max(until, last[item])
+        for item in self.stored_parts(run, placed).items:
+            if first[item] == NEVER or at < first[item]:
+                first[item] = at
+            last[item] = max(last[item], at)
         for item in self.read_by[run]:
             if first[item] == NEVER or at < first[item]:
                 first[item] = at

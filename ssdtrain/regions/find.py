@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from ssdtrain.regions.attention import Attention
 from ssdtrain.regions.watch import Watch
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -20,6 +21,7 @@ class Region:
         self.path = path
         self.module = module
         self.watch = Watch(module)
+        self.attention = Attention()
         self.refusal: str | None = None
         """Why it is no region; None: it is one."""
         self._num_strikes = 0

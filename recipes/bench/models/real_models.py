@@ -184,6 +184,8 @@ def over_baseline(cells: dict[str, Any]) -> None:
         cell["step_ratio"] = plain["tokens_per_s"] / cell["tokens_per_s"]
         if plain["peak_gb"]:
             cell["peak_gone"] = 1 - cell["peak_gb"] / plain["peak_gb"]
+        if "host_ms" not in cell or "host_ms" not in plain:
+            continue
         cell["host_ratio"] = cell["host_ms"] / plain["host_ms"]
         if row.is_ours and "num_saved" in plain:
             excess_us = (cell["host_ms"] - plain["host_ms"]) * 1e3
@@ -233,6 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=600, help="for all rows")
     parser.add_argument("--limit-s", type=float, default=90, help="for one row")
     parser.add_argument("--steps", type=int, default=5, help="timed ones of a row")
+    parser.add_argument("--host-steps", type=int, default=5, help="0: no host times")
     parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -247,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         print(*(row.name for row in rows), sep="\n")
         return 0
     until = time.monotonic() + options.seconds
-    run = Run(options.steps, options.lengths, options.device)
+    run = Run(options.steps, options.host_steps, options.lengths, options.device)
     settings = {"device": options.device, "host_tokens": HOST_TOKENS}
     cells = Cells(options.out, options.seconds, settings)
     for row in rows:

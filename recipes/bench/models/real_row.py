@@ -46,11 +46,14 @@ CHARACTERS_A_TOKEN = 4
 class Run:
     """What all rows of a run share.
 
-    num_steps: timed steps. lengths: a file of document lengths for rows `text`: a JSON
-    list of tokens, or a text whose documents are separated by empty lines.
+    num_steps: timed steps. num_host_steps: steps behind them whose host time is taken,
+    each of which waits for the device. lengths: a file of document lengths for rows
+    `text`: a JSON list of tokens, or a text whose documents are separated by empty
+    lines.
     """
 
     num_steps: int = 5
+    num_host_steps: int = NUM_HOST_STEPS
     lengths: Path | None = None
     device: str = "cuda"
     budget_bytes: int | None = None
@@ -88,7 +91,8 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         found |= of_session(session)
         if row.column == "keep" and row.mode is not Mode.FSDP2:
             found["num_saved"] = trainer.num_saved(lengths[0])
-        found |= trainer.host_times(lengths[0])
+        if run.num_host_steps:
+            found |= trainer.host_times(lengths[0], run.num_host_steps)
     if not row.is_ours and "ssdtrain" in sys.modules:
         raise RuntimeError("a peer's row imported ssdtrain")
     return found
@@ -259,10 +263,10 @@ class Trainer:
             reserved_bytes=torch.cuda.max_memory_reserved() if cuda else 0,
         )
 
-    def host_times(self, num: int) -> dict[str, float]:
+    def host_times(self, num: int, num_steps: int) -> dict[str, float]:
         """Host time until forward and backward are enqueued, ms: median and least."""
         found = []
-        for _ in range(NUM_HOST_STEPS):
+        for _ in range(num_steps):
             self._wait()
             began = time.perf_counter()
             self.forward(num).backward()

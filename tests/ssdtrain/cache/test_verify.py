@@ -152,9 +152,9 @@ def spoil(data: Tensor) -> Tensor:
 
 
 def wrong_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch = TensorCache._fetch
+    fetch = TensorCache.fetch
     monkeypatch.setattr(
-        TensorCache, "_fetch", lambda self, record: spoil(fetch(self, record))
+        TensorCache, "fetch", lambda self, record: spoil(fetch(self, record))
     )
 
 

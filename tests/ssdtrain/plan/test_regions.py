@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Unfit
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import Profile, RegionRun
-from ssdtrain.plan.regions import parts, spread, with_regions
+from ssdtrain.plan.profile import PROFILE_FILE, Part, Profile, RegionRun
+from ssdtrain.plan.regions import by_yield, parts, running, spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
@@ -107,3 +108,62 @@ def test_the_search_takes_as_many_as_the_budget_asks_for() -> None:
     assert times[0] == 0 < times[1] <= times[2]
     with pytest.raises(ConfigError, match="least reachable peak"):
         choose(profile, Goal(max_overhead=0.0, memory_budget_bytes=MB))
+
+
+def with_attention(ms: float = 1.5, other_bytes: int = 3 * MB) -> Profile:
+    """As `layers`, and the first tensor of each region is an attention's."""
+    profile = layers(other_bytes=other_bytes)
+    runs = tuple(
+        replace(run, parts=(Part(items=(3 * n + 1,), ms=ms),))
+        for n, run in enumerate(profile.regions[KIND])
+    )
+    return replace(profile, regions={KIND: runs})
+
+
+def test_stored_attention_takes_its_time_off_the_rerun() -> None:
+    profile = with_attention()
+    timeline = Timeline(profile)
+    keep = {KIND: [Placement.KEEP] * (3 * NUM_REGIONS)}
+    every = spread(timeline)
+    for count in range(NUM_REGIONS + 1):
+        storing = by_yield(timeline)[:count]
+        placed = with_regions(timeline, keep, every, storing)
+        found = simulate(timeline, schedule(timeline, placed))
+        assert found.recompute_ms == 2.0 * NUM_REGIONS - 1.5 * count
+        # All are alive when the last region runs again, which makes no second one.
+        is_last = (KIND, NUM_REGIONS - 1) in storing
+        assert found.peak_bytes == (NUM_REGIONS + count + 3 - is_last) * MB
+        assert running(timeline, placed) == frozenset(every)
+
+
+def test_moved_attention_is_back_when_its_region_runs_again() -> None:
+    profile = with_attention()
+    timeline = Timeline(profile)
+    every = spread(timeline)
+    move = {KIND: [Placement.OFFLOAD] * (3 * NUM_REGIONS)}
+    placed = timeline.placements_by_id(with_regions(timeline, move, every, every))
+    first = timeline.residency(placed).first
+    for run, at in timeline.run_marks(placed).items():
+        assert first[3 * run + 1] == at
+
+
+def test_the_search_stores_attention_where_bytes_pay() -> None:
+    """Where all regions run again: as much as there is room for."""
+    profile = replace(with_attention(), notes={"recompute": "regions"})
+    for megabytes, count in ((7.2, 1), (8.2, 2), (9.2, 3), (10.2, 4), (20, 4)):
+        goal = Goal(max_overhead=0.0, memory_budget_bytes=int(megabytes * MB))
+        plan = choose(profile, goal)
+        assert plan.regions_of(KIND) == frozenset(range(NUM_REGIONS))
+        own = [order for order in plan.orders[KIND] if order.region >= 0]
+        stored = [each for each in own if each.placement is not Placement.RERUN]
+        assert plan.prediction is not None and len(stored) == count
+        assert plan.prediction.recompute_ms == 2.0 * NUM_REGIONS - 1.5 * count
+
+
+def test_a_part_of_another_region_is_refused() -> None:
+    profile = with_attention()
+    runs = tuple(
+        replace(run, parts=(Part(items=(1,), ms=1.0),)) for run in profile.regions[KIND]
+    )
+    with pytest.raises(Unfit, match="parts"):
+        PROFILE_FILE.check(replace(profile, regions={KIND: runs}))

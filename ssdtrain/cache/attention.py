@@ -1,0 +1,166 @@
+"""What a region call has stored of attention, and what its re-run takes of it.
+
+See [Note: stored attention] in regions/attention.py.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ssdtrain.cache.handles import KeptHandle, KeptItemHandle
+from ssdtrain.cache.identity import check_version
+from ssdtrain.cache.moved import MovedHandle
+from ssdtrain.cache.record import Handle, Kept, RebuiltView, RecordView
+from ssdtrain.regions.attention import (
+    Attention,
+    Watched,
+    is_attentions,
+    windows_around,
+    windows_of,
+)
+
+NO_ITEM = -1
+
+
+class Spare(NamedTuple):
+    """A stored tensor of a region's forward, for its re-run. It keeps nothing alive,
+    and its use is none that the plan counts."""
+
+    owner: "weakref.ref[Any]"
+    """A handle of autograd's, or the tensor that one keeps."""
+    version: int
+
+    @classmethod
+    def of(cls, handle: Any) -> "Spare | None":
+        """Of a tensor that was just saved; None: it is not stored as it is."""
+        if type(handle) is KeptHandle:
+            return cls(weakref.ref(handle[0]), handle[1])
+        if type(handle) in (KeptItemHandle, MovedHandle):
+            return cls(weakref.ref(handle), 0)
+        if type(handle) is not Handle:
+            return None
+        source = handle.source
+        if isinstance(source, Kept):
+            return cls(weakref.ref(source.tensor), source.version)
+        if isinstance(source, RecordView) and source.record.region is None:
+            return cls(weakref.ref(handle), 0)
+        return None
+
+    def tensor(self, cache: Any) -> Tensor | None:
+        """The tensor, brought back if it was moved; None: autograd has let go of it.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+        """
+        owner = self.owner()
+        if isinstance(owner, Tensor):
+            check_version(owner, self.version, "an attention's result")
+            return owner
+        if type(owner) is KeptItemHandle:
+            check_version(owner.tensor, owner.version, owner.row.name)
+            return owner.tensor
+        if type(owner) is MovedHandle:
+            return owner.look()
+        if owner is None:
+            return None
+        source = owner.source
+        source.check()
+        found: Tensor = source.view.rebuild(cache.fetch(source.record))
+        return found
+
+
+class StoredAttention:
+    """The attention calls of one region call, from its forward to its re-runs.
+
+    Args:
+        known: what is known of them in the region.
+        path: of the region.
+    """
+
+    def __init__(self, cache: Any, known: Attention, path: str) -> None:
+        self._cache = cache
+        self._known = known
+        self._path = path
+        self._spares: dict[int, Spare] = {}
+        """Results that are stored, by place."""
+        self._items: dict[int, int] = {}
+        """In the observed step: of what has a record or is tiny, by place."""
+        self._outputs: list[int] = []
+        """Likewise: places of what an attention operator made."""
+
+    def packed(self, number: int, tensor: Tensor, handle: Handle) -> None:
+        """The general path has served the tensor at this place."""
+        if self._cache.course.observer.listens:
+            self._items[number] = item_of(handle)
+            if is_attentions(tensor):
+                self._outputs.append(number)
+        self.stored(number, handle)
+
+    def stored(self, number: int, handle: Any) -> None:
+        """The tensor at this place may be stored."""
+        if number in self._known.places:
+            spare = Spare.of(handle)
+            if spare is not None:
+                self._spares[number] = spare
+
+    def watched(self, num_places: int) -> Watched:
+        """For a re-run: the calls to learn of, or to answer.
+
+        Raises:
+            InPlaceError: a stored result was changed after it was saved.
+        """
+        cache = self._cache
+        if cache.course.observer.listens:
+            windows = windows_around(self._outputs, num_places)
+            return Watched(windows, {}, now=cache.ledger.clock.now)
+        stored: dict[int, Tensor] = {}
+        for number, spare in self._spares.items():
+            tensor = spare.tensor(cache)
+            if tensor is not None:
+                # An alias that becomes a part of the re-run's graph.
+                stored[number] = tensor.detach()
+        spots = [
+            spot
+            for spot in self._known.of(num_places)
+            if stored.keys() >= set(spot.places)
+        ]
+        check = self._check if spots and cache.verifier.draws() else None
+        return Watched(windows_of(spots), stored, check)
+
+    def _check(self, stored: Tensor, computed: Tensor) -> None:
+        text = (
+            f"an attention in {self._path} ran again, and what it gave is not what is "
+            "stored of it"
+        )
+        self._cache.verifier.compare(stored, computed, text)
+
+    def learn(self, seen: Watched, lane: int, region: int, num_places: int) -> None:
+        """Remember what a re-run has shown in the observed step, and tell the observer.
+
+        Args:
+            lane, region: their numbers, for the observer.
+        """
+        observer = self._cache.course.observer
+        if not (observer.listens and self._items):
+            return
+        self._known.learn(num_places, [each.spot for each in seen.learnt])
+        for learnt in seen.learnt:
+            items = [self._items.get(place) for place in learnt.spot.places]
+            if None not in items:  # else some of it is no item of a plan's
+                own = frozenset(items) - {NO_ITEM}
+                observer.attention(lane, region, own, learnt.before, learnt.behind)
+
+    def is_lost(self, seen: Watched) -> bool:
+        """Whether the re-run must be done again, without what is stored."""
+        if seen.is_wrong:
+            self._spares.clear()
+        return seen.is_wrong
+
+
+def item_of(handle: Any) -> int:
+    """The number of the saved tensor in its lane; `NO_ITEM`: it has none."""
+    source = getattr(handle, "source", None)
+    if isinstance(source, RecordView):
+        return source.record.item
+    return source.rebuilt.item if isinstance(source, RebuiltView) else NO_ITEM
