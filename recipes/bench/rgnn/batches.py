@@ -8,8 +8,9 @@
 - `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
   captured step alone, the host's part of it, drawing alone.
 - `captured`: full-batch steps with Adam on small graphs of published sizes: hector's as
-  they are, as one CUDA graph, and PyG's; of the graph also a step of many in a row, its
-  kernels and the sum of their times.
+  they are, as one CUDA graph, and PyG's; of the graph also a step of many in a row and,
+  behind all other cells (a profiler slows what is launched after it), its kernels and
+  the sum of their times.
 - `first`: seconds of the first training step in a new process with empty caches and a
   width that no kernel was made for, imports excluded; again with the caches kept; and
   with empty caches and a bundle of the kernels.
@@ -246,54 +247,67 @@ def epoch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any
     }
 
 
-def captured_cell(kind: str, name: str) -> dict[str, Any]:
-    """Whole steps with Adam."""
+def small_step(kind: str, name: str, side: str) -> Callable[[], Tensor]:
+    """A whole step with Adam: `hector`, `captured` or `pyg`."""
     graph = generate(SMALL[name], seed=0, device="cuda")
     x = torch.randn(graph.num_nodes, WIDTH, device="cuda")
     rows = torch.arange(min(200, graph.num_nodes), device="cuda")
-    goal = rows % CLASSES
+    make = compiled_layer
+    if side == "pyg":
+        make = lambda s, g: wrap(pyg_conv(s, g), g)  # noqa: E731
+    layers = two(kind, graph, make)
+    if side == "pyg":
+        for mine, other in zip(two(kind, graph, compiled_layer), layers, strict=True):
+            other.conv.load_state_dict(mine.state_dict())
+    adam = torch.optim.Adam(parameters(layers), capturable=True)
+    inner = step_of(layers, x, graph, rows, rows % CLASSES)
+
+    def step() -> Tensor:
+        loss = inner()
+        adam.step()
+        return loss
+
+    return CapturedStep(step) if side == "captured" else step
+
+
+def captured_cell(kind: str, name: str) -> dict[str, Any]:
+    """The three sides' times."""
     found: dict[str, Any] = {}
     for side in ("hector", "captured", "pyg"):
-        make = compiled_layer
-        if side == "pyg":
-            make = lambda s, g: wrap(pyg_conv(s, g), g)  # noqa: E731
-        layers = two(kind, graph, make)
-        adam = torch.optim.Adam(parameters(layers), capturable=True)
-        inner = step_of(layers, x, graph, rows, goal)
-
-        def step(inner: Any = inner, adam: Any = adam) -> Tensor:
-            loss: Tensor = inner()
-            adam.step()
-            return loss
-
-        run = CapturedStep(step) if side == "captured" else step
+        torch.manual_seed(1)
+        run = small_step(kind, name, side)
         losses = [float(run()) for _ in range(6)]
         found[f"{side}_ms"], found[f"{side}_host_ms"] = milliseconds(run, 15)
         found[f"{side}_loss"] = losses[-1]
         if side == "captured":
-            found |= kernels_of(run)
+            in_a_row = milliseconds(lambda run=run: several(run), 5)[0]
+            found["in_a_row_ms"] = in_a_row / IN_A_ROW
     found["ratio"] = round(found["pyg_ms"] / found["captured_ms"], 2)
     return {k: round(v, 5) for k, v in found.items()}
 
 
-def kernels_of(replay: Callable[[], Any], rounds: int = 20) -> dict[str, float]:
-    """A step of `rounds` in a row, and the kernels of one."""
+IN_A_ROW = 20
+
+
+def several(replay: Callable[[], Any]) -> None:
+    for _ in range(IN_A_ROW):
+        replay()
+
+
+def kernels_cell(kind: str, name: str) -> dict[str, Any]:
+    """The kernels of a captured step."""
     from torch.profiler import ProfilerActivity, profile
 
-    def several() -> None:
-        for _ in range(rounds):
-            replay()
-
-    in_a_row = milliseconds(several, 5)[0] / rounds
+    replay = small_step(kind, name, "captured")
+    for _ in range(6):
+        replay()
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        several()
+        several(replay)
         torch.cuda.synchronize()
     events = [e for e in seen.events() or [] if e.device_time > 0]
-    return {
-        "in_a_row_ms": in_a_row,
-        "kernels": len(events) / rounds,
-        "kernels_ms": sum(e.device_time for e in events) / rounds / 1e3,
-    }
+    kernels_ms = sum(e.device_time for e in events) / IN_A_ROW / 1e3
+    return {"kernels": len(events) / IN_A_ROW, "kernels_ms": round(kernels_ms, 5)}
 
 
 FIRST = """
@@ -364,14 +378,25 @@ def main() -> None:
     for name, run in work.items():
         if time.monotonic() > deadline:
             break
-        if not name.startswith(tuple(options.only)):
-            continue
-        try:
-            kept[name] = run()
-        except Exception as wrong:
-            kept[name] = {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
-        print(name, json.dumps(kept[name]), flush=True)
-        cells.save()
+        if name.startswith(tuple(options.only)):
+            kept[name] = _tried(run)
+            print(name, json.dumps(kept[name]), flush=True)
+            cells.save()
+    for name, cell in kept.items():
+        what, *rest = name.split("/")
+        if what == "captured" and "ratio" in cell and time.monotonic() < deadline:
+            found = _tried(lambda rest=rest: kernels_cell(*rest))
+            cell |= {f"kernels_{k}" if k == "error" else k: v for k, v in found.items()}
+            print(name, json.dumps(cell), flush=True)
+            cells.save()
+
+
+def _tried(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The cell, or its error."""
+    try:
+        return run()
+    except Exception as wrong:
+        return {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
 
 
 if __name__ == "__main__":
