@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -55,7 +55,7 @@ class TrainResult:
     """What a run has reached."""
 
     losses: tuple[float, ...]
-    """Mean training loss, epoch by epoch (of this run: a resumed one has fewer)."""
+    """Mean training loss, epoch by epoch, those before a checkpoint included."""
 
     valid_accuracy: float
     test_accuracy: float
@@ -138,7 +138,8 @@ class NodeClassificationTrainer:
             )
         self.solver = self.optimizer(self.network.parameters())
         self.batches = self._loader(self.dataset.train_nodes, shuffle=True)
-        self._first_epoch = self._load() if self.resume else 0
+        self._earlier = self._load() if self.resume else Reached(-1, [], [])
+        self._first_epoch = self._earlier.epoch + 1
         self._captured = self._new_captured() if self.capture else None
         self._replica = self.together.replicate(self.network)
 
@@ -157,7 +158,7 @@ class NodeClassificationTrainer:
         """Train the epochs that are left, then measure accuracy."""
         if self.target.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target)
-        losses, seconds = [], []
+        losses, seconds = list(self._earlier.losses), list(self._earlier.seconds)
         directory = self.run_directory if self.together.is_first else None
         with _Metrics(directory, append=self._first_epoch > 0) as log:
             for epoch in range(self._first_epoch, self.epochs):
@@ -166,7 +167,7 @@ class NodeClassificationTrainer:
                 seconds.append(time.perf_counter() - begun)
                 accuracy = self.accuracy(self.dataset.valid_nodes)
                 log(epoch=epoch, loss=losses[-1], valid=accuracy, seconds=seconds[-1])
-                self._save(epoch)
+                self._save(Reached(epoch, losses, seconds))
             valid = self.accuracy(self.dataset.valid_nodes)
             test = self.accuracy(self.dataset.test_nodes)
             log(valid=valid, test=test)
@@ -301,11 +302,11 @@ class NodeClassificationTrainer:
             part=(self.together.rank, self.together.size),
         )
 
-    def _save(self, epoch: int) -> None:
+    def _save(self, reached: "Reached") -> None:
         if self.run_directory is None or not self.together.is_first:
             return
         state = {
-            "epoch": epoch,
+            **reached._asdict(),
             "model": self.network.state_dict(),
             "optimizer": self.solver.state_dict(),
         }
@@ -314,12 +315,21 @@ class NodeClassificationTrainer:
         torch.save(state, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
-    def _load(self) -> int:
-        """Restore the checkpoint if there is one; returns the epoch to start with."""
+    def _load(self) -> "Reached":
+        """Restore the checkpoint if there is one; returns how far it had come."""
         path = Path(str(self.run_directory)) / _CHECKPOINT
         if not path.is_file():
-            return 0
-        return read_checkpoint(path, self.target, self.network, self.solver) + 1
+            return Reached(-1, [], [])
+        return read_checkpoint(path, self.target, self.network, self.solver)
+
+
+class Reached(NamedTuple):
+    """How far a checkpoint's run had come."""
+
+    epoch: int
+    losses: list[float]
+    seconds: list[float]
+    """Of each epoch until then."""
 
 
 def read_checkpoint(
@@ -327,8 +337,8 @@ def read_checkpoint(
     device: torch.device,
     network: torch.nn.Module,
     solver: torch.optim.Optimizer,
-) -> int:
-    """Restore a checkpoint's weights and optimizer; returns its epoch.
+) -> Reached:
+    """Restore a checkpoint's weights and optimizer; returns how far it had come.
 
     Raises:
         ValueError: the file is damaged, or of another model.
@@ -337,7 +347,8 @@ def read_checkpoint(
         state = torch.load(path, map_location=device, weights_only=True)
         network.load_state_dict(state["model"])
         solver.load_state_dict(state["optimizer"])
-        return int(state["epoch"])
+        figures = ([float(one) for one in state[key]] for key in ("losses", "seconds"))
+        return Reached(int(state["epoch"]), *figures)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever the parsers of torch.load raise
