@@ -101,6 +101,7 @@ def explain(
         f"hid {hidden_ms:.1f} ms of copies, stalled {prediction.stall_ms:.1f} ms"
         f"{_where(profile, prediction.stalls)}; rebuilt for "
         f"{prediction.recompute_ms:.1f} ms.",
+        *_regions(profile, plan),
         *_waits(profile, plan, prediction),
     ]
     if out.num_bytes or back.num_bytes:
@@ -117,6 +118,32 @@ def explain(
         lines.append(f"Measured waits of the device: {told}{at}.")
     lines.append("Next: " + _advice(profile, prediction))
     return "\n".join(lines)
+
+
+def _regions(profile: Profile, plan: Plan) -> list[str]:
+    """Return how many regions run again, and what they take of attention."""
+    num_runs = num_again = num_stored = stored_bytes = 0
+    saved_ms = 0.0
+    for kind, runs in profile.regions.items():
+        again, orders = plan.regions_of(kind), plan.orders[kind]
+        num_lanes = profile.lanes.count(kind)
+        num_runs += len(runs)
+        num_again += len(again)
+        for part in (part for number in again for part in runs[number].parts):
+            own = [orders[item] for item in part.items]
+            if all(order.placement is not Placement.RERUN for order in own):
+                num_stored += 1
+                stored_bytes += sum(order.num_bytes for order in own)
+                saved_ms += part.ms * num_lanes
+    if not num_again:
+        return []
+    told = f"{num_again} of {num_runs} regions run again"
+    if num_stored:
+        told += (
+            f"; {num_stored} attentions are stored ({_bytes(stored_bytes)}), which "
+            f"saves {saved_ms:.1f} ms of that"
+        )
+    return [f"{told}."]
 
 
 def _base(profile: Profile, prediction: Prediction) -> str:

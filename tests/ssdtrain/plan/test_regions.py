@@ -16,6 +16,7 @@ from ssdtrain.plan.regions import by_yield, parts, running, spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.words import explain
 from tests.ssdtrain.plan.profiles import MB, chain
 
 NUM_REGIONS = 4
@@ -158,6 +159,9 @@ def test_the_search_stores_attention_where_bytes_pay() -> None:
         stored = [each for each in own if each.placement is not Placement.RERUN]
         assert plan.prediction is not None and len(stored) == count
         assert plan.prediction.recompute_ms == 2.0 * NUM_REGIONS - 1.5 * count
+        assert f"{count} attentions are stored ({count}.00 MB)" in explain(
+            profile, plan
+        )
 
 
 def test_a_part_of_another_region_is_refused() -> None:

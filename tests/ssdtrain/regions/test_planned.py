@@ -19,6 +19,7 @@ from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.regions import attention
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
@@ -44,6 +45,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     found = Meter()
     found.install(monkeypatch)
     monkeypatch.setattr(in_cache, "modes_stand", lambda: False)
+    monkeypatch.setattr(attention, "OTHERS_STAND", lambda: 0)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
     return found
 
@@ -59,12 +61,14 @@ def test_the_peak_of_any_plan_with_regions_is_predicted(
             step(model, x, meter)
         profile = session.profile
         assert profile is not None and len(profile.regions["model/0"]) == 3
+        assert all(len(run.parts) == 1 for run in profile.regions["model/0"])
         PROFILE_FILE.write(tmp_path / "profile.json", profile)
         assert PROFILE_FILE.read(tmp_path / "profile.json") == profile
         timeline = Timeline(profile)
         for number in range(8):
             every = spread(timeline)
             chosen = draw.sample(every, draw.randint(0, len(every)))
+            storing = draw.sample(chosen, draw.randint(0, len(chosen)))
             placements = with_regions(
                 timeline,
                 {
@@ -72,6 +76,7 @@ def test_the_peak_of_any_plan_with_regions_is_predicted(
                     for kind, items in profile.kinds.items()
                 },
                 chosen,
+                storing,
             )
             window = draw.choice([None, 1 << 18, 1 << 20])
             orders = schedule(timeline, placements, Style(window_bytes=window))
