@@ -3,17 +3,19 @@
 [Note: the search]
 Small instances are enumerated. Large ones are searched in two steps: first a family of
 numbers (how many recipes, cheapest per byte first; how many bytes of the tail stay; how
-many bytes may be on their way out; whether backward may wait; where each tensor costs
+many bytes may be on their way out; whether compute may wait; where each tensor costs
 the host time, how many bytes of the smallest stay; how many regions run again, and how
-many of those store what attention gives) by pattern search, then
-single items that are alive at the peak or make compute wait. Every plan is scheduled
-just in time and simulated; the fixed policies are candidates too, so the result cannot
-lose to them. No clock is read: the same profile gives the same plan on every rank.
+many of those store what attention gives) by pattern search, then single items that are
+alive at the peak or make compute wait. The pattern search starts from the best of two
+sets: as much made again as the limit allows and the rest moved for nothing, which is
+best for long steps, and a coarse grid. Every plan is scheduled just in time and
+simulated; the fixed policies are candidates too, so the result cannot lose to them. No
+clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import (
@@ -107,6 +109,11 @@ class Judge:
         self._host_bytes = timeline.profile.host_bytes
         self._goal = goal
         self.left_marks = search_marks
+
+    @property
+    def is_by_memory(self) -> bool:
+        """Whether a memory limit is set, and the least time asked for."""
+        return self._most_bytes is not None
 
     @property
     def is_spent(self) -> bool:
@@ -285,6 +292,9 @@ WINDOW_STEP = 4
 STEPS = (9, 3, 1)
 NUM_STARTS = 3
 NUM_EDGES = 12
+SEARCH_PARTS = 12
+"""A search has so many: three for as much made again as the limit allows, two for a
+coarse grid, one for its edges, three for the pattern search, three for single items."""
 
 
 class _Grid:
@@ -395,10 +405,11 @@ def _search_family(
             seen[family] = judge.judge(placements, grid.style(family), "search")
         return seen[family]
 
-    reach = judge.left_marks // 3
-    _start_from_grid(judge, ends, value, reach)
-    ranked = sorted((found.rank, family) for family, found in seen.items())
-    for _, at in ranked[:NUM_STARTS]:
+    part = judge.left_marks // SEARCH_PARTS
+    _start_from_free_copies(judge, ends, value, 9 * part)
+    _start_from_grid(judge, ends, value, 7 * part, 6 * part)
+    reach = 3 * part
+    for at in _starts(seen):
         for step in STEPS:
             while judge.left_marks > reach:
                 better = min((value(near).rank, near) for near in _near(at, step, ends))
@@ -406,12 +417,28 @@ def _search_family(
                     break
                 at = better[1]
         if judge.left_marks > reach:
-            _to_the_edge(at, ends.window, value)
+            _to_the_edge(at, "window", ends, value)
+            _to_the_edge(at, "tail", ends, value)
     return min([best, *seen.values()], key=lambda candidate: candidate.rank)
 
 
+def _starts(seen: Mapping[Family, Contender]) -> list[Family]:
+    """Return the best, each with another number of regions: what lies beside the best
+    is found from there."""
+    found: dict[int, Family] = {}
+    for _, family in sorted(
+        (contender.rank, family) for family, contender in seen.items()
+    ):
+        found.setdefault(family.regions, family)
+    return list(found.values())[:NUM_STARTS]
+
+
 def _start_from_grid(
-    judge: Judge, ends: Family, value: Callable[[Family], Contender], reach: int
+    judge: Judge,
+    ends: Family,
+    value: Callable[[Family], Contender],
+    grid_reach: int,
+    reach: int,
 ) -> None:
     """Try a coarse grid, and the limit's edge from its best points."""
     starts = [
@@ -420,42 +447,91 @@ def _start_from_grid(
         for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
         for late in (1, 0)
         for tail in (0, 9, 6, 12)
-        for regions in sorted({at * ends.regions // 3 for at in range(4)})
+        for regions in _spread(ends.regions, 3)
         for stored in sorted({0, ends.stored})
-        for recipes in sorted({at * ends.recipes // 4 for at in range(5)})
+        for recipes in _spread(ends.recipes, 4)
     ]
     tried = []
-    left = judge.left_marks
     # A long step has time for a part of them: any beginning lies evenly in the grid.
-    for at in sorted(range(len(starts)), key=lambda at: (at * GOLDEN) % 1.0):
-        if judge.left_marks <= max(reach, left // 2):
+    for start in _evenly(starts):
+        if judge.left_marks <= grid_reach:
             break
-        tried.append((value(starts[at]).rank, starts[at]))
+        tried.append((value(start).rank, start))
     for _, start in sorted(tried)[:NUM_EDGES]:
         if judge.left_marks <= reach:
             break
-        _to_the_edge(start, ends.window, value)
+        _to_the_edge(start, "window", ends, value)
+
+
+def _start_from_free_copies(
+    judge: Judge, ends: Family, value: Callable[[Family], Contender], reach: int
+) -> None:
+    """Try numbers of recipes and regions, each with the tail at which the limit is met.
+
+    Where steps are long, most is gained by rebuilding up to the limit and by moving, of
+    the rest, what the links carry meanwhile for nothing.
+    """
+    hopeless: list[tuple[int, int, int]] = []
+    numbers = [
+        (recipes, regions, stored)
+        for recipes in _spread(ends.recipes, 8)
+        for regions in _spread(ends.regions, 8)
+        for stored in sorted({0, ends.stored if regions else 0})
+    ]
+    for recipes, regions, stored in _evenly(numbers):
+        if judge.left_marks <= reach:
+            break
+        # What takes too long with less made again takes too long with more, and what
+        # needs too much memory with more needs too much with less.
+        if any(
+            (recipes <= r and regions <= g and stored >= a)
+            if judge.is_by_memory
+            else (recipes >= r and regions >= g and stored <= a)
+            for r, g, a in hopeless
+        ):
+            continue
+        start = Family(recipes, 0, ends.window, 0, 0, regions, stored)
+        if not _to_the_edge(start, "tail", ends, value):
+            hopeless.append((recipes, regions, stored))
+
+
+def _spread(end: int, parts: int) -> list[int]:
+    """Return positions on an axis, evenly from its beginning to its end."""
+    return sorted({at * end // parts for at in range(parts + 1)})
+
+
+def _evenly(starts: Sequence[Any]) -> Iterator[Any]:
+    """Reorder: any beginning of it lies evenly in the whole."""
+    for at in sorted(range(len(starts)), key=lambda at: (at * GOLDEN) % 1.0):
+        yield starts[at]
 
 
 def _to_the_edge(
-    start: Family, last: int, value: Callable[[Family], Contender]
-) -> None:
-    """Try the windows around the one at which the limit is met.
+    start: Family, axis: str, ends: Family, value: Callable[[Family], Contender]
+) -> bool:
+    """Try the positions of an axis around the one at which the limit is met.
 
-    A narrower window costs time and saves memory; between a window that is within the
-    limit and one that is not, the best lies at the edge.
+    A narrower window and a longer tail cost time and save memory, or the other way:
+    between one that is within the limit and one that is not, the best lies at the edge.
+
+    Returns:
+        Whether any is within the limit.
     """
-    low, high = 0, last
-    low_fits = value(start._replace(window=low)).rank[0] == 0.0
-    if low_fits == (value(start._replace(window=high)).rank[0] == 0.0):
-        return
+
+    def fits(position: int) -> bool:
+        return value(start._replace(**{axis: position})).rank[0] == 0.0
+
+    low, high = 0, int(getattr(ends, axis))
+    low_fits, high_fits = fits(low), fits(high)
+    if low_fits == high_fits:
+        return low_fits
     while high - low > 1:
         middle = (low + high) // 2
-        fits = value(start._replace(window=middle)).rank[0] == 0.0
-        if fits == low_fits:
+        if fits(middle) == low_fits:
             low = middle
         else:
             high = middle
+    return True
 
 
 def _near(at: Family, step: int, ends: Family) -> list[Family]:
@@ -466,6 +542,10 @@ def _near(at: Family, step: int, ends: Family) -> list[Family]:
             wide = WINDOW_STEP if Family._fields[axis] == "window" else 1
             values[axis] = min(max(values[axis] + wide * sign, 0), ends[axis])
             found.add(Family(*values))
+    for sign in (-step, step):  # more made again, and less moved; or the other way
+        recipes = min(max(at.recipes + sign, 0), ends.recipes)
+        tail = min(max(at.tail + sign, 0), ends.tail)
+        found.add(at._replace(recipes=recipes, tail=tail))
     return sorted(found)
 
 

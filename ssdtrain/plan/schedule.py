@@ -3,7 +3,9 @@
 [Note: just in time]
 A release waits for a copy, so it stands at the first mark by which the copy has
 probably ended, or earlier where the bytes on their way out would exceed a window (then
-compute waits: time for memory). A load stands as late as the link allows, counted back
+compute waits: time for memory). Where the host reads a result back, it waits for all
+copies on their way out; an item whose copy would be one of them is kept, unless
+backward may wait, too. A load stands as late as the link allows, counted back
 from the last use to the first, because what is loaded too early is the peak of
 backward. An item that would be back before it is gone is kept instead.
 """
@@ -33,12 +35,13 @@ DEFAULT_SLACK = Slack()
 
 
 class Late(Enum):
-    """What becomes of an item that the link cannot bring back in time."""
+    """What becomes of an item that the link cannot move in time: out before the host
+    reads a result back, or in before its use."""
 
     KEEP = auto()
     """It stays on the device."""
     WAIT = auto()
-    """It leaves all the same, and backward waits for it."""
+    """It leaves all the same, and compute waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class Style:
     window_bytes: int | None = None
     """Most bytes on their way out in forward; None: releases never wait."""
     late: Late = Late.KEEP
-    """What becomes of an item that the link cannot bring back in time."""
+    """What becomes of an item that the link cannot move in time."""
     slack: Slack = DEFAULT_SLACK
 
 
@@ -161,8 +164,8 @@ class _Scheduler:
         return _Pass(gone, {i: load[i] for i in gone}, stay)
 
     def _forwards(self) -> None:
-        line, slack = self._line, self._style.slack
-        window = self._style.window_bytes
+        line, style, slack = self._line, self._style, self._style.slack
+        window = style.window_bytes
         leaving: deque[int] = deque()
         leaving_bytes = 0
         now, link_free = line.profile.head_ms, 0.0
@@ -192,13 +195,20 @@ class _Scheduler:
                 self._copied[item] = link_free
                 leaving.append(item)
                 leaving_bytes += coming
+            if line.waits_for_copies[mark] and link_free > now:
+                if style.late is Late.WAIT:
+                    now = link_free
+                else:  # without a release they stay
+                    leaving = deque(i for i in leaving if self._copied[i] <= now)
+                    leaving_bytes = sum(line.items[i].num_bytes for i in leaving)
+                    link_free = max((self._copied[i] for i in leaving), default=now)
             now += self._rebuilds_at.get(mark, 0.0)
             now += line.length_ms[mark] * self._slowdown
 
     def _backwards(self) -> dict[int, int]:
         """Return the use of its lane at which each load starts, by item."""
         line, slack = self._line, self._style.slack
-        moved = [i for i in self._copied if self._first[i] != NEVER]
+        moved = [i for i in self._release if self._first[i] != NEVER]
         moved.sort(key=lambda item: (self._first[item], -item))
         latest: dict[int, float] = {}
         next_start = float("inf")

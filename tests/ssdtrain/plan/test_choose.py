@@ -15,7 +15,7 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
-from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
@@ -239,3 +239,33 @@ def test_a_memory_budget_out_of_reach_names_the_write_budget() -> None:
     choose(ssd_only(12), replace(goal, ssd_bytes_per_s=None))
     with pytest.raises(ConfigError, match=r"write_budget holds this rank to 1\.0 MB/s"):
         choose(ssd_only(12), goal)
+
+
+def test_as_much_is_made_again_as_the_limit_allows_and_the_rest_moves_for_nothing() -> (
+    None
+):
+    """A stock model of 12 layers: 77 % of the peak for 10 %, in a short search."""
+    path = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
+    found = choose(PROFILE_FILE.read(path), Goal(max_overhead=0.1), 300_000).prediction
+    assert found.peak_bytes < 0.23 * found.keep_peak_bytes
+    assert found.step_ms <= 1.1 * found.keep_ms
+
+
+def test_nothing_is_on_its_way_out_when_the_host_reads_a_result() -> None:
+    """Ten copies of 4 ms each; the host waits for them at the end of a forward of 10 ms
+    and they go one after the other."""
+    step = made.chain(10, gb_per_s=0.25)
+    marks = list(step.marks)
+    marks[9] = replace(marks[9], reads_back=True)
+    line = Timeline(replace(step, marks=tuple(marks)))
+    everything = {kind: (Placement.OFFLOAD,) * 10 for kind in step.kinds}
+    patient = schedule(line, everything, Style())
+    assert [order.placement for order in patient["model/0"]] == [
+        *[Placement.OFFLOAD] * 2,
+        *[Placement.KEEP] * 8,
+    ]
+    keep_ms = Run(line, keep_all(line)).run().step_ms
+    assert Run(line, patient).run().step_ms == keep_ms
+    waiting = schedule(line, everything, Style(late=Late.WAIT))
+    gone = [order.placement for order in waiting["model/0"]].count(Placement.OFFLOAD)
+    assert gone > 2 and Run(line, waiting).run().step_ms > keep_ms
