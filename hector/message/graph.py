@@ -37,7 +37,7 @@ from hector.message.functions import (
     Side,
     copy_e,
 )
-from hector.message.programs import SHARED, Known, Programs
+from hector.message.programs import SHARED, Facts, Known, Programs
 from hector.message.traced import (
     FUSED,
     TRACE_ERRORS,
@@ -412,7 +412,7 @@ class Graph:
             *(p.facts if isinstance(p, PureCall) else p for p in parts),
             tuple(places[id(t)] for t in tensors),
         )
-        traces = self.programs.traces(facts)
+        traces = self.programs.traces(Facts(facts))
         for known in traces:
             if all(self._row_shape(s, n) == shape for s, n, shape in known.reads):
                 break
@@ -473,7 +473,7 @@ class Graph:
 
         self.counts["compiled"] += 1
         structure = self.structure
-        return self.programs.run(structure, key, made, self._tensor)
+        return self.programs.run(structure, Facts(key), made, self._tensor)
 
     def _tensor(self, name: str) -> Tensor:
         kind, feature = name.split(":", 1)
@@ -731,9 +731,9 @@ MAX_TRACES = 8
 """Traces of one pure function that differ in their features' shapes."""
 
 
-def _key(trace: Trace, made: Mapping[str, Rows]) -> tuple[object, ...]:
+def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
     ends = tuple((r.sym.node.serial, r.sym.rank) for r in made.values())
-    return ("traced", trace.builder.signature(), ends)
+    return Facts(("traced", trace.builder.signature(), ends))
 
 
 def _without(tensor: Tensor, axes: int) -> Tensor:

@@ -15,6 +15,25 @@ from hector.runtime import Compiled, Options
 MAX_PROGRAMS = 256
 
 
+class Facts:
+    """Hold what a program or a trace is found by, with its hash.
+
+    Facts are tuples as long as a program; a look-up that hashes them again is most of a
+    small graph's call.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value, self._hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Facts) and self.value == other.value
+
+
 @dataclass(frozen=True)
 class _Made:
     compiled: Compiled
@@ -26,7 +45,7 @@ class _Made:
 class Known:
     """Hold a trace of pure functions: valid where features have these shapes."""
 
-    key: Hashable
+    key: Facts
     reads: tuple[tuple[Side, str, tuple[int, ...]], ...]
     captured: Mapping[str, tuple[int, int]]
     """Position among the functions' tensors, and dropped axes, of each input."""
@@ -44,13 +63,13 @@ class Programs:
         self, options: Options | None = None, capacity: int = MAX_PROGRAMS
     ) -> None:
         self.options, self.capacity = options or Options(), capacity
-        self._made: OrderedDict[Hashable, _Made] = OrderedDict()
-        self._pure: OrderedDict[Hashable, list[Known]] = OrderedDict()
+        self._made: OrderedDict[Facts, _Made] = OrderedDict()
+        self._pure: OrderedDict[Facts, list[Known]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def traces(self, facts: Hashable) -> list[Known]:
+    def traces(self, facts: Facts) -> list[Known]:
         """Return what was traced of pure functions with these facts, to be added to."""
         found = self._pure.setdefault(facts, [])
         self._pure.move_to_end(facts)
@@ -61,7 +80,7 @@ class Programs:
     def run(
         self,
         graph: HeteroGraph,
-        key: Hashable,
+        key: Facts,
         build: Callable[[], tuple[Trace, Sequence[Sym]]],
         tensors: Callable[[str], Tensor],
     ) -> tuple[Tensor, ...]:

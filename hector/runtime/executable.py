@@ -393,10 +393,11 @@ class Compiled:
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
         dtypes, shapes = (t.dtype for t in tensors), (tuple(t.shape) for t in tensors)
         key = _Key(tuple(dtypes), tuple(shapes), wanted, arch())
+        place = (self, key)
         cache = graph.state.executables
-        if (self, key) not in cache:
-            cache[self, key] = Executable(self, key, graph)
-        found: Executable = cache[self, key]
+        found: Executable | None = cache.get(place)
+        if found is None:
+            found = cache[place] = Executable(self, key, graph)
         return found
 
     def optimized(self, settings: Optimizations) -> Program:
