@@ -234,7 +234,9 @@ class Binding:
                 own_bytes = spec.num_bytes if is_kept else 0
                 behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
             elif isinstance(row, COUNTING):
-                row.behind, behind = behind, NOTHING
+                # What is kept and saved again counts when it is used alone.
+                if type(row) is not KeptItemRow or row.is_first:
+                    row.behind, behind = behind, NOTHING
         return behind
 
     def _tell_of_quiet_uses(self, rows: list[Row], closing: set[int]) -> None:
