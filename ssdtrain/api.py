@@ -20,7 +20,6 @@ from ssdtrain.config import (
     OffloadOptions,
     PlanChoice,
     Recompute,
-    Target,
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace
@@ -43,7 +42,6 @@ from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder, with_dear
-from ssdtrain.storage.base import Storage
 from ssdtrain.storage.open import (
     Endurance,
     Selected,
@@ -460,7 +458,7 @@ def _memory_of(device: torch.device) -> int:
 
 
 def _ssd_bytes_per_s(settings: OffloadConfig) -> float | None:
-    if settings.write_budget is None or settings.target is Target.HOST:
+    if settings.write_budget is None or not settings.target.has_disk:
         return None
     rank = rank_of(os.environ)
     return budget_bytes_per_s(settings.directories, rank, settings.write_budget)
@@ -477,14 +475,11 @@ def _notes_of(settings: OffloadConfig) -> dict[str, str]:
 def _open_offloader(
     settings: OffloadConfig, device: Device, meters: Meters
 ) -> Offloader:
-    storage: Storage | None = None
+    storage, direct, why = _open_storage(settings, device, meters.counters)
+    logger.info("ssdtrain: %s", why)
     drain = Drain.NEVER
-    direct, why = False, "host memory"
-    if settings.directories and settings.target is not Target.HOST:
-        storage, direct, why = _open_storage(settings, device, meters.counters)
-        logger.info("ssdtrain: %s", why)
     if storage is not None:
-        drain = Drain.AT_ONCE if settings.target is Target.SSD else Drain.WHEN_FULL
+        drain = Drain.AT_ONCE if settings.target.is_staged else Drain.WHEN_FULL
     ranks = rank_of(os.environ).local_world_size
     asked = resolved(settings.host_bytes, lambda: available_bytes() // ranks)
     cap = host_cap_bytes(asked, settings.target, ranks)
@@ -503,9 +498,12 @@ def _open_offloader(
 def _open_storage(
     settings: OffloadConfig, device: Device, counters: Counters
 ) -> Selected:
+    """Open what lies behind host memory; a target that finds no use for it has none."""
+    if not (settings.target.has_disk and settings.directories):
+        return Selected(None, False, "host memory")
     look = (
         settings.gpu_direct is GpuDirect.AUTO
-        and settings.target is Target.SSD
+        and settings.target.is_staged
         and device.torch_device.type == "cuda"
     )
     endurance = Endurance(

@@ -32,7 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Target(str, Enum):
-    """Where offloaded activations rest."""
+    """Where offloaded activations rest. What else the code must know of a target is
+    asked here: a test forbids to compare with its members elsewhere."""
 
     HOST = "host"
     """Pinned host memory."""
@@ -43,8 +44,23 @@ class Target(str, Enum):
 
     @property
     def has_disk(self) -> bool:
-        """Whether the kernel counts what is written as writes to a disk."""
+        """Whether bytes go to a disk: the kernel counts them, they cost endurance."""
         return self is not Target.HOST
+
+    @property
+    def needs_directory(self) -> bool:
+        """Whether nothing can be offloaded without a `directory`."""
+        return self is Target.SSD
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether host memory is a staging pool, from which all goes on at once."""
+        return self is Target.SSD
+
+    @property
+    def behind(self) -> str:
+        """What lies behind host memory, as reports call it."""
+        return "SSD"
 
 
 class PlanChoice(str, Enum):
@@ -204,9 +220,10 @@ class OffloadConfig:
         self._coerce_verify()
         self._coerce_regions()
         self._check_plan()
-        if self.target is Target.SSD and not self.directories:
+        if self.target.needs_directory and not self.directories:
             raise ConfigError(
-                "target='ssd' needs a directory on the SSD, got directory=None; set "
+                f"target={self.target.value!r} needs a directory on the "
+                f"{self.target.behind}, got directory=None; set "
                 "directory='/path/on/nvme', or target='host'."
             )
         if self.device_memory is not None and self.plan != PlanChoice.AUTO.value:

@@ -59,6 +59,7 @@ from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
+from ssdtrain.forks import Owner
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
@@ -68,7 +69,6 @@ from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.places import Trip, copies_of, discard
-from ssdtrain.transfer.workers import Owner
 
 
 class Meter(Protocol):

@@ -88,7 +88,7 @@ class Captures:
                 "host, which no replay would do; set verify='off'."
             )
         if cache.offloader.drain is Drain.AT_ONCE or not cache.moves_to_host:
-            raise CaptureError(_NO_SSD)
+            raise CaptureError(_NO_STORAGE)
         self._is_sweeping = True
         try:
             with relaxed_capture():
@@ -124,7 +124,7 @@ class Captures:
             CaptureError: the plan wants it on the SSD.
         """
         if placement is Placement.OFFLOAD_SSD:
-            raise CaptureError(_NO_SSD)
+            raise CaptureError(_NO_STORAGE)
         copies, data = self.copies, record.data
         if placement in KEEPS or copies is None or data is None:
             return False
@@ -147,7 +147,8 @@ class Captures:
             Variable._execution_engine.queue_callback(self.copies.join)
 
 
-_NO_SSD = (
-    "a CUDA graph is being captured, and it is the host that writes to the SSD, which "
-    "no replay would do; set target='host', or leave the model uncaptured."
+_NO_STORAGE = (
+    "a CUDA graph is being captured, and it is the host that writes to the storage "
+    "behind its memory, which no replay would do; set target='host', or leave the "
+    "model uncaptured."
 )

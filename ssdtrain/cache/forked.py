@@ -1,4 +1,4 @@
-"""Saved tensors in a forked child. See [Note: after a fork] in transfer/workers.py.
+"""Saved tensors in a forked child. See [Note: after a fork] in ssdtrain/forks.py.
 
 Any lock may be held by a thread that the child does not have, and any book may be half
 written. So the child takes no lock and writes no book: what autograd saves there stays,

@@ -43,7 +43,7 @@ from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.config import Verify
 from ssdtrain.counters import Count, Counters
 from ssdtrain.errors import ActivationChangedError
-from ssdtrain.transfer.workers import ForkedLock, Owner
+from ssdtrain.forks import ForkedLock, Owner
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]

@@ -29,9 +29,9 @@ from torch.optim.optimizer import Optimizer
 from ssdtrain.cache.identity import extent_bytes
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.record import Handle, Kept, ParameterView
+from ssdtrain.forks import ForkedLock
 from ssdtrain.gathered import is_gathered
 from ssdtrain.remat.modes import without_modes
-from ssdtrain.transfer.workers import ForkedLock
 
 # A parameter whose data may be gone in backward is copied if it is this small.
 COPIED_BYTES = 256 * 1024

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ssdtrain.config import Target
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.profile import Item, Phase
 from ssdtrain.plan.regions import by_yield, spread, with_regions
@@ -10,6 +11,7 @@ from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.simulate import Outcome, Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Timeline
 
+STAGED_TARGETS = frozenset(target.value for target in Target if target.is_staged)
 HOST_SHARE = 0.6
 """Share of the pinned memory that is planned with; the rest is for staging."""
 ATTENTION = ("Attention",)
@@ -40,8 +42,8 @@ class Reference:
 def away(timeline: Timeline) -> Placement:
     """Return the placement of an offloaded item when no target is named."""
     has_ssd = timeline.profile.links.ssd_write is not None
-    only_ssd = has_ssd and timeline.profile.notes.get("target") == "ssd"
-    return Placement.OFFLOAD_SSD if only_ssd else Placement.OFFLOAD
+    is_staged = has_ssd and timeline.profile.notes.get("target") in STAGED_TARGETS
+    return Placement.OFFLOAD_SSD if is_staged else Placement.OFFLOAD
 
 
 def spilled(timeline: Timeline, placements: Placements) -> Placements:

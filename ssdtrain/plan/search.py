@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.forks import Owner
 from ssdtrain.jsonfile import Natural, Positive, decode, extend, in_parts, joined
 from ssdtrain.plan.adapt import is_better
 from ssdtrain.plan.calibrate import Corrections, corrected
@@ -165,7 +166,7 @@ class Search:
         self._unread = [self.folder / f"{n}.json" for n in range(len(request.efforts))]
         self._reading: Reading | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid = os.getpid()
+        self._owner = Owner()
         self.text = ""
         """The last answer, for other ranks."""
         self.error = ""
@@ -247,7 +248,7 @@ class Search:
 
     def stop(self) -> None:
         """Give the search up. Waits for nothing. Idempotent."""
-        if os.getpid() != self._pid:  # a fork of the process that searches
+        if self._owner.is_elsewhere:  # a fork of the process that searches
             return
         self._unsent, self._unread, self._reading = None, [], None
         if self._process is not None and self._process.poll() is None:
@@ -260,7 +261,7 @@ class Search:
         Returns:
             Whether nothing is left; False while its process ends, unless `wait`.
         """
-        if os.getpid() != self._pid:
+        if self._owner.is_elsewhere:
             return True
         process = self._process
         if process is not None:

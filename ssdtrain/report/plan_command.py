@@ -20,6 +20,7 @@ from ssdtrain.arguments import (
     show,
     size_argument,
 )
+from ssdtrain.config import Target
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.device import (
@@ -59,6 +60,10 @@ EXAMPLES = """examples:
 FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
 to training as `offload.plan=plan.json`.
 """
+
+
+PLANNED = [target.value for target in Target if target.is_staged or not target.has_disk]
+"""Not those that fill host memory first: how much there is, no file says."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +117,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
     parser.add_argument(
-        "--target", choices=["host", "ssd"], default="host", help="where bytes go"
+        "--target", choices=PLANNED, default=PLANNED[0], help="where bytes go"
     )
     parser.add_argument(
         "--device",
@@ -139,8 +144,10 @@ def links_of(args: argparse.Namespace) -> Links:
         ConfigError: the file cannot be used, or lacks a link.
     """
     if args.links is None:
-        if args.target == "ssd":
-            raise ConfigError("--target ssd needs --links FILE with a drive's curves")
+        if Target(args.target).is_staged:
+            raise ConfigError(
+                f"--target {args.target} needs --links FILE with a drive's curves"
+            )
         return spec_links(device_of(args).spec)
     return read_link_curves(args.links)
 

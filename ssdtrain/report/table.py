@@ -50,7 +50,8 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
         ),
     ]
     why = result.get("why_nothing_left")
-    return [*_with_notes(lines, result, pair), *_traffic(legs.get(WITH), why)]
+    traffic = _traffic(legs.get(WITH), why, result.get("written_to", "SSD"))
+    return [*_with_notes(lines, result, pair), *traffic]
 
 
 def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
@@ -83,7 +84,7 @@ def _verdict(good: bool, what: str) -> str:
     return what if good else f"NOT: {what}"
 
 
-def _traffic(leg: Mapping[str, Any] | None, why: str | None) -> list[Row]:
+def _traffic(leg: Mapping[str, Any] | None, why: str | None, place: str) -> list[Row]:
     if leg is None:
         return []
     totals = leg["totals"]
@@ -98,7 +99,7 @@ def _traffic(leg: Mapping[str, Any] | None, why: str | None) -> list[Row]:
             ("offloaded", "bytes_offloaded", why or ""),
             ("forwarded", "bytes_forwarded", "asked for before they had left"),
             ("reloaded", "bytes_reloaded", ""),
-            ("written to SSD", "bytes_written", _written_note(leg)),
+            (f"written to {place}", "bytes_written", _written_note(leg)),
         )
     ]
     lines.append(Row("exposed stall", ABSENT, f"{totals['stall_ms']:.1f} ms", ""))

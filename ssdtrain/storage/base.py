@@ -35,6 +35,10 @@ class Storage(Protocol):
     `write` and `read` take a contiguous uint8 CPU tensor (1-D) whose address and
     length are multiples of `alignment_bytes`, at most `capacity_bytes` long. They
     move all of it or raise: a short transfer is an error, never a partial success.
+
+    In a forked child ([Note: after a fork] in forks.py), before any lock: `free` does
+    nothing, `close` gives up the child's own descriptors and maps, and every other
+    method that reaches slots raises `ForkedError`.
     """
 
     @property

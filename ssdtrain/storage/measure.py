@@ -35,7 +35,7 @@ from ssdtrain.storage.kvikio_shim import (
 )
 from ssdtrain.storage.posix import PosixStorage
 
-STAGED = "staging + posix"
+STAGED_POSIX = "staging + posix"
 RECORD_BYTES = 32 * 1024 * 1024
 NUM_RECORDS = 8
 NUM_ROUNDS = 2
@@ -127,7 +127,7 @@ class Choice:
     def path(self) -> str:
         """Name of the path taken."""
         taken = self.storage
-        return taken.mode.value if isinstance(taken, GdsStorage) else STAGED
+        return taken.mode.value if isinstance(taken, GdsStorage) else STAGED_POSIX
 
     def explain(self) -> str:
         """For the report: what was taken, against what, and what is missing."""
@@ -166,7 +166,7 @@ def choose_path(
     if not found.modes:
         return Choice(storage=posix, rates=(), refusals=found.refusals)
     set_threads(max(depth, 8))
-    paths: dict[str, DevicePath] = {STAGED: StagedPath(posix, RECORD_BYTES)}
+    paths: dict[str, DevicePath] = {STAGED_POSIX: StagedPath(posix, RECORD_BYTES)}
     direct: dict[str, GdsStorage] = {}
     refusals = list(found.refusals)
     for mode in found.modes:
@@ -201,9 +201,9 @@ def _without(
 
 
 def _best(rates: Sequence[Rates]) -> str:
-    staged = next(r for r in rates if r.path == STAGED)
+    staged = next(r for r in rates if r.path == STAGED_POSIX)
     gain = rates[0].round_trip_gb_per_s / staged.round_trip_gb_per_s
-    return rates[0].path if gain >= GAIN_TO_GO_DIRECT else STAGED
+    return rates[0].path if gain >= GAIN_TO_GO_DIRECT else STAGED_POSIX
 
 
 def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
@@ -237,7 +237,7 @@ def measure_paths(
                     transfer_rate(path.read, slots, buffers, clock),
                 )
             except OSError as error:
-                if name == STAGED:
+                if name == STAGED_POSIX:
                     raise
                 refusals.append(Refusal(GdsMode(name), str(error)))
                 del seen[name]

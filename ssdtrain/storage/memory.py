@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ssdtrain.errors import StorageFullError
+from ssdtrain.forks import Owner
 from ssdtrain.storage.base import Slot, StorageStats
 from ssdtrain.storage.blockio import check_buffer
 from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
@@ -40,6 +41,7 @@ class MemoryStorage:
         self._written_bytes = 0
         self._read_bytes = 0
         self._closed = False
+        self._owner = Owner()
 
     @property
     def alignment_bytes(self) -> int:
@@ -56,6 +58,7 @@ class MemoryStorage:
         Raises:
             StorageFullError: the cap is reached.
         """
+        self._owner.check("a storage")
         capacity = self._table.capacity_for(num_bytes)
         with self._lock:
             self._check_open()
@@ -70,31 +73,39 @@ class MemoryStorage:
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Copy the whole buffer in; see `Storage.write`."""
+        self._owner.check("a storage")
         self._view(slot, buffer).copy_(buffer)
         with self._lock:
             self._written_bytes += buffer.numel()
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Copy the whole buffer out; see `Storage.read`."""
+        self._owner.check("a storage")
         buffer.copy_(self._view(slot, buffer))
         with self._lock:
             self._read_bytes += buffer.numel()
 
     def free(self, slot: Slot) -> None:
         """Give the slot back; after `close` there is nothing left to give back to."""
+        if self._owner.is_elsewhere:
+            return
         with self._lock:
             if not self._closed:
                 self._table.give(slot)
 
     def stats(self) -> StorageStats:
         """Return the bytes held and moved so far."""
+        self._owner.check("a storage")
         with self._lock:
             return self._table.stats(
                 written_bytes=self._written_bytes, read_bytes=self._read_bytes
             )
 
     def close(self) -> None:
-        """Drop the extents."""
+        """Drop the extents; a forked child drops its own view of them."""
+        if self._owner.is_elsewhere:
+            self._extents.clear()
+            return
         with self._lock:
             self._closed = True
             self._extents.clear()

@@ -20,7 +20,7 @@ from ssdtrain.storage.base import Storage
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.measure import STAGED, choose_path, round_trip_gb_per_s
+from ssdtrain.storage.measure import STAGED_POSIX, choose_path, round_trip_gb_per_s
 from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.throttle import ThrottledStorage
@@ -247,7 +247,7 @@ def open_for_rank(
         storage = open_storage(
             own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
         )
-        return Selected(storage, False, f"{STAGED}: {storage.describe()}")
+        return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
     place = check_directory(own.paths[0]).path
     choice = choose_path(PosixStorage([place], on_fallback=on_fallback), device)
     direct = isinstance(choice.storage, GdsStorage)

@@ -15,6 +15,7 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
+from ssdtrain.forks import Owner
 from ssdtrain.storage.base import Slot, StorageStats
 from ssdtrain.storage.blockio import (
     FULL_ERRNOS,
@@ -82,7 +83,7 @@ class PosixStorage:
         self._read_bytes = [0] * len(self._places)
         self._transfers = 0
         self._closed = False
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._files = _Files()
         self._finalizer = weakref.finalize(self, self._files.close)
         try:
@@ -128,7 +129,7 @@ class PosixStorage:
         Raises:
             StorageFullError: no file can grow (disk full, quota, or the cap).
         """
-        self._check_process()
+        self._owner.check("a storage")
         capacity = self._table.capacity_for(num_bytes)
         with self._lock:
             self._check_open()
@@ -148,7 +149,7 @@ class PosixStorage:
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write the whole buffer to the slot; see `Storage.write`."""
-        self._check_process()
+        self._owner.check("a storage")
         check_buffer(slot, buffer, ALIGNMENT_BYTES)
         with self._transfer():
             fd = self._files.fds[slot.file]
@@ -158,6 +159,7 @@ class PosixStorage:
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Fill the whole buffer from the slot; see `Storage.read`."""
+        self._owner.check("a storage")
         check_buffer(slot, buffer, ALIGNMENT_BYTES)
         with self._transfer():
             fd = self._files.fds[slot.file]
@@ -167,7 +169,7 @@ class PosixStorage:
 
     def free(self, slot: Slot) -> None:
         """Give the slot back; after `close` there is nothing left to give back to."""
-        if os.getpid() != self._pid:
+        if self._owner.is_elsewhere:
             return
         with self._lock:
             if not self._closed:
@@ -175,6 +177,7 @@ class PosixStorage:
 
     def stats(self) -> StorageStats:
         """Return the bytes held and moved so far."""
+        self._owner.check("a storage")
         with self._lock:
             return self._table.stats(
                 written_bytes=sum(self._written_bytes), read_bytes=sum(self._read_bytes)
@@ -182,7 +185,7 @@ class PosixStorage:
 
     def close(self) -> None:
         """Release the files, at once or when the transfer in flight ends."""
-        if os.getpid() != self._pid:  # no transfer of this process is in flight
+        if self._owner.is_elsewhere:  # no transfer of this process is in flight
             self._finalizer()
             return
         with self._lock:
@@ -190,15 +193,6 @@ class PosixStorage:
             idle = self._transfers == 0
         if idle:
             self._finalizer()
-
-    def _check_process(self) -> None:
-        """Before any lock: a thread of the parent may hold it for ever."""
-        if os.getpid() != self._pid:
-            raise StorageFullError(
-                errno.ENOSPC,
-                f"{self.describe()} belongs to process {self._pid}; its slots are "
-                f"shared with this fork of it ({os.getpid()}), which must not use them",
-            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -248,7 +242,7 @@ class _Files:
         self.direct: list[bool] = []
         self._sizes: list[int] = []
         self._left_over: list[str] = []  # directories still to be removed
-        self._pid = os.getpid()
+        self._owner = Owner()
 
     def open(self, parent: str) -> bool:
         """Add a file under `parent`; whether it has O_DIRECT."""
@@ -298,7 +292,7 @@ class _Files:
         """Close everything; nothing of it stays on the disk."""
         while self.fds:
             os.close(self.fds.pop())
-        if os.getpid() == self._pid:  # a forked child's descriptors are its own
+        if not self._owner.is_elsewhere:  # a forked child's descriptors are its own
             self._remove_directories()
 
     def _remove_directories(self) -> None:

@@ -5,16 +5,16 @@ from ssdtrain.storage.directory import MEMORY_FILE_SYSTEMS
 from ssdtrain.train.loop import LegResult
 
 
-def doubt_of_writes(target: str | None, results: list[LegResult]) -> str | None:
+def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
     """Return why writes are not confirmed, rank by rank; "" where they are.
 
-    An SSD target from which bytes were reloaded, or that was full or missing, and that
-    wrote nothing, is not confirmed: a disk tier that is silently unused must not look
+    A staged target from which bytes were reloaded, or that was full or missing, and
+    that wrote nothing, is not confirmed: a disk tier that is silently unused must not look
     like success. None when no write was due: the target has no disk, nothing was
     offloaded, or all of it was asked for again before it had left (the table says
     which).
     """
-    if target is not None and not Target(target).has_disk:
+    if not target.has_disk:
         return None
     claimed = [_sum(result, "bytes_written") for result in results]
     if any(claimed):
@@ -23,11 +23,11 @@ def doubt_of_writes(target: str | None, results: list[LegResult]) -> str | None:
         return "; ".join(dict.fromkeys(doubt for doubt in found if doubt))
     reloaded = sum(_sum(result, "bytes_reloaded") for result in results)
     fell_back = any(result.own.fallbacks for result in results)
-    if target != Target.SSD.value or not (reloaded or fell_back):
+    if not target.is_staged or not (reloaded or fell_back):
         return None
     return (
-        "offload.target=ssd wrote nothing to it: the rows marked as fallbacks, and the "
-        "run's log.txt, say what the directory refused"
+        f"offload.target={target.value} wrote nothing to it: the rows marked as "
+        "fallbacks, and the run's log.txt, say what the directory refused"
     )
 
 

@@ -201,6 +201,11 @@ class _Prepared:
         self._begun = None
         runner, first = begun
         del begun
+        if self.terminal is not None:  # the first step may take minutes on a CPU
+            settings = self.workload.settings
+            tokens = tokens_per_step(settings, self.workload.ranks.world_size)
+            step = f"step {first + 1}/{settings.train.steps}"
+            self.terminal.stage(f"{leg.value}: {step}, {tokens:,} tokens a step")
         try:
             loop = Loop(self.workload, runner, sinks, stop, first, self._beside)
             return loop.run(leg)
@@ -322,8 +327,10 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         _explain_ratio(result["legs"], legs[Leg.WITH.value][0])
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
+        target = OffloadConfig.from_mapping(settings.offload).target
+        result["written_to"] = target.behind
         result["why_nothing_left"] = _why_nothing_left(settings, results)
-        if (doubt := doubt_of_writes(result["target"], results)) is not None:
+        if (doubt := doubt_of_writes(target, results)) is not None:
             result.setdefault("verdict", {})["writes_confirmed"] = not doubt
             result["why_failed"] = {"writes_confirmed": doubt} if doubt else {}
     result["ok"] = all(result.get("verdict", {}).values())

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ssdtrain.forks import Owner
 from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
-from ssdtrain.transfer.workers import Owner, Workers
+from ssdtrain.transfer.workers import Workers
 
 FIRST_TIMED_STEPS = 6
 TIMED_STEPS = 8

@@ -9,8 +9,8 @@ from ssdtrain.errors import ConfigError
 
 GIB = 1024**3
 CGROUP = Path("/sys/fs/cgroup")
-# Staging for the SSD target needs only what is in flight.
-SSD_STAGING_BYTES = 4 * GIB
+# A staging pool needs only what is in flight.
+STAGING_BYTES = 4 * GIB
 
 
 def available_bytes() -> int:
@@ -47,7 +47,7 @@ def host_cap_bytes(asked_bytes: int | None, target: Target, num_ranks: int = 1) 
             )
         return asked_bytes
     half = max(available_bytes() // (2 * num_ranks), 1)
-    return min(half, SSD_STAGING_BYTES) if target is Target.SSD else half
+    return min(half, STAGING_BYTES) if target.is_staged else half
 
 
 def _read(path: Path) -> int | None:

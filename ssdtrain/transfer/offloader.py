@@ -1,7 +1,6 @@
 """Stores and loads: device > pinned buffer > storage, and back.
 
-One class serves the three targets; they differ in when a buffer is drained:
-`host` never, `ssd` at once, `tiered` when the pinned pool runs full.
+One class serves all targets; they differ in when a buffer is drained (`Drain`).
 
 [Note: nothing is lost]
 A buffer is given back only when its bytes are on the storage or nobody needs them.
@@ -29,11 +28,12 @@ import torch
 
 from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
+from ssdtrain.forks import Owner
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
 from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
-from ssdtrain.transfer.workers import Owner, Workers
+from ssdtrain.transfer.workers import Workers
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ssdtrain.config import Target
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ssdtrain", "pydirect", "hector")
 
@@ -21,6 +23,7 @@ FLOORS = {
     "counters": 0,
     "arguments": 0,
     "curves": 0,
+    "forks": 0,
     "jsonfile": 0,
     "packaged": 0,
     "versions": 0,
@@ -55,6 +58,7 @@ GROUND = {
     "curves",
     "quantities",
     "arguments",
+    "forks",
     "jsonfile",
     "packaged",
     "versions",
@@ -164,6 +168,26 @@ def test_import_is_light(package: str) -> None:
         "import torch; assert not torch.cuda.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=280)
+
+
+# -- targets ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
+def test_targets_are_told_apart_in_one_file(path: Path) -> None:
+    """Elsewhere `Target` is asked what it is (`has_disk`, `is_staged`), so that a new
+    member is said in config.py alone. "host" is many other things as well."""
+    if path == ROOT / "ssdtrain/config.py":
+        return
+    names = {target.name for target in Target}
+    told = {target.value for target in Target} - {Target.HOST.value}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            is_member = node.value.id == Target.__name__ and node.attr in names
+            assert not is_member, f"line {node.lineno}: ask a property of `Target`"
+        elif isinstance(node, ast.Constant):
+            text = str(node.value)
+            assert text not in told, f"line {node.lineno}: {text!r}, a target's name"
 
 
 # -- private names ---------------------------------------------------------------------

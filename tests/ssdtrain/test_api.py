@@ -10,6 +10,7 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.errors import AttachError, ConfigError
+from tests.ssdtrain.targets import TARGETS
 
 
 def model() -> nn.Module:
@@ -18,7 +19,7 @@ def model() -> nn.Module:
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"target": "ssd"}, "needs a directory"),
-    ({"target": "tape"}, "target expects 'host', 'ssd', 'tiered', got 'tape'"),
+    ({"target": "tape"}, f"target expects {', '.join(map(repr, TARGETS))}, got 'tape'"),
     ({"target": "ssd", "directory": "/nowhere/at/all"}, "/nowhere/at/all"),
     ({"host_bytes": 1 << 60}, "host_bytes"),
     ({"host_bytes": 0}, "host_bytes expects at least 1 bytes, got 0"),

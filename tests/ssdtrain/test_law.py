@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import ssdtrain
 from ssdtrain.counters import StepReport
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.targets import STAGED, TARGETS, settings_of
 from tests.ssdtrain.tiny_models import gpt2
 
 pytestmark = pytest.mark.usefixtures("deterministic")
@@ -120,7 +121,7 @@ def check(cell: Cell, settings: dict[str, object]) -> None:
         assert report.bytes_offloaded > 0.5 * report.bytes_saved
         assert report.bytes_reloaded > 0
         assert report.saved_backward_start_bytes < 0.7 * one_lane
-    if settings["target"] == "ssd":
+    if settings["target"] in STAGED:
         # A backward that overtakes its writes cancels them; never all of a run's.
         assert sum(report.bytes_written for report in ours.reports) > 0
 
@@ -128,7 +129,7 @@ def check(cell: Cell, settings: dict[str, object]) -> None:
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TABLE = list(
     itertools.product(
-        ["host", "ssd", "tiered"],
+        TARGETS,
         ["none", "reentrant", "non-reentrant"],
         [1, 4],
         ["fp32", "bf16 autocast", "pure bf16", "fp16 scaler"],
@@ -151,15 +152,13 @@ def test_bitwise_law(
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     settings: dict[str, object] = {
-        "target": target,
+        **settings_of(target, tmp_path),
         "min_bytes": 0,
         "plan": "offload-all",
         "recompute": "off",
         "window_bytes": 1,
         "host_bytes": 64 * 1024 * 1024,
     }
-    if target != "host":
-        settings["directory"] = str(tmp_path)
     check(Cell(checkpointing, num_micro_batches, kind, device), settings)
     assert not list(tmp_path.iterdir()), "files left behind"
 

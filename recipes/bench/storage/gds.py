@@ -32,7 +32,7 @@ from ssdtrain.storage.kvikio_shim import (
     kvikio_version,
     set_threads,
 )
-from ssdtrain.storage.measure import STAGED, StagedPath, choose_path
+from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, choose_path
 
 MIB = 1024 * 1024
 WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
@@ -104,7 +104,8 @@ class Paths:
         self.device = [buffer.cuda() for buffer in self.host]
         self.calls["raw"] = (raw.write, raw.read)
         for num in (1, 2):
-            self._add(STAGED if num == 1 else "stripe of 2", self._staged(place, num))
+            name = STAGED_POSIX if num == 1 else "stripe of 2"
+            self._add(name, self._staged(place, num))
         set_threads(8)
         for mode in availability().modes:
             posix = PosixStorage([place])

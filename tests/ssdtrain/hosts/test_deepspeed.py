@@ -16,6 +16,7 @@ from ssdtrain.foresight.ranks import estimate_graphs
 from ssdtrain.foresight.wires import Wires
 from ssdtrain.hosts import deepspeed
 from tests.ranks import run_ranks
+from tests.ssdtrain.targets import TARGETS
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +28,7 @@ def pipeline(out: Path, target: str) -> list[dict[str, dict[str, object]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["host", "ssd", "tiered"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_pipeline_is_bitwise_equal(tmp_path: Path, target: str) -> None:
     for rank, result in enumerate(pipeline(tmp_path, target)):
         ours, theirs = result["with"], result["without"]

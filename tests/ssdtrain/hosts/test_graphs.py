@@ -16,6 +16,7 @@ from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
 from tests.ssdtrain.hosts.blocks import Block
+from tests.ssdtrain.targets import STAGED, settings_of
 
 WIDTH, ROWS = 32, 64
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1}
@@ -191,7 +192,7 @@ ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({**ALL_LEAVE, "target": "ssd"}, "target='host'"),
+        *(({**ALL_LEAVE, "target": each}, "target='host'") for each in STAGED),
         ({**ALL_LEAVE, "verify": "shadow"}, "verify='off'"),
         ({**SETTINGS, "plan": "auto"}, "is_settled"),
     ],
@@ -200,8 +201,7 @@ def test_what_a_graph_cannot_hold_is_refused(
     device: GraphDevice, tmp_path: Any, settings: dict[str, Any], text: str
 ) -> None:
     model = made()
-    if settings["target"] == "ssd":
-        settings = {**settings, "directory": str(tmp_path)}
+    settings = {**settings, **settings_of(settings["target"], tmp_path)}
     with ssdtrain.offload(model, **settings) as session:
         with device.graph(), pytest.raises(CaptureError, match=text):
             step(model)

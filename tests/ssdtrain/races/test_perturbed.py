@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from perturb import missing_event, num_holders, perturbed, poisoned
 
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.targets import TARGETS
 
 WIDTH = 64
 SEEDS = range(2)
@@ -42,7 +43,7 @@ def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.parametrize("target", ["host", "ssd", "tiered"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_schedule_changes_a_byte(
     target: str, seed: int, everything: Any, tmp_path: Path

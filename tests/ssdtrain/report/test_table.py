@@ -73,6 +73,11 @@ def test_rows_hold_the_figures() -> None:
     assert table["kept: a write failed"].with_ == "3"
 
 
+def test_the_place_of_the_writes_has_its_name() -> None:
+    table = {row.name: row for row in rows(a_result(written_to="tape"))}
+    assert table["written to tape"].with_ == "2.60 kB"
+
+
 def test_a_bad_verdict_is_shouted() -> None:
     bad = a_result(verdict={"losses_equal": False, "weights_equal": True})
     text = shown(bad)

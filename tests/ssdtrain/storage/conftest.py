@@ -1,5 +1,6 @@
 """Storages under test and aligned buffers."""
 
+import contextlib
 import mmap
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,17 +36,41 @@ def directory(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.fixture(params=["memory", "posix", "posix-2"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+def open_memory(place: Path, **sizes: int) -> Storage:
+    return MemoryStorage(**sizes)
+
+
+def open_posix(place: Path, **sizes: int) -> Storage:
+    return PosixStorage([made(place / "0")], **sizes)
+
+
+def open_two(place: Path, **sizes: int) -> Storage:
+    return PosixStorage([made(place / "0"), made(place / "1")], **sizes)
+
+
+def made(place: Path) -> Path:
+    place.mkdir(mode=0o700)
+    return place
+
+
+@pytest.fixture(params=[open_memory, open_posix, open_two])
+def opened(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[..., Storage]]:
+    """Opens a storage of each kind, once: `opened(capacity_bytes=None)`."""
+    with contextlib.ExitStack() as closing:
+
+        def make(**sizes: int) -> Storage:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the test machine may use tmpfs
+                store: Storage = request.param(tmp_path, extent_bytes=MIB, **sizes)
+            closing.callback(store.close)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def storage(opened: Callable[..., Storage]) -> Storage:
     """Every kind of storage; each test of the contract runs on all of them."""
-    if request.param == "memory":
-        store: Storage = MemoryStorage(extent_bytes=MIB)
-    else:
-        places = [tmp_path / str(i) for i in range(2 if "2" in request.param else 1)]
-        for place in places:
-            place.mkdir(mode=0o700)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the test machine may use tmpfs
-            store = PosixStorage(places, extent_bytes=MIB)
-    yield store
-    store.close()
+    return opened()

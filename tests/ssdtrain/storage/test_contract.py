@@ -1,5 +1,6 @@
 """What every storage promises, on every kind of storage."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import MemoryStorage, PosixStorage, Storage
+from ssdtrain.errors import ForkedError, StorageFullError
+from ssdtrain.storage import Storage
 from tests.ranks import SOON_S
+from tests.ssdtrain.forking import OK, WRONG, held_by_a_thread, in_child
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -147,14 +149,8 @@ def test_a_transfer_that_close_meets_reaches_no_other_file(
     assert storage.stats().written_bytes == PAGE
 
 
-@pytest.mark.parametrize("kind", ["memory", "posix"])
-def test_the_cap_holds(kind: str, directory: Path) -> None:
-    sizes = {"extent_bytes": MIB, "capacity_bytes": 3 * MIB + PAGE}
-    store: Storage = (
-        MemoryStorage(**sizes)
-        if kind == "memory"
-        else PosixStorage([directory], **sizes)
-    )
+def test_the_cap_holds(opened: Callable[..., Storage]) -> None:
+    store = opened(capacity_bytes=3 * MIB + PAGE)
     slots = [store.allocate(MIB) for _ in range(3)]
     slots.append(store.allocate(PAGE))
     with pytest.raises(StorageFullError, match="no room"):
@@ -162,4 +158,38 @@ def test_the_cap_holds(kind: str, directory: Path) -> None:
     store.free(slots[1])
     assert store.allocate(MIB - PAGE).capacity_bytes == MIB - PAGE
     assert store.stats().allocated_bytes <= 3 * MIB + PAGE
-    store.close()
+
+
+LOCK = type(threading.Lock())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_slots_stay_the_parents(storage: Storage, aligned: Aligned) -> None:
+    """After a fork, while a thread of the parent holds the storage's locks."""
+    sent, other, back = aligned(PAGE, seed=1), aligned(PAGE, seed=2), aligned(PAGE)
+    slot = storage.allocate(PAGE)
+    storage.write(slot, sent)
+
+    def child() -> int:
+        for call in (
+            lambda: storage.allocate(PAGE),
+            lambda: storage.write(slot, other),
+            lambda: storage.read(slot, back),
+            storage.stats,
+        ):
+            with contextlib.suppress(ForkedError):
+                call()
+                return WRONG
+        storage.free(slot)
+        storage.close()
+        return OK
+
+    locks = [each for each in vars(storage).values() if isinstance(each, LOCK)]
+    assert locks, "put here whatever else a thread may hold"
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(held_by_a_thread(lock))
+        assert in_child(child) == OK
+    storage.read(slot, back)
+    assert torch.equal(sent, back)
+    assert storage.stats().used_bytes == PAGE

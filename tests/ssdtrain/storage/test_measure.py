@@ -9,7 +9,7 @@ import torch
 
 from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
-from ssdtrain.storage.measure import STAGED, choose_path
+from ssdtrain.storage.measure import STAGED_POSIX, choose_path
 from ssdtrain.storage.throttle import ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -92,12 +92,12 @@ def test_the_faster_path_is_taken(
 ) -> None:
     made, fake = choose(posix, monkeypatch, aligned, staged=0.05, direct=0.2)
     assert made.path == "GDS" and isinstance(made.storage, fake)
-    assert [r.path for r in made.rates] == ["GDS", STAGED]
+    assert [r.path for r in made.rates] == ["GDS", STAGED_POSIX]
     assert made.explain().startswith("GDS (measured fastest); GDS 0.")
     assert "no cuFile compatibility mode: GDS is" in made.explain()
     assert posix.stats().used_bytes == 0
     made, fake = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.05)
-    assert made.path == STAGED and made.storage is posix
+    assert made.path == STAGED_POSIX and made.storage is posix
     assert fake.released == 1
 
 
@@ -105,7 +105,7 @@ def test_a_path_that_fails_is_named(
     posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.2, fails=True)
-    assert made.path == STAGED
+    assert made.path == STAGED_POSIX
     assert "no GDS: cuFile error: no P2P" in made.explain()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ssdtrain.config import Target
 from ssdtrain.report.table import caption
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.loop import Leg, LegResult
@@ -50,10 +51,10 @@ def wrote(claimed: int, process: int | None, *, file_system: str = "ext4") -> Le
     ],
 )
 def test_each_reason(results: list[LegResult], told: str) -> None:
-    found = doubt_of_writes("ssd", results)
+    found = doubt_of_writes(Target.SSD, results)
     assert found is not None and found.startswith(told) and bool(found) == bool(told)
     assert found.count("tmpfs") <= 1  # two ranks say it once
-    assert doubt_of_writes("host", results) is None
+    assert doubt_of_writes(Target.HOST, results) is None
 
 
 def test_memory_is_no_drive(tiny: Callable[..., RunSettings]) -> None:

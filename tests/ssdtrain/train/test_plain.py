@@ -48,7 +48,9 @@ def test_losses_are_equal_and_bytes_moved(
         assert peaks[1] < peaks[0]
 
 
-def test_metrics_are_one_json_line_a_step(tiny: Make, tmp_path: Path) -> None:
+def test_metrics_are_one_json_line_a_step(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Trainer(tiny(offload={"target": "host", **ALL})).run()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     values = [json.loads(line) for line in lines]
@@ -58,6 +60,8 @@ def test_metrics_are_one_json_line_a_step(tiny: Make, tmp_path: Path) -> None:
     ]
     assert values[0]["loss"] == values[3]["loss"]
     assert values[-1]["bytes_offloaded"] > 0
+    out = capsys.readouterr().out  # before a first step, which may take minutes
+    assert all(f"ssdtrain: {leg}: step 1/3, " in out for leg in legs)
 
 
 @pytest.mark.parametrize(

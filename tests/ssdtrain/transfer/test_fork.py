@@ -1,14 +1,12 @@
 """`os.fork` under a session: the child never touches the parent's slots or waits for
-its threads; see [Note: after a fork] in ssdtrain/transfer/workers.py."""
+its threads; see [Note: after a fork] in ssdtrain/forks.py."""
 
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,17 +18,24 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.counters import Counters, Trace
-from ssdtrain.errors import ForkedError, StorageFullError
-from ssdtrain.storage import PosixStorage
+from ssdtrain.errors import ForkedError
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.pinned import PinnedPool, page_aligned
+from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.workers import Workers
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.forking import (
+    LIMIT_S,
+    OK,
+    RAISED,
+    WRONG,
+    end_soon,
+    held_by_a_thread,
+    in_child,
+)
+from tests.ssdtrain.targets import TARGETS, settings_of
 
 PAGE = 4096
-LIMIT_S = 30
-OK, WRONG, RAISED = 0, 3, 4
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -42,28 +47,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def end_soon() -> None:
-    """End this child by a signal if it hangs."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LIMIT_S)
-
-
-def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
-    """The exit code of a fork that calls `run`; killed if it takes too long."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        child = fork()
-    if child == 0:
-        code = 70
-        end_soon()
-        try:
-            code = run()
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_threads_of_another_process_are_not_waited_for() -> None:
@@ -113,38 +96,6 @@ def test_a_copy_under_way_at_the_fork_is_an_error() -> None:
     device.close()
 
 
-def aligned(seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return page_aligned(PAGE).random_(0, 256, generator=generator)
-
-
-def test_slots_stay_the_parents(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    storage = PosixStorage([tmp_path], extent_bytes=1 << 20)
-    slot, sent, back = storage.allocate(PAGE), aligned(1), aligned(3)
-    storage.write(slot, sent)
-
-    def child() -> int:
-        for call in (
-            lambda: storage.allocate(PAGE),
-            lambda: storage.write(slot, aligned(2)),
-        ):
-            with contextlib.suppress(StorageFullError):
-                call()
-                return WRONG
-        storage.free(slot)
-        storage.close()
-        return OK
-
-    # While a thread of the parent holds the lock, as a writer may.
-    with storage._lock:
-        assert in_child(child) == OK
-    storage.read(slot, back)
-    assert same_bits(sent, back)
-    assert storage.stats().used_bytes == PAGE
-    storage.close()
-
-
 def test_a_child_stores_and_loads_nothing() -> None:
     device, meters = CpuDevice(), Meters(counters=Counters(), trace=Trace(False))
     pool = PinnedPool(device, 1 << 20)
@@ -186,17 +137,14 @@ def step(net: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
-@pytest.mark.parametrize("target", ["host", "ssd"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("plan", ["offload-all", "auto"])
 def test_a_child_trains_without_us_and_the_parent_with_us(
     num_steps: int, target: str, plan: str, tmp_path: Path, everything: Any
 ) -> None:
     net = model()
     expected = step(net)
-    settings = {**everything, "target": target, "plan": plan}
-    if target == "ssd":
-        tmp_path.chmod(0o700)
-        settings["directory"] = str(tmp_path)
+    settings = {**everything, **settings_of(target, tmp_path), "plan": plan}
 
     def equal() -> bool:
         return same_bits(step(net), expected)
@@ -260,26 +208,6 @@ LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
     "verify": lambda s: s.cache.verifier._mode._lock.here(),  # type: ignore
     "weights": lambda s: s.cache.recipes._weights._lock.here(),  # type: ignore
 }
-
-
-@contextlib.contextmanager
-def held_by_a_thread(lock: Any) -> Iterator[None]:
-    taken, go, parent = threading.Event(), threading.Event(), os.getpid()
-
-    def hold() -> None:
-        with lock:
-            taken.set()
-            go.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    taken.wait()
-    try:
-        yield
-    finally:
-        if os.getpid() == parent:  # the child has no such thread
-            go.set()
-            thread.join()
 
 
 @pytest.fixture

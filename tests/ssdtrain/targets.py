@@ -1,0 +1,17 @@
+"""All choices of `target=`, for tests that try each."""
+
+from pathlib import Path
+from typing import Any
+
+from ssdtrain.config import Target
+
+TARGETS = tuple(target.value for target in Target)
+STAGED = tuple(target.value for target in Target if target.is_staged)
+
+
+def settings_of(target: str, directory: Path) -> dict[str, Any]:
+    """What `ssdtrain.offload` is given for a target: a directory if it has a disk."""
+    if not Target(target).has_disk:
+        return {"target": target}
+    directory.chmod(0o700)
+    return {"target": target, "directory": str(directory)}
