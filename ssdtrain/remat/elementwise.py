@@ -33,6 +33,22 @@ def softplus(node: Producer) -> Expression | None:
     )
 
 
+@ELEMENTWISE.register("HardshrinkBackward0")
+def hardshrink(node: Producer) -> Expression | None:
+    """Zero where |x| is at most lambd, x elsewhere."""
+    return node.rebuilt_by(
+        F.hardshrink, node.saved("self"), lambd=node.constant("lambd")
+    )
+
+
+@ELEMENTWISE.register("SoftshrinkBackward0")
+def softshrink(node: Producer) -> Expression | None:
+    """As `hardshrink`, and lambd nearer to zero elsewhere."""
+    return node.rebuilt_by(
+        F.softshrink, node.saved("self"), lambd=node.constant("lambd")
+    )
+
+
 @ELEMENTWISE.register("GluBackward0")
 def glu(node: Producer) -> Expression | None:
     """Gated linear unit in one operator."""

@@ -43,16 +43,17 @@ PURE_OPCODES = frozenset(
     """.split()
 )
 # Of tensors, of torch and of math. None of them writes to a tensor, whatever its
-# positional arguments; `out=` and `inplace=` are refused by name.
+# positional arguments; `out=` and `inplace=` are refused by name. Not silu, relu and
+# others of torch.nn.functional that take `inplace` by position.
 PURE_NAMES = frozenset(
     """
     abs add amax amin bfloat16 broadcast_to chunk clone contiguous cos device dim div
     double dtype eps erf exp expand expand_as finfo flatten float float16 float32
-    float64 functional gelu half int32 int64 is_contiguous log log1p long matmul max
-    maximum mean min minimum movedim mul narrow ndim neg nn norm numel permute pi pow
-    prod reciprocal reshape rsqrt shape sigmoid sin size split sqrt square squeeze std
-    sub sum swapaxes t tanh tiny to transpose type_as unbind unflatten unsqueeze var
-    view view_as where zeros_like
+    float64 functional gelu glu half hardshrink int32 int64 is_contiguous log log1p long
+    matmul max maximum mean min minimum movedim mul narrow ndim neg nn norm numel
+    permute pi pow prod reciprocal reshape rsqrt shape sigmoid sin size softplus
+    softshrink split sqrt square squeeze std sub sum swapaxes t tanh tiny to transpose
+    type_as unbind unflatten unsqueeze var view view_as where zeros_like
     """.split()
 )
 WRITING_KEYWORDS = frozenset(("out", "inplace"))

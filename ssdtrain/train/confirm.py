@@ -9,8 +9,8 @@ def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
     """Return why writes are not confirmed, rank by rank; "" where they are.
 
     A staged target from which bytes were reloaded, or that was full or missing, and
-    that wrote nothing, is not confirmed: a disk tier that is silently unused must not look
-    like success. None when no write was due: the target has no disk, nothing was
+    that wrote nothing, is not confirmed: a disk tier that is silently unused must not
+    look like success. None when no write was due: the target has no disk, nothing was
     offloaded, or all of it was asked for again before it had left (the table says
     which).
     """

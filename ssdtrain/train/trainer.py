@@ -201,11 +201,12 @@ class _Prepared:
         self._begun = None
         runner, first = begun
         del begun
-        if self.terminal is not None:  # the first step may take minutes on a CPU
-            settings = self.workload.settings
+        settings = self.workload.settings
+        steps = settings.train.steps
+        if self.terminal is not None and first < steps:  # minutes, maybe, on a CPU
             tokens = tokens_per_step(settings, self.workload.ranks.world_size)
-            step = f"step {first + 1}/{settings.train.steps}"
-            self.terminal.stage(f"{leg.value}: {step}, {tokens:,} tokens a step")
+            text = f"{leg.value}: step {first + 1}/{steps}, {tokens:,} tokens a step"
+            self.terminal.stage(text)
         try:
             loop = Loop(self.workload, runner, sinks, stop, first, self._beside)
             return loop.run(leg)

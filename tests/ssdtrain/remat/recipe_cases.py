@@ -56,7 +56,7 @@ class Sigmoids(nn.Module):
 
 class Sums(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
-        total = a.square() + F.gelu(a)
+        total = torch.add(a.square(), F.gelu(a), alpha=2)
         return total * total
 
 
@@ -120,12 +120,15 @@ class Case:
     dtype: torch.dtype = torch.float32
 
 
+# Constants have values that are not their defaults: one that a recipe drops shows.
 CASES = {
     "gelu": Case("GeluBackward0", lambda net, a: F.gelu(a)),
     "gelu tanh": Case("GeluBackward0", lambda n, a: F.gelu(a, approximate="tanh")),
     "silu": Case("SiluBackward0", lambda net, a: F.silu(a)),
     "softplus": Case("SoftplusBackward0", lambda n, a: F.softplus(a, 2.0, 1.0)),
-    "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a), 1))),
+    "hardshrink": Case("HardshrinkBackward0", lambda net, a: F.hardshrink(a, 0.25)),
+    "softshrink": Case("SoftshrinkBackward0", lambda net, a: F.softshrink(a, 0.25)),
+    "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a)), 0)),
     "gated product": Case("MulBackward0", gated),
     "power": Case("PowBackward0", cube),
     "sigmoid": Case("SigmoidBackward0", calls(Sigmoids())),

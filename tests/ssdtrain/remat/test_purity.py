@@ -73,6 +73,12 @@ class Branches(Base):
         return self.half(y[..., 1:]) * math.sqrt(self.bound)
 
 
+class Activations(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.softplus(x, 2.0, 1.0) + F.softshrink(x, 0.25)
+        return F.glu(y - torch.hardshrink(x, 0.25), 0)
+
+
 class InPlaceOperator(Base):
     def forward(self, x: Tensor) -> Tensor:
         x += 1
@@ -87,6 +93,11 @@ class InPlaceMethod(Base):
 class InPlaceKeyword(Base):
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(x, inplace=True)
+
+
+class InPlacePosition(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x, True)
 
 
 class Out(Base):
@@ -172,13 +183,39 @@ class Closed(Base):
         return (lambda: x * 2)()
 
 
-IMPURE = [InPlaceOperator, InPlaceMethod, InPlaceKeyword, Out, Item, Attribute, Data]
+IMPURE = [
+    InPlacePosition,
+    InPlaceOperator,
+    InPlaceMethod,
+    InPlaceKeyword,
+    Out,
+    Item,
+    Attribute,
+    Data,
+]
 IMPURE += [NoGrad, Hands, Submodule, Itself, Aliased, Chosen, Property, Loop, Many]
 IMPURE += [Default, Closed]
 
 
 def test_branches_helpers_and_constants_are_pure() -> None:
     assert holds(Branches(), torch.ones(2, WIDTH), 3.0)
+
+
+def test_activations_are_pure_by_position_too() -> None:
+    """Nothing that they may be given by position is written to."""
+    assert holds(Activations(), torch.ones(2, WIDTH))
+    x, out = torch.ones(2, WIDTH), torch.zeros(2, WIDTH)
+    for activation, numbers in (
+        (F.softplus, (1.0, 20.0)),
+        (F.softshrink, (0.5,)),
+        (F.hardshrink, (0.5,)),
+        (torch.hardshrink, (0.5,)),
+        (F.glu, (-1,)),
+    ):
+        activation(x, *numbers)
+        with pytest.raises(TypeError):
+            activation(x, *numbers, out)
+    assert torch.equal(x, torch.ones_like(x)) and not out.any()
 
 
 @pytest.mark.parametrize("kind", IMPURE)

@@ -43,6 +43,8 @@ OFFLOADING = {"plan": "offload-all", "min_bytes": 0, "window_bytes": 1}
 @pytest.mark.parametrize("name", CASES)
 def test_rebuilds_the_same_bytes(name: str, settings: dict[str, Any]) -> None:
     case = CASES[name]
+    registered = {MASK, *built_in().names}
+    assert case.recipe in registered, f"no recipe is registered for {case.recipe}"
     ours, theirs = run(case, **settings), run(case)
     (report,) = ours.reports
     assert report.recipes[case.recipe] > 0
@@ -163,6 +165,40 @@ def test_every_built_in_recipe_has_a_case() -> None:
     known = set(built_in().names)
     assert known - without <= {case.recipe for case in CASES.values()}
     assert without <= known
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_constant_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A constant that a recipe leaves out is right as long as it has its default."""
+    case, registry = CASES[name], built_in()
+    recipe = registry.find(case.recipe)
+    if recipe is None:
+        assert case.recipe == MASK
+        return
+    kept: set[tuple[str, str]] = set()
+    asked: set[tuple[str, str]] = set()
+    constant = Producer.constant
+
+    def ask(self: Producer, what: str) -> Any:
+        asked.add((self.name, what))
+        return constant(self, what)
+
+    def look(node: Producer) -> Expression | None:
+        names = dir(node.node)
+        kept.update(
+            (node.name, each.removeprefix("_saved_"))
+            for each in names
+            if each.startswith("_saved_") and f"_raw{each}" not in names
+        )
+        return recipe(node)
+
+    monkeypatch.setattr(Producer, "constant", ask)
+    planted = registry.merged(Registry({case.recipe: look}))
+    monkeypatch.setattr(api, "Finder", lambda: Finder(planted))
+    run(case, **ALONE)
+    assert kept <= asked
 
 
 @pytest.mark.parametrize(
