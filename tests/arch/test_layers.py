@@ -173,15 +173,23 @@ def test_import_is_light(package: str) -> None:
 # -- targets ---------------------------------------------------------------------------
 
 
+OPENS = "_open_storage"
+
+
 @pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
 def test_targets_are_told_apart_in_one_file(path: Path) -> None:
     """Elsewhere `Target` is asked what it is (`has_disk`, `is_staged`), so that a new
-    member is said in config.py alone. "host" is many other things as well."""
+    member is said in config.py alone, and opened in one function of api.py. "host" is
+    many other things as well."""
     if path == ROOT / "ssdtrain/config.py":
         return
     names = {target.name for target in Target}
     told = {target.value for target in Target} - {Target.HOST.value}
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if path == ROOT / "ssdtrain/api.py":
+        [opens] = (each for each in tree.body if getattr(each, "name", "") == OPENS)
+        tree.body.remove(opens)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             is_member = node.value.id == Target.__name__ and node.attr in names
             assert not is_member, f"line {node.lineno}: ask a property of `Target`"
