@@ -10,10 +10,12 @@ around the whole re-run would slow every operator down and alter some, so ours s
 from the last tensor saved before attention's own to the last one that attention saves;
 it is entered only where no other mode stands, and so below any that a model enters.
 An operator is answered only at its place among the saved tensors, with a call of the
-same name, tensors (shape, dtype, strides, device, version) and other arguments as was
-seen computing here before, without dropout, and if what is stored has the form that it
-gave then. Each answer must be saved at the very place at which forward saved it, or the
-forward runs once more without answers. All else is computed, and counted.
+same name, tensors (dtype, device, rank, version) and other arguments as was seen
+computing here before, without dropout. Sizes and strides may differ from that call, but
+not from forward's: the re-run compares those of every tensor that it saves, queries,
+keys and values among them, with those that forward saved. Each answer must be saved at
+the very place at which forward saved it, or the forward runs once more without answers.
+All else is computed, and counted.
 (tests/ssdtrain/regions/test_attention.py, test_attention_call.py)
 """
 
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NODES = ("ScaledDotProduct", "FlashAttention", "EfficientAttention")
+NODES = ("ScaledDotProduct", "FlashAttention")
 """How the names of attention's autograd nodes begin."""
 OPERATORS = frozenset(
     """
@@ -36,17 +38,24 @@ OPERATORS = frozenset(
     aten::_scaled_dot_product_efficient_attention
     aten::_scaled_dot_product_cudnn_attention
     aten::_flash_attention_forward
-    aten::_efficient_attention_forward
     flash_attn::_flash_attn_forward
     flash_attn::_flash_attn_varlen_forward
     """.split()
 )
+LENGTHS = {
+    "aten::_scaled_dot_product_flash_attention": {4: 0, 5: 1},
+    "aten::_scaled_dot_product_cudnn_attention": {4: 0, 5: 1},
+}
+"""Results that are the length of an argument, by their numbers."""
+LENGTH_DIM = 2
+MAX_STATE = 16
+"""Most elements of a random generator's state."""
 NUM_INPUTS = 8
 """Places looked at before an attention's output for what else it saves."""
 NUM_BEHIND = 4
 """And behind it: the states of random generators."""
 MAX_SIGNATURES = 16
-"""Calls that are remembered for one attention: lengths may change with every step."""
+"""Calls that are remembered for one attention."""
 
 OTHERS_STAND = torch._C._len_torch_dispatch_stack
 """Asked before our mode is entered."""
@@ -73,6 +82,11 @@ class Form(NamedTuple):
         """Of a plain tensor."""
         return cls(tensor.shape, tensor.dtype, tensor.stride(), tensor.device)
 
+    def is_like(self, other: "Form") -> bool:
+        """Whether a tensor of another length may have the other one."""
+        own = self.dtype, self.device, len(self.shape)
+        return own == (other.dtype, other.device, len(other.shape))
+
 
 class Result(NamedTuple):
     """One result of an attention operator."""
@@ -82,8 +96,8 @@ class Result(NamedTuple):
     place: int = -1
     """Where autograd saves it; -1: it is empty, or the state of a generator from which
     nothing was drawn, and a new one will do."""
-    value: Any = None
-    """What it is if it is no tensor."""
+    argument: int | None = None
+    """Whose length it is, if it is a number."""
 
 
 class Spot:
@@ -138,6 +152,7 @@ class Attention:
 class Call:
     """An attention operator that ran, or was answered."""
 
+    name: str
     signature: Any
     """None: it must not be answered."""
     start: int
@@ -162,13 +177,16 @@ class Call:
         """What it gave and where that was saved; None: some of it nowhere, and what
         follows may read it."""
         results: list[Result] = []
+        lengths = LENGTHS.get(self.name, {})
         for at, own in enumerate(self.made):
-            if not isinstance(own, Tensor):
-                results.append(Result(None, value=own))
-            elif not own.numel() or not own.is_floating_point():
-                results.append(Result(Form.of(own)))
-            elif at in self.found:
-                results.append(Result(Form.of(own), self.found[at]))
+            if isinstance(own, Tensor):
+                is_state = not own.is_floating_point() and own.numel() <= MAX_STATE
+                if own.numel() and not is_state and at not in self.found:
+                    return None
+                place = -1 if is_state else self.found.get(at, -1)
+                results.append(Result(Form.of(own), place))
+            elif own is None or at in lengths:
+                results.append(Result(None, argument=lengths.get(at)))
             else:
                 return None
         return tuple(results) if 0 in self.found else None
@@ -338,11 +356,13 @@ class Watched:
         elif self._call is not None:
             has_answered = self._call.is_answer
         if spot is not None and not has_answered and at == spot.at:
-            answer = self._answer(spot.known.get(signature, ()))
+            answer = self._answer(spot.known.get(signature, ()), args)
             if answer:
                 if self._check is not None:
                     self._compare(answer, func(*args, **kwargs))
-                self._call = Call(signature, spot.start, at, answer, is_answer=True)
+                self._call = Call(
+                    *(schema.name, signature, spot.start, at, answer), is_answer=True
+                )
                 return answer
         before = None if self._now is None else self._now()
         made = func(*args, **kwargs)
@@ -351,7 +371,8 @@ class Watched:
             results = made if isinstance(made, tuple | list) else (made,)
             start = at - self._num_inputs(args, kwargs)
             self._call = Call(
-                signature, start, at, tuple(results), False, before, behind
+                *(schema.name, signature, start, at, tuple(results)),
+                *(False, before, behind),
             )
         return made
 
@@ -366,19 +387,21 @@ class Watched:
             count += 1
         return count
 
-    def _answer(self, results: Sequence[Result]) -> tuple[Any, ...]:
+    def _answer(self, results: Sequence[Result], args: Any) -> tuple[Any, ...]:
         """What the operator gives; empty: it must run."""
         answer: list[Any] = []
         for result in results:
-            if result.form is None:
-                answer.append(result.value)
+            if result.argument is not None:
+                answer.append(args[result.argument].shape[LENGTH_DIM])
+            elif result.form is None:
+                answer.append(None)
             elif result.place < 0:
                 shape, dtype, stride, device = result.form
                 new = torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 answer.append(new.zero_())
             else:
                 stored = self._stored.get(result.place)
-                if stored is None or Form.of(stored) != result.form:
+                if stored is None or not result.form.is_like(Form.of(stored)):
                     return ()
                 answer.append(stored)
         return tuple(answer)
@@ -400,7 +423,7 @@ def _reason(spot: Spot, call: Call | None, stood: bool) -> str:
         return "it has dropout, or tensors that are not plain"
     if call.at != spot.at:
         return "another attention ran in its place"
-    return "it was called with other shapes or arguments, or its results had others"
+    return "it was called with other arguments, or what is stored is of another kind"
 
 
 class _Mode(TorchDispatchMode):
@@ -454,7 +477,8 @@ def signature_of(schema: Any, args: Any, kwargs: Any) -> Any:
         else:
             value = kwargs.get(argument.name, argument.default_value)
         if is_strided(value):
-            found.append((Form.of(value), value._version))
+            kind = value.dtype, value.device, value.dim(), value._version
+            found.append(kind)
         elif isinstance(value, int | float | bool | str | None):
             found.append((type(value), value))
         else:

@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -249,6 +251,50 @@ def test_models_that_call_it_otherwise(
     assert session.last_step is not None and not session.last_step.fallbacks
 
 
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As flash-attn's own operator: output, statistics, a mask, a generator's state."""
+    scores = q @ k.transpose(-2, -1)
+    statistics = scores.logsumexp(-1)
+    output = (scores - statistics.unsqueeze(-1)).exp() @ v
+    return output, statistics, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+
+
+class FlashAttnFunc(torch.autograd.Function):
+    """As flash-attn's: what it saves is made without a node."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output, statistics, _, state = flash_forward(q, k, v, 0.0, True)
+        ctx.save_for_backward(q, k, v, output, statistics, state)
+        return output[..., : v.shape[-1]]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, output, statistics, _ = ctx.saved_tensors
+        (grad,) = grads
+        p = (q @ k.transpose(-2, -1) - statistics.unsqueeze(-1)).exp()
+        ds = p * (grad @ v.transpose(-2, -1) - (grad * output).sum(-1, keepdim=True))
+        return ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ grad
+
+
+class Flash(Block):
+    """By a function of Python's, around an operator of its own."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        return FlashAttnFunc.apply(q, k, v)  # type: ignore[no-any-return]
+
+
+def test_flash_attns_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    told, session = run_both(Net(Flash, 2), monkeypatch)
+    assert told == ["taken"] * 2
+    assert session.last_step is not None and not session.last_step.fallbacks
+
+
 class Eager(Block):
     """No operator of its own."""
 
@@ -263,13 +309,35 @@ def test_eager_attention_has_nothing_to_store(monkeypatch: pytest.MonkeyPatch) -
     assert not any(run.parts for run in session.profile.regions["model/0"])
 
 
-def test_other_lengths_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_lengths_are_taken_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss_of(model: nn.Module, number: int) -> Tensor:
-        length = LENGTH if number < 5 else LENGTH // 2
-        loss: Tensor = model(batch(number, length)).square().mean()
+        loss: Tensor = model(batch(number, LENGTH - number)).square().mean()
         return loss
 
-    told, session = run_both(Net(), monkeypatch, loss_of)
+    told, session = run_both(Net(), monkeypatch, loss_of, stored=Placement.OFFLOAD)
+    assert told == ["taken"] * 3
+    assert not any(step.fallbacks for step in session.steps[-3:]), session.steps
+
+
+class Scaled(Block):
+    """Its scores' scale is set from outside."""
+
+    scale = 0.5
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True, scale=self.scale
+        )
+        return found
+
+
+def test_other_arguments_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.scale = 0.5 if number < NUM_STEPS - 2 else 0.25  # type: ignore[union-attr]
+        return mean(model, number)
+
+    told, session = run_both(Net(Scaled), monkeypatch, loss_of)
     assert told == ["taken"] * 3
     reason = Fallback.ATTENTION_COMPUTED.value
     counts = [step.fallbacks.get(reason, 0) for step in session.steps]
