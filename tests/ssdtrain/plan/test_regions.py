@@ -111,9 +111,11 @@ def test_the_search_takes_as_many_as_the_budget_asks_for() -> None:
         choose(profile, Goal(max_overhead=0.0, memory_budget_bytes=MB))
 
 
-def with_attention(ms: float = 1.5, other_bytes: int = 3 * MB) -> Profile:
+def with_attention(
+    ms: float = 1.5, other_bytes: int = 3 * MB, gb_per_s: float = 1e-6
+) -> Profile:
     """As `layers`, and the first tensor of each region is an attention's."""
-    profile = layers(other_bytes=other_bytes)
+    profile = layers(gb_per_s, other_bytes)
     runs = tuple(
         replace(run, parts=(Part(items=(3 * n + 1,), ms=ms),))
         for n, run in enumerate(profile.regions[KIND])
@@ -171,3 +173,23 @@ def test_a_part_of_another_region_is_refused() -> None:
     )
     with pytest.raises(Unfit, match="parts"):
         PROFILE_FILE.check(replace(profile, regions={KIND: runs}))
+
+
+def test_at_long_contexts_attention_is_stored_at_checkpointings_own_peak() -> None:
+    """Where attention is most of a re-run, and a link moves what it gives in time; not
+    where it is next to nothing."""
+    for ms, is_stored in ((1.9, True), (0.0, False)):
+        profile = with_attention(ms, gb_per_s=1.0)
+        timeline = Timeline(profile)
+        keep = {KIND: [Placement.KEEP] * (3 * NUM_REGIONS)}
+        again = with_regions(timeline, keep, spread(timeline))
+        checkpointing = simulate(timeline, schedule(timeline, again))
+        limit = int(1.02 * checkpointing.peak_bytes)
+        profile = replace(profile, notes={"recompute": "regions"})
+        plan = choose(profile, Goal(max_overhead=0.0, memory_budget_bytes=limit))
+        found = plan.prediction
+        assert found is not None and found.peak_bytes <= limit
+        saved_ms = checkpointing.recompute_ms - found.recompute_ms
+        assert saved_ms == pytest.approx(4 * ms if is_stored else 0.0)
+        if is_stored:
+            assert checkpointing.step_ms / found.step_ms > 1.15
