@@ -497,10 +497,9 @@ class RegionCall:
             len(self._places),
             stops_early=self._random_end is None,
         )
-        before = None
-        if self._random_end is not None:
-            before = RandomState.now(self._device)
-            self._random.restore(self._device)
+        # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
+        before = RandomState.now(self._device)
+        self._random.restore(self._device)
         try:
             place = self.lane.kind, REGION, self.number
             restored = self._conditions.restored()
@@ -512,10 +511,8 @@ class RegionCall:
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
         finally:
-            drawn = None
-            if before is not None:
-                drawn = RandomState.now(self._device)
-                before.restore(self._device)
+            drawn = None if self._random_end is None else RandomState.now(self._device)
+            before.restore(self._device)
         course.observer.ran_again(course.of(self.lane).number, self.number)
         if self._random_end is not None and drawn is not None:
             if not self._random_end.is_same(drawn):

@@ -7,8 +7,9 @@ object replaces (`functional_call`, `load_state_dict(assign=True)`), `requires_g
 Plain autograd does not notice, because it needs none of it again. So a re-run gets back
 what its forward had: every attribute, parameter, buffer and submodule by identity, and
 one level into lists, dictionaries and plain objects among the attributes. What cannot
-be put back is an error: tensors that were written or freed, hooks that were added, and
-what the modules' code reads of globals, enclosing functions and classes.
+be put back is an error: tensors that were written or freed, hooks that were added, what
+the modules' code reads of globals, enclosing functions and classes, and what lies
+further inside ([Note: further inside] in regions/deep.py).
 (tests/ssdtrain/regions/test_between.py)
 """
 
@@ -20,9 +21,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ssdtrain.errors import RegionError
+from ssdtrain.regions.deep import Deep
 from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
-from ssdtrain.regions.reads import Reads, versions_of
+from ssdtrain.regions.reads import PLAIN, Reads, versions_of
 
+# Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
+STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 Undo = list[Callable[[], None]]
 
 
@@ -78,7 +82,8 @@ class Seen:
         self.parts = list(map(Parts.of, modules, names))
         self.reads = reads
         self.values = reads.values()
-        self.refusal = refusal or self._uncounted()
+        self.deep = Deep([*attributes_of(modules), *reads.tops()], modules)
+        self.refusal = refusal or self._uncounted() or self.deep.refusal
         self.tensors: list[Tensor] = []
         """Parameters and buffers."""
         self._inventory = self._listed(modules)
@@ -100,6 +105,7 @@ class Seen:
                 else:
                     inventory.versions(inventory.inside(value))
         self.reads.tell(inventory)
+        self.deep.tell(inventory)
         return inventory
 
     def _uncounted(self) -> str | None:
@@ -121,6 +127,14 @@ class Seen:
             return self._inventory.fingerprint().is_same(self._fingerprint)
         except (KeyError, ValueError):  # something is gone
             return False
+
+
+def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Attributes of modules that may have something inside, as errors call them."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in STANDARD and not isinstance(value, PLAIN):
+                yield f"its attribute {name}", value
 
 
 UNSEEN = Seen([], [], Reads(()), None)
@@ -153,6 +167,9 @@ class Before:
         name = self.seen.reads.changed(self.seen.values)
         if name is not None:
             raise self._error(f"{name}, which its code reads,")
+        name = self.seen.deep.changed()
+        if name is not None:
+            raise self._error(f"something inside {name}")
         undo: Undo = []
         parts = self.seen.parts
         try:

@@ -14,7 +14,7 @@ change, or what has changed.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
@@ -54,16 +54,16 @@ def counts_changes(value: Any) -> bool:
 class Fingerprint(NamedTuple):
     """What an `Inventory` holds at one time."""
 
-    numbers: list[int]
-    """Sizes of containers, versions of tensors, whether gradients are required."""
+    numbers: list[Any]
+    """Sizes of containers, versions of tensors, whether gradients are required, bytes
+    of arrays."""
     objects: list[Any]
 
     def is_same(self, other: "Fingerprint") -> bool:
         """Whether all objects are the same ones, and all numbers are equal."""
-        # Equal sizes are as many objects.
-        return self.numbers == other.numbers and all(
-            map(is_, self.objects, other.objects)
-        )
+        if self.numbers != other.numbers or len(self.objects) != len(other.objects):
+            return False
+        return all(map(is_, self.objects, other.objects))
 
 
 class Inventory:
@@ -85,6 +85,7 @@ class Inventory:
         self._names: list[str] = []
         self._cells: list[Any] = []
         self._contexts: list[ContextVar[Any]] = []
+        self._computed: list[tuple[Any, Callable[[Any], Any]]] = []
         self._seen: set[int] = set()
 
     # -- what is read -------------------------------------------------------------
@@ -180,6 +181,15 @@ class Inventory:
         """A context variable."""
         self._contexts.append(variable)
 
+    def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
+        """An object of a rare kind, by calls of Python.
+
+        Args:
+            contents: gives a list of what it holds.
+        """
+        if self._is_new(value):
+            self._computed.append((value, contents))
+
     def _add_list(self, value: Any) -> None:
         if self._is_new(value):
             self._lists.append(value)
@@ -200,7 +210,7 @@ class Inventory:
             ValueError: a variable is.
         """
         dicts, lists = self._dicts, self._lists
-        numbers = [
+        numbers: list[Any] = [
             *map(len, self._picked),
             *map(len, dicts),
             *map(len, lists),
@@ -218,4 +228,8 @@ class Inventory:
             *map(CONTENT, self._cells),
             *map(ContextVar.get, self._contexts, repeat(NOTHING)),
         ]
+        for value, contents in self._computed:
+            for each in contents(value):
+                # Bytes of an array are others in each look.
+                (numbers if type(each) is bytes else objects).append(each)
         return Fingerprint(numbers, objects)

@@ -1,8 +1,9 @@
 """What the code of modules reads that is none of their own."""
 
 import dis
+import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from types import (
     BuiltinFunctionType,
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ssdtrain.regions.deep import is_standard
 from ssdtrain.regions.inventory import (
     MAX_ITEMS,
     NOTHING,
@@ -29,6 +31,9 @@ FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
 FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))
 """Packages whose classes and functions are taken to read what stays."""
 DRAWING = frozenset(("random", "numpy"))
+SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
+"""Instructions that may stand between a global and what is loaded of it."""
+ENVIRONMENT = frozenset(("environ", "getenv"))
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -56,6 +61,7 @@ class Reads:
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
+        self._reads_environment = False
         waiting: list[FunctionType] = []
         for kind in classes:
             for each in kind.__mro__:
@@ -71,12 +77,22 @@ class Reads:
             if function not in seen and not _is_foreign(function.__module__ or ""):
                 seen.add(function)
                 waiting += self._look_at(function)
+        self._functions = list(seen)
         self.may_draw |= bool(waiting)
 
     def _look_at(self, function: FunctionType) -> list[FunctionType]:
         space, found = function.__globals__, []
-        names, imported = names_of(function.__code__)
+        names, imported, of_modules = names_of(function.__code__)
+        for module, name in of_modules:
+            value = space.get(module)
+            if isinstance(value, ModuleType) and not is_standard(value.__name__):
+                inner = vars(value)
+                self._globals[f"{id(inner)} {name}"] = inner, name
+                if isinstance(inner.get(name), FunctionType):
+                    found.append(inner[name])
         self.may_draw |= not DRAWING.isdisjoint(imported)
+        named = names | {name for _, name in of_modules}
+        self._reads_environment |= not ENVIRONMENT.isdisjoint(named)
         for name in names:
             value = space.get(name, NOTHING)
             self.may_draw |= _draws(value)
@@ -101,6 +117,20 @@ class Reads:
         for kind in self._classes:
             found.append({name: _seen(value) for name, value in vars(kind).items()})
         return found
+
+    def tops(self) -> Iterator[tuple[str, Any]]:
+        """What `values` gives, with what errors call it; classes item by item."""
+        for space, name in self._globals.values():
+            yield f"the global {name}", space.get(name)
+        for cell, name in self._cells:
+            yield f"{name} of a function around it", _content(cell)
+        if self._reads_environment:
+            yield "the environment", (os.environ._data,)  # type: ignore[attr-defined]
+        for function in self._functions:
+            yield f"the defaults of {function.__name__}", function
+        for kind in self._classes:
+            for value in vars(kind).values():
+                yield f"an attribute of the class {kind.__name__}", value
 
     def tell(self, inventory: Inventory) -> None:
         """Let an inventory hold what `values` reads."""
@@ -135,21 +165,31 @@ def _is_foreign(module: str) -> bool:
     return module.partition(".")[0] in FOREIGN
 
 
-def names_of(code: CodeType) -> tuple[set[str], set[str]]:
-    """The globals that code loads, and the packages that it imports."""
+def names_of(code: CodeType) -> tuple[set[str], set[str], set[tuple[str, str]]]:
+    """The globals that code loads, the packages that it imports, and what it loads of
+    globals: `settings.SCALE`."""
     loaded: set[str] = set()
     imported: set[str] = set()
+    inner: set[tuple[str, str]] = set()
+    last = ""
     for step in dis.get_instructions(code):
+        if step.opname in SILENT:
+            continue
+        if last and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            inner.add((last, step.argval))
+        last = ""
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            loaded.add(step.argval)
+            last = step.argval
+            loaded.add(last)
         elif step.opname == "IMPORT_NAME":
             imported.add(step.argval.partition(".")[0])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            inner = names_of(constant)
-            loaded |= inner[0]
-            imported |= inner[1]
-    return loaded, imported
+            others = names_of(constant)
+            loaded |= others[0]
+            imported |= others[1]
+            inner |= others[2]
+    return loaded, imported, inner
 
 
 def _draws(value: Any) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.regions.before import Parts, Seen
+from ssdtrain.regions.before import STANDARD, Parts, Seen
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import PLAIN, Reads
 
@@ -42,8 +42,6 @@ WRITES = frozenset(
     setdefault sort reverse
     """.split()
 )
-# Of `nn.Module` itself; hooks are looked at by `hooks_of`.
-STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 CONTAINERS = (list, dict, set, deque, tuple)
 OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType)
 FOREIGN = {
@@ -208,7 +206,11 @@ def _change_of_modules(before: Seen, behind: Seen) -> str | None:
         reason = _difference_of_parts(old, new)
         if reason is not None:
             return reason
-    return before.reads.changed(before.values)
+    reason = before.reads.changed(before.values)
+    if reason is not None:
+        return reason
+    name = before.deep.changed()
+    return None if name is None else f"something inside {name} changed"
 
 
 def _difference_of_parts(old: Parts, new: Parts) -> str | None:

@@ -16,6 +16,7 @@ LAYOUT = attrgetter("layout")
 _TENSOR: Any = torch._C.TensorBase
 # Without the calls of Python that the public methods are.
 STORAGE, OFFSET = _TENSOR.untyped_storage, _TENSOR.storage_offset
+SIZE, STRIDE = _TENSOR.size, _TENSOR.stride
 
 
 class Weights:
@@ -25,7 +26,7 @@ class Weights:
         tensors: all of them.
     """
 
-    __slots__ = ("_numbers", "_offsets", "_placed", "_storages", "tensors")
+    __slots__ = ("_numbers", "_placed", "_places", "_storages", "tensors")
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
@@ -38,13 +39,18 @@ class Weights:
         self._placed = placed
         # Held, so that data which replace them (`weight.data = other`) lie elsewhere.
         self._storages = [*map(STORAGE, placed)]
-        self._offsets = [*map(OFFSET, placed)]
+        self._places = _places(placed)
 
     def stand(self) -> bool:
         """Whether none has been written, or given other data."""
         placed = self._placed
         return (
             self._numbers == [*map(VERSION, self.tensors)]
-            and self._offsets == [*map(OFFSET, placed)]
+            and self._places == _places(placed)
             and all(map(is_, map(STORAGE, placed), self._storages))
         )
+
+
+def _places(tensors: list[Tensor]) -> list[Any]:
+    """Where in their storages: `weight.data = weight.data.t()` has the same bytes."""
+    return [*map(OFFSET, tensors), *map(SIZE, tensors), *map(STRIDE, tensors)]

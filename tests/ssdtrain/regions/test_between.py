@@ -53,12 +53,13 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+        self.square = nn.Linear(WIDTH, WIDTH)
         self.scale, self.gated = 1.0, False
         self.table, self.list, self.options = {"x": 1.0}, [1.0], Options()
 
     def forward(self, x: Tensor) -> Tensor:
         """(ROWS, WIDTH) to the same."""
-        y = self.up(self.norm(x)) * (self.scale * SCALES["all"])
+        y = self.up(self.square(self.norm(x))) * (self.scale * SCALES["all"])
         y = F.silu(y) if self.gated else F.gelu(y)
         y = y * (self.gain * COUNTS.scale * LEVEL.get()) + BIAS["of"]
         y = y * self.table["x"] * self.list[0] * self.options.scale
@@ -100,6 +101,10 @@ def reordered(net: nn.Sequential) -> None:
 
 def patched(block: Any) -> None:
     block.up.forward = lambda x: F.linear(x, block.up.weight)
+
+
+def turned(weight: Tensor) -> None:
+    weight.data = weight.data.t()
 
 
 EQUAL: dict[str, Change] = {
@@ -154,6 +159,13 @@ ERRORS: dict[str, tuple[Change, type[Exception], str]] = {
     ),
     "data": (
         of_blocks(lambda block: setattr(block.up.weight, "data", torch.ones(16, 8))),
+        InPlaceError,
+        "a parameter or buffer of 1",
+    ),
+    "data turned": (
+        lambda net: setattr(
+            net[1].square.weight, "data", net[1].square.weight.data.t()
+        ),
         InPlaceError,
         "a parameter or buffer of 1",
     ),

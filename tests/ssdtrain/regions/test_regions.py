@@ -1,6 +1,7 @@
 """Regions run again: bitwise as plain training and as torch's own checkpoint."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +37,9 @@ class Block(nn.Module):
 
 
 class Runs:
-    """How often blocks ran. In a slot: anything else would be a side effect."""
+    """How often blocks ran. Behind a proxy: anything else would be a side effect."""
 
-    __slots__ = ("count",)
+    __slots__ = ("__weakref__", "count")
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,7 +48,8 @@ class Runs:
         self.count += 1
 
 
-RUNS = Runs()
+_RUNS = Runs()
+RUNS = weakref.proxy(_RUNS)
 
 
 class Stack(nn.Module):
@@ -198,7 +200,8 @@ def test_only_one_region_is_alive() -> None:
 
 def test_stops_behind_the_last_tensor_that_is_needed() -> None:
     """Nothing that is behind the last saved tensor of a region runs again."""
-    behind = Runs()
+    runs = Runs()
+    behind = weakref.proxy(runs)
 
     class Tail(Block):
         def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -1,0 +1,247 @@
+"""What lies further inside of what a forward reads than one level.
+
+[Note: further inside]
+An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
+that serves as a namespace, a partial function, a module that is registered nowhere, or
+hold such things, some levels deep (`self.config.rope["factor"]`). None of it is put
+back for a re-run, but all of it is compared: what has changed is an error, and a
+forward that changes it does not run again. What goes on from where it stands and cannot
+be set back (an iterator, a random generator that is not torch's, Python's or NumPy's
+own) makes the region run once. Nobody looks at objects of the standard library or of
+torch, at classes and functions of installed packages, at containers of more than
+`MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+(tests/ssdtrain/regions/test_deep.py)
+"""
+
+import functools
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.regions.inventory import Inventory, counts_changes
+
+MAX_ITEMS = 1024
+MAX_OBJECTS = 512
+"""Of one region that are compared."""
+MAX_DEPTH = 5
+MAX_ARRAY_BYTES = 65536
+"""A larger array of NumPy's is not compared, and its region runs once."""
+PLAIN = (int, float, bool, str, bytes, complex, type(None))
+FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
+OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
+PACKAGES = frozenset(("site-packages", "dist-packages"))
+_UNSET = object()
+_GLOBAL_RANDOM = getattr(random.random, "__self__", None)
+
+
+class Held(NamedTuple):
+    """An object and what it held."""
+
+    name: str
+    """For errors: of the attribute or global that leads to it."""
+    value: Any
+    contents: Any
+
+
+class Deep:
+    """Everything that is compared by contents, and not put back.
+
+    Args:
+        tops: attributes and globals, by what errors call them. One level into lists,
+            dictionaries and plain objects among them is somebody else's.
+        modules: of the region; they are somebody else's, too.
+    """
+
+    def __init__(
+        self, tops: Iterable[tuple[str, Any]], modules: Iterable[nn.Module]
+    ) -> None:
+        self.refusal: str | None = None
+        """What cannot be set back; None: nothing."""
+        self._held: list[Held] = []
+        own = list(modules)
+        self._root = own[0] if own else None
+        self._seen = set(map(id, own))
+        for name, value in tops:
+            self._visit(name, value, MAX_DEPTH)
+
+    def changed(self) -> str | None:
+        """What has changed inside; None: nothing."""
+        for name, value, contents in self._held:
+            if not _is_same(contents, contents_of(value)):
+                return name
+        return None
+
+    def tell(self, inventory: Inventory) -> None:
+        """Let an inventory hold what is compared."""
+        for _, value, _ in self._held:
+            if isinstance(value, Tensor):
+                inventory.versions((value,))
+            elif isinstance(value, dict | list | set | deque):
+                inventory.inside(value)
+            elif isinstance(value, type):
+                inventory.class_of(value)
+            else:
+                inventory.computed(value, contents_of)
+
+    def _visit(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, FIXED):
+            return
+        if id(value) in self._seen or depth == 0:
+            return
+        self._seen.add(id(value))  # `value` lives: its container is held
+        if self.refusal is None:
+            why = _goes_on(value)
+            self.refusal = None if why is None else f"{name} {why}"
+        if isinstance(value, nn.Module) and not self._is_apart(value):
+            return
+        is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
+        if not is_elsewhere and len(self._held) < MAX_OBJECTS:
+            contents = contents_of(value)
+            if contents is not None:
+                self._held.append(Held(name, value, contents))
+        for each in children_of(value):
+            self._visit(name, each, depth - 1)
+
+    def _is_apart(self, module: nn.Module) -> bool:
+        """Whether a module has nothing to do with the region's: it is not around it."""
+        every = list(module.modules())
+        return len(every) <= MAX_OBJECTS and all(m is not self._root for m in every)
+
+
+def _is_looked_into(value: Any) -> bool:
+    """Whether [Note: state between forward and backward] covers its first level."""
+    if isinstance(value, Tensor | dict | list | set | deque):
+        return True
+    fixed = FunctionType | MethodType | type | nn.Module
+    return not isinstance(value, fixed) and hasattr(value, "__dict__")
+
+
+def _goes_on(value: Any) -> str | None:
+    """Why a second run would not get the same of it; None: it would."""
+    owner = getattr(value, "__self__", value)
+    if isinstance(owner, torch.Generator) and owner is not torch.default_generator:
+        return "is a generator of its own"
+    if isinstance(owner, random.Random) and owner is not _GLOBAL_RANDOM:
+        return "is a random state of its own"
+    kind = type(owner)
+    if kind.__module__.startswith("numpy.random") and not _is_numpys_own(owner):
+        return "is a random state of its own"
+    if isinstance(value, Iterator):
+        return "is an iterator"
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        if value.nbytes > MAX_ARRAY_BYTES:
+            return f"is an array of {value.nbytes} bytes, whose changes nobody counts"
+    return None
+
+
+def _is_numpys_own(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is None or value is getattr(numpy.random.mtrand, "_rand", None)
+
+
+def is_standard(module: str | None) -> bool:
+    """Whether it is of the standard library, torch, NumPy or ssdtrain."""
+    return (module or "").partition(".")[0] in OURS_OR_STANDARD
+
+
+@functools.cache
+def is_installed(module: str | None) -> bool:
+    """Whether it is of an installed package: its classes and functions stay as they
+    are, although objects of them change."""
+    if is_standard(module):
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return not PACKAGES.isdisjoint(Path(file).parts)
+
+
+def children_of(value: Any) -> Iterable[Any]:
+    """What is one level inside, as far as it is looked at."""
+    if isinstance(value, dict):
+        return () if len(value) > MAX_ITEMS else list(value.values())
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return () if len(value) > MAX_ITEMS else list(value)
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, FunctionType):
+        if is_installed(value.__module__):
+            return ()
+        inner = value.__defaults__ or (), value.__kwdefaults__ or {}
+        return (*inner[0], *inner[1].values(), *value.__dict__.values())
+    if isinstance(value, type):
+        return () if is_installed(value.__module__) else list(vars(value).values())
+    if isinstance(value, nn.Module):
+        return _parts(value)
+    if isinstance(value, Tensor) or not _is_users(value):
+        return ()
+    return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
+
+
+def contents_of(value: Any) -> Any:
+    """What is compared of an object; None: nothing of it can change."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return [value._version] if counts_changes(value) else None
+    if isinstance(value, dict):
+        return None if len(value) > MAX_ITEMS else [*value, *value.values()]
+    if isinstance(value, list | deque):
+        return None if len(value) > MAX_ITEMS else list(value)
+    if isinstance(value, set):
+        return None if len(value) > MAX_ITEMS else set(value)
+    if isinstance(value, FunctionType):
+        inner = value.__defaults__, value.__kwdefaults__, *value.__dict__.values()
+        return [*inner] if any(inner) and not is_installed(value.__module__) else None
+    if isinstance(value, type):
+        return None if is_installed(value.__module__) else [*vars(value).values()]
+    if isinstance(value, nn.Module):
+        return [value.training, *_parts(value)]
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
+    if not _is_users(value):
+        return None
+    return [*getattr(value, "__dict__", {}).values(), *_slots(value)]
+
+
+def _parts(module: nn.Module) -> list[Any]:
+    held = module._modules, module._parameters, module._buffers
+    return [each for one in held for each in one.values()]
+
+
+def _is_users(value: Any) -> bool:
+    kind = type(value)
+    return kind is SimpleNamespace or not is_standard(kind.__module__)
+
+
+def _slots(value: Any) -> list[Any]:
+    names: list[str] = []
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else slots
+    skipped = ("__dict__", "__weakref__")
+    names = [name for name in names if name not in skipped and name[:2] != "__"]
+    return [getattr(value, name, _UNSET) for name in names]
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if isinstance(old, set):
+        return bool(old == new)
+    if old is None or new is None:
+        return old is new
+    return len(old) == len(new) and all(map(_is_alike, old, new))
+
+
+def _is_alike(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    same = type(old) is type(new) and isinstance(old, PLAIN)
+    return same and bool(old == new or old != old)

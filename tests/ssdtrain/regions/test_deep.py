@@ -1,0 +1,363 @@
+"""What lies deep inside of what a region reads, and what goes on from where it stands:
+plain autograd needs none of it again."""
+
+import functools
+import itertools
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from ssdtrain.errors import RegionError
+from tests.ssdtrain.bits import same_bits
+
+WIDTH, ROWS, NUM_STEPS = 8, 4, 4
+SETTINGS: dict[str, Any] = {
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "offload-all",
+    "recompute": "regions",
+    "window_bytes": 1,
+}
+
+
+class Config:
+    """A class as a namespace."""
+
+    scale = 1.0
+
+
+class Holder:
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.own = 1.0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.own
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float = 1.0
+
+
+def scaled(x: Tensor, by: float = 1.0) -> Tensor:
+    return x * by
+
+
+def gained(x: Tensor) -> Tensor:
+    found: Tensor = x * gained.gain  # type: ignore[attr-defined]
+    return found
+
+
+gained.gain = 1.0  # type: ignore[attr-defined]
+SETTINGS_FILE = ModuleType("settings_file")
+HOLDER, ARRAY, NESTED = Holder(), np.ones(2, dtype=np.float32), {"a": {"b": 1.0}}
+PARTIAL, BOUND = functools.partial(scaled, by=1.0), HOLDER.scaled
+GENERATOR, STATE = torch.Generator(), random.Random(0)
+VARIABLE = "A_SCALE_OF_TESTS"
+
+
+def of_default(x: Tensor, options: dict[str, float] = {"a": 1.0}) -> Tensor:  # noqa: B006
+    return x * options["a"]
+
+
+def counted(x: Tensor, calls: list[int] = []) -> Tensor:  # noqa: B006
+    calls.append(1)
+    return x * (1 + 0.1 * len(calls))
+
+
+def of_keyword(x: Tensor, *, options: dict[str, float] = {"a": 1.0}) -> Tensor:  # noqa: B006
+    return x * options["a"]
+
+
+def forked(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        return F.dropout(x, 0.5, training=True)
+
+
+def imported(x: Tensor) -> Tensor:
+    found: Tensor = x * SETTINGS_FILE.scale
+    return found
+
+
+def reset() -> None:
+    """All that a program has changed of what is everybody's."""
+    Config.scale = Holder.scale = HOLDER.own = SETTINGS_FILE.scale = 1.0
+    gained.gain = NESTED["a"]["b"] = PARTIAL.keywords["by"] = 1.0  # type: ignore
+    ARRAY[:] = 1.0
+    of_default.__defaults__[0]["a"] = of_keyword.__kwdefaults__["options"]["a"] = 1.0
+    counted.__defaults__[0].clear()
+    GENERATOR.manual_seed(0)
+    STATE.seed(0)
+    os.environ.pop(VARIABLE, None)
+
+
+class Block(nn.Module):
+    """Has something, and reads it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.thing = make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        return x + self.down(F.gelu(self.reads(self.up(x))))
+
+    reads: Callable[[Tensor], Tensor]
+    """Of `thing`, or of others."""
+
+
+def train(
+    make: Callable[[], Any],
+    read: Callable[[Any, Tensor], Tensor],
+    change: Callable[[Any], Any] | None,
+    offloaded: bool,
+) -> tuple[list[Tensor], dict[str, str]]:
+    """Gradients of every step, and why regions were refused.
+
+    Args:
+        make: gives a block's attribute.
+        read: what the block does with it.
+        change: to it, between the third forward and its backward.
+    """
+    reset()
+    torch.manual_seed(0)
+    kind = type("Reading", (Block,), {"reads": read, "__module__": __name__})
+    net = nn.Sequential(kind(make), kind(make), nn.Linear(WIDTH, WIDTH))
+    session = ssdtrain.offload(net, **SETTINGS) if offloaded else None
+    found = []
+    try:
+        for number in range(NUM_STEPS):
+            torch.manual_seed(number)
+            loss = net(torch.randn(ROWS, WIDTH)).square().sum()
+            if number == 2 and change is not None:
+                for block in net[:2]:
+                    change(block.thing)
+            loss.backward()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                found.append(parameter.grad.clone())
+                parameter.grad = None
+        return found, {} if session is None else session.regions_refused
+    finally:
+        reset()
+        if session is not None:
+            session.close()
+
+
+Case = tuple[
+    Callable[[], Any], Callable[[Any, Tensor], Tensor], Callable[[Any], Any], str
+]
+
+
+def _nothing() -> None:
+    """Reads no attribute."""
+
+
+def _halve(values: Any, key: Any) -> None:
+    values[key] = 0.5
+
+
+def _write(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(0.5)
+
+
+CHANGED: dict[str, Case] = {
+    "nested dictionary": (
+        lambda: {"a": {"b": 1.0}},
+        lambda s, x: x * s.thing["a"]["b"],
+        lambda thing: _halve(thing["a"], "b"),
+        "inside its attribute thing",
+    ),
+    "nested object": (
+        lambda: SimpleNamespace(rope=SimpleNamespace(factor=1.0)),
+        lambda s, x: x * s.thing.rope.factor,
+        lambda thing: setattr(thing.rope, "factor", 0.5),
+        "inside its attribute thing",
+    ),
+    "slots": (
+        Slots,
+        lambda s, x: x * s.thing.scale,
+        lambda thing: setattr(thing, "scale", 0.5),
+        "inside its attribute thing",
+    ),
+    "array": (
+        lambda: np.ones(1, dtype=np.float32),
+        lambda s, x: x * float(s.thing[0]),
+        lambda thing: _halve(thing, 0),
+        "inside its attribute thing",
+    ),
+    "list in a tuple": (
+        lambda: ([1.0],),
+        lambda s, x: x * s.thing[0][0],
+        lambda thing: _halve(thing[0], 0),
+        "inside its attribute thing",
+    ),
+    "tensor in a tuple": (
+        lambda: (torch.zeros(WIDTH),),
+        lambda s, x: x + s.thing[0],
+        lambda thing: _write(thing[0]),
+        "inside its attribute thing",
+    ),
+    "module that is registered nowhere": (
+        lambda: [nn.Linear(WIDTH, WIDTH)],
+        lambda s, x: s.thing[0](x),
+        lambda thing: _write(thing[0].bias),
+        "inside its attribute thing",
+    ),
+    "class as a namespace": (
+        _nothing,
+        lambda s, x: x * Config.scale,
+        lambda _: setattr(Config, "scale", 0.5),
+        "inside the global Config",
+    ),
+    "class of an object": (
+        _nothing,
+        lambda s, x: x * HOLDER.scale,
+        lambda _: setattr(Holder, "scale", 0.5),
+        "inside the global HOLDER",
+    ),
+    "bound method": (
+        _nothing,
+        lambda s, x: BOUND(x),
+        lambda _: setattr(HOLDER, "own", 0.5),
+        "inside the global BOUND",
+    ),
+    "partial function": (
+        _nothing,
+        lambda s, x: PARTIAL(x),
+        lambda _: _halve(PARTIAL.keywords, "by"),
+        "inside the global PARTIAL",
+    ),
+    "attribute of a function": (
+        _nothing,
+        lambda s, x: gained(x),
+        lambda _: setattr(gained, "gain", 0.5),
+        "inside the global gained",
+    ),
+    "default": (
+        _nothing,
+        lambda s, x: of_default(x),
+        lambda _: _halve(of_default.__defaults__[0], "a"),  # type: ignore[index]
+        "inside the global of_default",
+    ),
+    "keyword's default": (
+        _nothing,
+        lambda s, x: of_keyword(x),
+        lambda _: _halve(of_keyword.__kwdefaults__["options"], "a"),
+        "inside the global of_keyword",
+    ),
+    "module of Python": (
+        _nothing,
+        lambda s, x: imported(x),
+        lambda _: setattr(SETTINGS_FILE, "scale", 0.5),
+        "the global scale, which its code reads",
+    ),
+    "global array": (
+        _nothing,
+        lambda s, x: x * float(ARRAY[0]),
+        lambda _: _halve(ARRAY, 0),
+        "inside the global ARRAY",
+    ),
+    "nested global": (
+        _nothing,
+        lambda s, x: x * NESTED["a"]["b"],
+        lambda _: _halve(NESTED["a"], "b"),
+        "inside the global NESTED",
+    ),
+    "environment": (
+        _nothing,
+        lambda s, x: x * float(os.environ.get(VARIABLE, "1")),
+        lambda _: os.environ.update({VARIABLE: "0.5"}),
+        "inside the environment",
+    ),
+}
+GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str]] = {
+    "counter": (
+        lambda: itertools.count(1),
+        lambda s, x: x * (1 + 0.1 * next(s.thing)),
+        "is an iterator",
+    ),
+    "generator of Python": (
+        lambda: (number for number in range(1, 1000)),
+        lambda s, x: x * (1 + 0.1 * next(s.thing)),
+        "is an iterator",
+    ),
+    "random state": (
+        lambda: random.Random(0),
+        lambda s, x: x * s.thing.random(),
+        "is a random state of its own",
+    ),
+    "NumPy's generator": (
+        lambda: np.random.default_rng(0),
+        lambda s, x: x * float(s.thing.random()),
+        "is a random state of its own",
+    ),
+    "torch's in a dictionary": (
+        lambda: {"of": torch.Generator().manual_seed(0)},
+        lambda s, x: x * torch.rand(WIDTH, generator=s.thing["of"]),
+        "is a generator of its own",
+    ),
+    "global generator": (
+        _nothing,
+        lambda s, x: x * torch.rand(WIDTH, generator=GENERATOR),
+        "is a generator of its own",
+    ),
+    "global random state": (
+        _nothing,
+        lambda s, x: x * STATE.random(),
+        "is a random state of its own",
+    ),
+    "large array": (
+        lambda: np.ones(1 << 15),
+        lambda s, x: x * float(s.thing[0]),
+        "whose changes nobody counts",
+    ),
+    "default that grows": (_nothing, lambda s, x: counted(x), "global counted changed"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_changes_deep_inside_is_an_error(name: str) -> None:
+    make, read, change, text = CHANGED[name]
+    assert train(make, read, change, False)[0]
+    with pytest.raises(RegionError, match=text):
+        train(make, read, change, True)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_stays_runs_again(name: str) -> None:
+    make, read, _, _ = CHANGED[name]
+    ours, refused = train(make, read, None, True)
+    assert not refused
+    assert same_bits(ours, train(make, read, None, False)[0])
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_what_goes_on_from_where_it_stands_runs_once(name: str) -> None:
+    make, read, text = GOES_ON[name]
+    ours, refused = train(make, read, None, True)
+    assert same_bits(ours, train(make, read, None, False)[0])
+    assert sorted(refused) == ["0", "1"]
+    assert all(text in reason for reason in refused.values())
+
+
+def test_draws_that_leave_no_trace_are_drawn_again() -> None:
+    """`fork_rng` sets the generator back, and so the forward seems to draw nothing."""
+    draw: Callable[[Any], Any] = lambda _: torch.rand(3)  # noqa: E731
+    ours, refused = train(_nothing, lambda s, x: forked(x), draw, True)
+    assert not refused
+    assert same_bits(ours, train(_nothing, lambda s, x: forked(x), draw, False)[0])
