@@ -16,6 +16,7 @@ torch, at classes and functions of installed packages, at containers of more tha
 import functools
 import random
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -135,7 +136,7 @@ def _goes_on(value: Any) -> str | None:
     kind = type(owner)
     if kind.__module__.startswith("numpy.random") and not _is_numpys_own(owner):
         return "is a random state of its own"
-    if isinstance(value, Iterator):
+    if isinstance(value, Iterator) and type(value) not in weakref.ProxyTypes:
         return "is an iterator"
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         if value.nbytes > MAX_ARRAY_BYTES:

@@ -537,7 +537,8 @@ class Seen:
         return sum(not each.expired() for each in self.storages)
 
 
-SEEN = Seen()
+_SEEN = Seen()
+SEEN = weakref.proxy(_SEEN)
 
 
 def test_a_rerun_leaves_nothing_behind() -> None:
