@@ -1,6 +1,7 @@
 """Random models of repeated layers: chains of operators, some with side effects."""
 
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -37,7 +38,9 @@ class Script:
         """Of the step."""
         self.kind = 0
         """Of the forward: which operators."""
-        self.seed, self.features = seed, features
+        self.seed = seed
+        # Behind a proxy: counting would be a side effect of forwards.
+        self.features = weakref.proxy(features)
         draw = random.Random(seed)
         self.surprises = {
             name for name in names if draw.random() < NUM_SURPRISES / len(names)
