@@ -94,7 +94,8 @@ class Deep:
                 inventory.computed(value, contents_of)
 
     def _visit(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, FIXED):
+        # A proxy says that it is a dictionary, and is none.
+        if isinstance(value, FIXED) or type(value) in weakref.ProxyTypes:
             return
         if id(value) in self._seen or depth == 0:
             return
@@ -136,7 +137,7 @@ def _goes_on(value: Any) -> str | None:
     kind = type(owner)
     if kind.__module__.startswith("numpy.random") and not _is_numpys_own(owner):
         return "is a random state of its own"
-    if isinstance(value, Iterator) and type(value) not in weakref.ProxyTypes:
+    if isinstance(value, Iterator):
         return "is an iterator"
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         if value.nbytes > MAX_ARRAY_BYTES:

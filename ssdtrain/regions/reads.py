@@ -2,6 +2,7 @@
 
 import dis
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -25,7 +26,9 @@ from ssdtrain.regions.inventory import (
 )
 
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
-FIXED = frozenset((FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN))
+FIXED = frozenset(
+    (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
+)
 FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
 """Kinds of values that are told by identity alone, or have nothing inside."""
 FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))

@@ -193,6 +193,8 @@ def _interesting(module: nn.Module) -> Iterator[str]:
     for name, value in vars(module).items():
         if name in STANDARD or isinstance(value, PLAIN):
             continue
+        if type(value) in weakref.ProxyTypes:  # says that it is what it leads to
+            continue
         if isinstance(value, Tensor | list | dict | set | deque):
             yield name
         elif not isinstance(value, OPAQUE) and hasattr(value, "__dict__"):

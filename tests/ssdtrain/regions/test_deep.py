@@ -5,6 +5,8 @@ import functools
 import itertools
 import os
 import random
+import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -124,6 +126,7 @@ def train(
     read: Callable[[Any, Tensor], Tensor],
     change: Callable[[Any], Any] | None,
     offloaded: bool,
+    **others: Any,
 ) -> tuple[list[Tensor], dict[str, str]]:
     """Gradients of every step, and why regions were refused.
 
@@ -131,11 +134,15 @@ def train(
         make: gives a block's attribute.
         read: what the block does with it.
         change: to it, between the third forward and its backward.
+        others: more attributes.
     """
     reset()
     torch.manual_seed(0)
     kind = type("Reading", (Block,), {"reads": read, "__module__": __name__})
     net = nn.Sequential(kind(make), kind(make), nn.Linear(WIDTH, WIDTH))
+    for name, value in others.items():
+        for block in net[:2]:
+            setattr(block, name, value)
     session = ssdtrain.offload(net, **SETTINGS) if offloaded else None
     found = []
     try:
@@ -353,6 +360,27 @@ def test_what_goes_on_from_where_it_stands_runs_once(name: str) -> None:
     assert same_bits(ours, train(make, read, None, False)[0])
     assert sorted(refused) == ["0", "1"]
     assert all(text in reason for reason in refused.values())
+
+
+THINGS = Holder()
+GLOBAL_PROXY = weakref.proxy(THINGS)
+
+
+def test_proxies_are_not_what_they_lead_to() -> None:
+    """A proxy of a dictionary says that it is one."""
+    counts = Counter(a=1)
+
+    def read(block: Any, x: Tensor) -> Tensor:
+        by = block.thing["a"] + block.inner[0]["a"] + GLOBAL_PROXY.own
+        return x * float(by)
+
+    def make() -> Any:
+        return weakref.proxy(counts)
+
+    kind = {"inner": [weakref.proxy(counts)]}
+    ours, refused = train(make, read, None, True, **kind)
+    assert not refused
+    assert same_bits(ours, train(make, read, None, False, **kind)[0])
 
 
 def test_draws_that_leave_no_trace_are_drawn_again() -> None:
