@@ -20,15 +20,15 @@ from ssdtrain.errors import ForkedError
 class Owner:
     """The process that made something."""
 
-    __slots__ = ("_pid",)
+    __slots__ = ("pid",)
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether this is another process: a forked child."""
-        return os.getpid() != self._pid
+        return os.getpid() != self.pid
 
     def check(self, what: str) -> None:
         """Raise unless this process made it.
@@ -38,7 +38,7 @@ class Owner:
         """
         if self.is_elsewhere:
             raise ForkedError(
-                f"{what} belongs to process {self._pid}, this is process "
+                f"{what} belongs to process {self.pid}, this is process "
                 f"{os.getpid()}, a fork of it; call ssdtrain.offload() in the child, "
                 "or fork before it."
             )

@@ -4,8 +4,7 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -126,6 +125,21 @@ class Unobserved(Observer):
     """For steps that nobody observes."""
 
 
+class InsideUse:
+    """See `Course.inside_use`."""
+
+    __slots__ = ("_before", "_course")
+
+    def __init__(self, course: "Course") -> None:
+        self._course = course
+
+    def __enter__(self) -> None:
+        self._before, self._course.is_using = self._course.is_using, True
+
+    def __exit__(self, *error: object) -> None:
+        self._course.is_using = self._before
+
+
 class Course:
     """The marks of one cache."""
 
@@ -147,7 +161,8 @@ class Course:
         """The region call that runs."""
         self.storing = OUTSIDE_PLAN
         """The region call whose inputs are packed now."""
-        self._is_using = False
+        self.is_using = False
+        """Whether a use is served now: what it asks for itself is no mark."""
         self._ways: dict[str, Way] = {}
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
 
@@ -272,7 +287,7 @@ class Course:
         Returns:
             The number of the use in its lane; None inside another use.
         """
-        if self._is_using:
+        if self.is_using:
             return None
         at = course.num_uses
         if not at:
@@ -291,19 +306,9 @@ class Course:
         placement = course.orders[order.owner].placement
         return placement is not Placement.RECOMPUTE or self.serving != order.owner
 
-    @property
-    def is_using(self) -> bool:
-        """Whether a use is served now: what it asks for itself is no mark."""
-        return self._is_using
-
-    @contextmanager
-    def inside_use(self) -> Iterator[None]:
-        """What is asked for meanwhile is no mark."""
-        before, self._is_using = self._is_using, True
-        try:
-            yield
-        finally:
-            self._is_using = before
+    def inside_use(self) -> "InsideUse":
+        """A block in which what is asked for is no mark."""
+        return InsideUse(self)
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""
@@ -327,14 +332,14 @@ class Course:
             The number of the use in its lane; None inside another use. To be given to
             `end_use`, whatever happens.
         """
-        if self._is_using:
+        if self.is_using:
             return None
         course = self.of(lane)
         if not course.num_uses:
             self._pass_absent(course)  # the last ones of forward
         at, course.num_uses = course.num_uses, course.num_uses + 1
         self.mark += 1
-        self._is_using = True
+        self.is_using = True
         if self.observer.listens:
             self.observer.mark(course.number, Phase.BACKWARD, number)
         return at
@@ -348,7 +353,7 @@ class Course:
     def end_use(self, at: int | None) -> None:
         """The cache has acted for the use that `begin_use` gave."""
         if at is not None:
-            self._is_using = False
+            self.is_using = False
             if self.observer.listens:
                 self.observer.seal()
 

@@ -261,7 +261,7 @@ def asking_node() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-def check_late_writer(name: str) -> None:
+def check_late_writer(owner: Named) -> None:
     """Refuse the one operator that fills a tensor which autograd has saved already.
 
     `rrelu` in training saves its noise before the kernel draws it, and no version
@@ -277,7 +277,7 @@ def check_late_writer(name: str) -> None:
         return
     if getattr(node, "_saved_training", True):
         raise InPlaceError(
-            f"rrelu in training saves its noise before it draws it, so {name} cannot "
-            "be offloaded; write it as torch.where(x < 0, x * noise, x) with a noise "
-            "of your own, or call it outside the offloaded module."
+            f"rrelu in training saves its noise before it draws it, so {owner.name} "
+            "cannot be offloaded; write it as torch.where(x < 0, x * noise, x) with a "
+            "noise of your own, or call it outside the offloaded module."
         )

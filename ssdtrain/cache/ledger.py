@@ -97,7 +97,9 @@ class Ledger:
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""
         self.handed_bytes += num_bytes
-        self._holder = asking_node()
+        # `asking_node`, without a call of Python: most tensors of a backward come here.
+        node = torch._C._current_autograd_node()
+        self._holder = None if node is None else node._sequence_nr()
 
     def settle(self) -> None:
         """What was handed over is gone, if that node has ended."""

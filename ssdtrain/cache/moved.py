@@ -160,7 +160,7 @@ class MovedHandle(Handle):
             check_version(self.counter, self.version, moved.name)
         kept = (RecordState.KEPT, RecordState.LEAVING)
         if moved.written_late and moved.state not in kept:
-            check_late_writer(moved.name)
+            check_late_writer(moved)
 
     def _inside(self, data: Tensor) -> Tensor:
         if self.shape is None:

@@ -661,7 +661,7 @@ class RecordView(NamedTuple):
         """
         self.probe.check(self.record)
         if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
-            check_late_writer(self.record.name)
+            check_late_writer(self.record)
 
 
 class RebuiltView(NamedTuple):

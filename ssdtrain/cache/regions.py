@@ -42,7 +42,6 @@ from ssdtrain.cache.record import (
     Holding,
     Known,
     Lane,
-    Record,
     RecordState,
     RecordView,
 )
@@ -90,11 +89,6 @@ class Place(tuple[torch.Size, torch.dtype, tuple[int, ...] | None, Owner]):
     of Python."""
 
     __slots__ = ()
-
-    @property
-    def owner(self) -> Any:
-        """Who waits for it, and lives."""
-        return None if self[3] is None else self[3]()
 
 
 def place_of(tensor: Tensor, owner: Owner) -> Place:
@@ -190,15 +184,10 @@ class PlaceHandle(Handle):
         if counter is not None and version is not None and counter._version != version:
             check_version(counter, version, self.name)
         if self.written_late and call.drops:
-            check_late_writer(self.name)
-        if self.on_use is None:
-            return self._take(call)
-        at = self.on_use.begin()
-        tensor = self._take(call)
-        self.on_use.end(at)
-        return tensor
-
-    def _take(self, call: "RegionCall") -> Tensor:
+            check_late_writer(self)
+        on_use, at = self.on_use, None
+        if on_use is not None:
+            at = on_use.begin()
         tensor = self.tensor
         if tensor is None:
             tensor = call.made_for(self)
@@ -206,6 +195,8 @@ class PlaceHandle(Handle):
             self.tensor = None
             if self.num_bytes:
                 call.handed_over(self.num_bytes)
+        if on_use is not None:
+            on_use.end(at)
         return tensor
 
     def drop(self, nothing: Tensor) -> None:
@@ -269,10 +260,10 @@ class RegionCall:
         self._before = Before(region.path, seen)
         self._slow = region.watch.slow()
         """Random states that nobody draws from, while the forward runs."""
-        self._weights = Weights(seen.tensors)
+        self._weights = Weights(seen.tensors, seen.placed)
         self._inputs: list[tuple[Tensor, int]] = []
-        self._booked: set[tuple[Stamp, int]] = set()
-        """Storages whose bytes are booked, by version."""
+        self._booked: set[tuple[Stamp, int]] | None = None
+        """Storages whose bytes are booked, by version; None before the first one."""
         self._held_bytes = 0
         """Booked for handles that are no records."""
         self._planned_bytes = 0
@@ -291,17 +282,17 @@ class RegionCall:
                 self._leaves.append(leaf)
                 continue
             self._inputs.append((leaf, leaf._version))
-            if is_plain(leaf):
-                self._booked.add((stamp_of(leaf), leaf._version))
-            is_parameter = isinstance(leaf, nn.Parameter)
+            # Torch asks in Python whether something is a parameter.
+            is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
             handle = pack(leaf)
             self._leaves.append(Input(handle, leaf.requires_grad, is_parameter))
-            self._tell_of_input(handle)
+            if self._cache.course.observer.listens:
+                self._tell_of_input(handle)
 
     def _tell_of_input(self, handle: Any) -> None:
         course = self._cache.course
         item = item_of(handle)
-        if course.observer.listens and item >= 0:
+        if item >= 0:
             course.observer.reads(course.of(self.lane).number, self.number, item)
 
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
@@ -356,10 +347,15 @@ class RegionCall:
 
     def _new_bytes(self, tensor: Tensor) -> int:
         """Book what it adds to the tensors that are alive."""
+        booked = self._booked
+        if booked is None:
+            inputs = (each for each in self._inputs if is_plain(each[0]))
+            booked = {(stamp_of(leaf), version) for leaf, version in inputs}
+            self._booked = booked
         key = stamp_of(tensor), tensor._version
-        if key in self._booked:
+        if key in booked:
             return 0
-        self._booked.add(key)
+        booked.add(key)
         num_bytes = (tensor if tensor._base is None else tensor._base).nbytes
         self._held_bytes += num_bytes
         self.holding.live_bytes += num_bytes
@@ -406,11 +402,11 @@ class RegionCall:
                 record.region = None
                 self._cache.place_again(record)
         nothing = self._cache.nothing
-        for place in self._places if self.drops else ():
-            owner = place.owner
+        for _, _, _, owned in self._places if self.drops else ():
+            owner = None if owned is None else owned()
             if type(owner) is PlaceHandle:
                 owner.drop(nothing)
-        self._booked.clear()
+        self._booked = None
         self._book_planned()
         booked = {Count.SAVED: self._held_bytes}
         if not self.drops:
@@ -502,12 +498,15 @@ class RegionCall:
         self._random.restore(self._device)
         try:
             place = self.lane.kind, REGION, self.number
-            restored = self._conditions.restored()
-            as_before = self._before.restored(self.region.watch.hooks)
             # An optimizer's step may run under a mode.
-            with without_modes(), as_before, restored, clock.measure(REGION, place, 0):
-                with attention.standing():
-                    collector.run(self._forward, args, kwargs)
+            with (
+                without_modes(),
+                self._before.restored(self.region.watch.hooks),
+                self._conditions.restored(),
+                clock.measure(REGION, place, 0),
+                attention.standing(),
+            ):
+                collector.run(self._forward, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._regions.shortage(self, error) from error
         finally:
@@ -570,14 +569,14 @@ class RegionCall:
 
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0
-        for place, tensor in zip(self._places, found, strict=True):
-            owner = place.owner
-            if isinstance(owner, Record):
-                if owner.state is RecordState.DROPPED:
-                    owner.made_again(tensor)
-            elif owner is not None and owner.tensor is None:
-                owner.tensor = tensor
-                made_bytes += owner.num_bytes
+        for (_, _, _, owned), tensor in zip(self._places, found, strict=True):
+            owner = None if owned is None else owned()
+            if type(owner) is PlaceHandle:
+                if owner.tensor is None:
+                    owner.tensor = tensor
+                    made_bytes += owner.num_bytes
+            elif owner is not None and owner.state is RecordState.DROPPED:
+                owner.made_again(tensor)
         if made_bytes:
             self.holding.live_bytes += made_bytes
             self._cache.ledger.live(made_bytes)
@@ -610,9 +609,9 @@ class RegionCall:
                 return
             for record in self.records.values():
                 record.drop_again()
-            for place in self._places:
-                owner = place.owner
-                if isinstance(owner, PlaceHandle) and owner.tensor is not None:
+            for _, _, _, owned in self._places:
+                owner = None if owned is None else owned()
+                if type(owner) is PlaceHandle and owner.tensor is not None:
                     owner.tensor = None
                     self.handed_over(owner.num_bytes)
             self._cache.collect()

@@ -1,5 +1,6 @@
 """A lane that follows a compiled plan. See [Note: compiled plan] in table.py."""
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -79,7 +80,7 @@ class Run:
 
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
-        general, owner = self.bring_back, self._cache.owner
+        general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         dispatching, overriding, inferring = modes.ASKED
 
@@ -99,7 +100,7 @@ class Run:
                     call = regions.current
                     if call is not None and graph_task() == -1 and is_like(tensor, row):
                         return call.hold_planned(tensor, row.own_bytes)
-                if owner.is_elsewhere:
+                if getpid() != pid:  # see [Note: after a fork]
                     return self._generally(tensor)
                 if type(row) is HostRow and tensor.nbytes == row.num_bytes:
                     if self.may_move(tensor):
@@ -122,7 +123,7 @@ class Run:
                     return tensor
             if dispatching() or inferring() or (overriding() and may_meddle()):
                 return self._apart(1, handle)  # type: ignore[no-any-return]
-            if owner.is_elsewhere:
+            if getpid() != pid:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
                 self.count_quiet_uses(handle)

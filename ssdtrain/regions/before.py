@@ -15,7 +15,7 @@ further inside ([Note: further inside] in regions/deep.py).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ssdtrain.errors import RegionError
 from ssdtrain.regions.deep import Deep
 from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
 from ssdtrain.regions.reads import PLAIN, Reads, versions_of
+from ssdtrain.regions.weights import has_place
 
 # Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
@@ -87,6 +88,8 @@ class Seen:
         self.tensors: list[Tensor] = []
         """Parameters and buffers."""
         self._inventory = self._listed(modules)
+        self.placed = [each for each in self.tensors if has_place(each)]
+        """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
 
     def _listed(self, modules: list[nn.Module]) -> Inventory:
@@ -125,7 +128,7 @@ class Seen:
             return False
         try:
             return self._inventory.fingerprint().is_same(self._fingerprint)
-        except (KeyError, ValueError):  # something is gone
+        except ValueError:  # something is gone
             return False
 
 
@@ -137,6 +140,7 @@ def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
                 yield f"its attribute {name}", value
 
 
+AS_IT_IS = nullcontext()
 UNSEEN = Seen([], [], Reads(()), None)
 
 
@@ -151,9 +155,10 @@ class Before:
         """It is not run again: hold nothing of what was seen."""
         self.seen = UNSEEN
 
-    @contextmanager
-    def restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
-        """A block in which they are as they were.
+    def restored(
+        self, hooks: Callable[[Any], str | None]
+    ) -> AbstractContextManager[None]:
+        """A block in which they are as they were; made just before it begins.
 
         Args:
             hooks: tells of one of modules that would run twice; None: there is none.
@@ -161,9 +166,10 @@ class Before:
         Raises:
             RegionError: something cannot be put back.
         """
-        if self.seen.stands():
-            yield
-            return
+        return AS_IT_IS if self.seen.stands() else self._restored(hooks)
+
+    @contextmanager
+    def _restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
         name = self.seen.reads.changed(self.seen.values)
         if name is not None:
             raise self._error(f"{name}, which its code reads,")

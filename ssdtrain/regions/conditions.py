@@ -11,7 +11,7 @@ the forward's.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,11 @@ from torch.nn.utils import parametrize
 from ssdtrain.numerics import Numerics, numerics, restored
 
 
-class Autocast(NamedTuple):
-    """Autocast of one type of device."""
+class Autocast(tuple[str, bool, torch.dtype]):
+    """Autocast of one type of device: the type, whether it is on, and its dtype. A
+    tuple: made without a call of Python."""
 
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
+    __slots__ = ()
 
 
 class Conditions(NamedTuple):
@@ -42,34 +41,35 @@ class Conditions(NamedTuple):
     def now(cls, device: torch.device) -> "Conditions":
         """Those that hold here."""
         kinds = ("cpu",) if device.type == "cpu" else (device.type, "cpu")
+        enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
         return cls(
-            tuple(
-                Autocast(
-                    kind,
-                    torch.is_autocast_enabled(kind),
-                    torch.get_autocast_dtype(kind),
-                )
-                for kind in kinds
-            ),
+            tuple([Autocast((kind, enabled(kind), dtype(kind))) for kind in kinds]),
             torch.is_autocast_cache_enabled(),
             numerics(device),
             device,
         )
 
+    def restored(self) -> AbstractContextManager[None]:
+        """A block under these conditions, with gradients on; made just before it
+        begins."""
+        now = self.now(self.device)
+        return torch.enable_grad() if now == self else self._restored(now)
+
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """A block under these conditions, with gradients on."""
+    def _restored(self, now: "Conditions") -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            for each in self.autocasts:
-                stack.enter_context(
-                    torch.autocast(
-                        each.device_type,
-                        dtype=each.dtype,
-                        enabled=each.enabled,
-                        cache_enabled=self.caches,
+            for wanted, present in zip(self.autocasts, now.autocasts, strict=True):
+                device_type, enabled, dtype = wanted
+                if wanted != present or self.caches != now.caches:
+                    stack.enter_context(
+                        torch.autocast(
+                            device_type,
+                            dtype=dtype,
+                            enabled=enabled,
+                            cache_enabled=self.caches,
+                        )
                     )
-                )
             stack.enter_context(restored(self.settings, self.device))
             yield
 
@@ -84,7 +84,7 @@ class RandomState(NamedTuple):
     def now(cls, device: torch.device) -> "RandomState":
         """As it is; no wait for the device."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), cuda)
+        return cls(torch.default_generator.get_state(), cuda)
 
     def is_same(self, other: "RandomState") -> bool:
         """Whether nothing was drawn between two states."""

@@ -6,35 +6,29 @@ forward, and before that runs again. To gather it by name and compare it takes a
 0.1 ms a time for a decoder layer, all of it Python, and almost always nothing has
 changed. So whoever gathers it leaves an `Inventory`: into which containers it went,
 and which tensors it met. All of them are read again without a call of Python into a
-`Fingerprint`, and two of those are compared object by object with `is`, and sizes and
-versions with `==`. Equal fingerprints mean that everything gathered is as it was. Where
-they differ it is gathered and compared by name: only that tells an equal number from a
-change, or what has changed.
+`Fingerprint`: the version that Python counts for each dictionary, which torch.compile
+asks for as well, versions of tensors, sizes, and objects, which are compared with `is`.
+Equal fingerprints mean that everything gathered is as it was. Where they differ it is
+gathered and compared by name: only that tells an equal number from a change, or what
+has changed.
 (tests/ssdtrain/regions/test_inventory.py)
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch._C._dynamo.guards import dict_version
 
 MAX_ITEMS = 64
 """A larger list or dictionary of a program's globals is compared by identity alone."""
 NOTHING = object()
 """Where a variable has no value."""
-UNREAD = frozenset(
-    """
-    _non_persistent_buffers_set _backward_pre_hooks _backward_hooks
-    _is_full_backward_hook _forward_hooks_with_kwargs _forward_hooks_always_called
-    _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks
-    _load_state_dict_pre_hooks _load_state_dict_post_hooks
-    """.split()
-)
-"""Attributes of every module that a forward without hooks does not read."""
 HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_hooks,
     nn.modules.module._global_forward_pre_hooks,
@@ -55,8 +49,8 @@ class Fingerprint(NamedTuple):
     """What an `Inventory` holds at one time."""
 
     numbers: list[Any]
-    """Sizes of containers, versions of tensors, whether gradients are required, bytes
-    of arrays."""
+    """Versions of dictionaries and tensors, sizes of other containers, whether
+    gradients are required, bytes of arrays."""
     objects: list[Any]
 
     def is_same(self, other: "Fingerprint") -> bool:
@@ -73,10 +67,10 @@ class Inventory:
         self.is_blind = False
         """Whether something cannot be read so: nothing is ever known to be the same."""
         self._owners: list[Any] = []
-        self._picked: list[Any] = []
-        self._pickers: list[Any] = []
-        """What gives the values of known names of those."""
+        self._written: list[dict[Any, Any]] = []
+        """Dictionaries told by their version."""
         self._dicts: list[dict[Any, Any]] = []
+        """And by what is in them."""
         self._lists: list[Any] = []
         self._large: list[Any] = []
         self._tensors: list[Tensor] = []
@@ -96,9 +90,11 @@ class Inventory:
         Args:
             hooks: whether its forward hooks are looked at.
         """
-        self.owner(module, UNREAD)
-        for held in (module._parameters, module._buffers, module._modules):
-            self.dictionary(held)
+        self.owner(module)
+        self.dictionary(module._modules)
+        # FSDP2 takes the weights of a forward out and puts them back for backward.
+        for held in (module._parameters, module._buffers):
+            self.dictionary(held, comes_back=True)
         if hooks:
             self.dictionary(module._forward_hooks)
             self.dictionary(module._forward_pre_hooks)
@@ -106,36 +102,35 @@ class Inventory:
         parameters = module._parameters.values()
         self._parameters += [each for each in parameters if each is not None]
 
-    def owner(self, value: Any, passed: frozenset[str] = frozenset()) -> None:
-        """The attributes of an object, but for those of these names."""
-        try:
-            own: Any = OWN(value, "__dict__")
-        except AttributeError:
-            own = None
-        if own is None or getattr(value, "__dict__", None) is not own:
-            self.is_blind = True  # its class computes them
-        elif self._is_new(value):
-            self._owners.append(value)
-            self._pick(own, passed)
-
-    def dictionary(self, value: dict[Any, Any]) -> None:
-        """Keys and values, in order."""
+    def owner(self, value: Any) -> None:
+        """The attributes of an object."""
+        own = _own_of(value)
+        if own is None:
+            self.is_blind = True
+            return
         if self._is_new(value):
-            self._dicts.append(value)
+            self._owners.append(value)
+        self.dictionary(own)
+
+    def dictionary(self, value: dict[Any, Any], *, comes_back: bool = False) -> None:
+        """Keys and values, in order.
+
+        Args:
+            comes_back: whether what is in it may be replaced and put back.
+        """
+        # The order of an OrderedDict may change, and its version does not tell.
+        by_version = type(value) is dict and not comes_back
+        if self._is_new(value):
+            (self._written if by_version else self._dicts).append(value)
 
     def class_of(self, kind: type) -> None:
         """The attributes of a class."""
-        if self._is_new(kind):
-            self._pick(vars(kind))
-
-    def _pick(self, held: Any, passed: frozenset[str] = frozenset()) -> None:
-        """By name: with as many names as before there is no other name."""
-        names = [name for name in held if name not in passed]
-        if not names:
-            names = list(held)
-        self._picked.append(held)
-        if names:  # of a single one it would give no tuple
-            self._pickers.append((itemgetter(names[0], *names), held))
+        # Python gives out a view of the dictionary; this is what it refers to.
+        held = gc.get_referents(vars(kind))
+        if len(held) == 1 and type(held[0]) is dict:
+            self.dictionary(held[0])
+        else:
+            self.is_blind = True
 
     def versions(self, values: Iterable[Any]) -> None:
         """Of the tensors among them that count their changes."""
@@ -206,12 +201,11 @@ class Inventory:
         """All of it, as it is now.
 
         Raises:
-            KeyError: an attribute is gone.
-            ValueError: a variable is.
+            ValueError: a variable has no value any more.
         """
         dicts, lists = self._dicts, self._lists
         numbers: list[Any] = [
-            *map(len, self._picked),
+            *map(dict_version, self._written),
             *map(len, dicts),
             *map(len, lists),
             *map(VERSION, self._tensors),
@@ -220,7 +214,6 @@ class Inventory:
         ]
         objects = [
             *map(OWN, self._owners, repeat("__dict__")),
-            *chain.from_iterable([pick(held) for pick, held in self._pickers]),
             *chain.from_iterable(dicts),
             *chain.from_iterable(map(dict.values, dicts)),
             *chain.from_iterable(lists),
@@ -233,3 +226,13 @@ class Inventory:
                 # Bytes of an array are others in each look.
                 (numbers if type(each) is bytes else objects).append(each)
         return Fingerprint(numbers, objects)
+
+
+def _own_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object; None: its class computes them."""
+    try:
+        own = OWN(value, "__dict__")
+    except AttributeError:
+        return None
+    given = getattr(value, "__dict__", None)
+    return own if given is own and isinstance(own, dict) else None

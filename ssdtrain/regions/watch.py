@@ -91,12 +91,14 @@ class Watch:
         What was seen last is kept for the next call, and with it whatever attributes
         held: not where that is another thing in each step, and might be large.
         """
-        seen = self._last()
-        if seen is None or not seen.stands():
-            seen = self._see()
+        before = self._last()
+        if before is not None and before.stands():
+            return before
+        seen = self._see()
+        if before is None or _change_of_modules(before, seen) is not None:
             self._num_looks += 1
-            keep = self._num_looks <= MAX_LOOKS
-            self._last = (lambda: seen) if keep else weakref.ref(seen)
+        keep = self._num_looks <= MAX_LOOKS
+        self._last = (lambda: seen) if keep else weakref.ref(seen)
         return seen
 
     def _see(self) -> Seen:

@@ -1,7 +1,6 @@
 """The weights that a re-run reads again."""
 
-from itertools import repeat
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,11 +11,15 @@ from ssdtrain.regions.inventory import VERSION
 
 PLACED = frozenset((Tensor, nn.Parameter))
 """Types of tensors that have bytes of their own."""
-LAYOUT = attrgetter("layout")
 _TENSOR: Any = torch._C.TensorBase
 # Without the calls of Python that the public methods are.
 STORAGE, OFFSET = _TENSOR.untyped_storage, _TENSOR.storage_offset
 SIZE, STRIDE = _TENSOR.size, _TENSOR.stride
+
+
+def has_place(tensor: Tensor) -> bool:
+    """Whether it has bytes of its own, at an address."""
+    return type(tensor) in PLACED and tensor.layout is torch.strided
 
 
 class Weights:
@@ -24,18 +27,16 @@ class Weights:
 
     Args:
         tensors: all of them.
+        placed: those with bytes of their own (`has_place`).
     """
 
     __slots__ = ("_numbers", "_placed", "_places", "_storages", "tensors")
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor], placed: list[Tensor]) -> None:
         self.tensors = tensors
         self._numbers = [*map(VERSION, tensors)]
-        placed = [each for each in tensors if type(each) in PLACED]
         if any_gathered(placed):  # its data come and go, and would be held here
             placed = [each for each in placed if not is_gathered(each)]
-        if not all(map(is_, map(LAYOUT, placed), repeat(torch.strided))):
-            placed = [each for each in placed if each.layout is torch.strided]
         self._placed = placed
         # Held, so that data which replace them (`weight.data = other`) lie elsewhere.
         self._storages = [*map(STORAGE, placed)]

@@ -2,8 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -86,15 +85,9 @@ class Clock:
             _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
         )
 
-    @contextmanager
-    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> Iterator[None]:
+    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> "Measured":
         """Around one rebuild: `begin` and `end`."""
-        begun = self.begin()
-        try:
-            yield
-        finally:
-            if begun is not None:
-                self.end(begun, recipe, place, num_bytes)
+        return Measured(self, recipe, place, num_bytes)
 
     def _times_all(self) -> bool:
         """Whether every rebuild of the running step is timed."""
@@ -184,3 +177,20 @@ class Clock:
             return (end - start) / 1e6  # type: ignore[no-any-return]
         end.synchronize()
         return float(start.elapsed_time(end))
+
+
+class Measured:
+    """Around one rebuild: `Clock.begin` and `Clock.end`."""
+
+    __slots__ = ("_begun", "_clock", "_what")
+
+    def __init__(self, clock: Clock, *what: Any) -> None:
+        self._clock = clock
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._begun = self._clock.begin()
+
+    def __exit__(self, *error: object) -> None:
+        if self._begun is not None:
+            self._clock.end(self._begun, *self._what)

@@ -16,7 +16,12 @@ as well.
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any
 
 import torch
@@ -91,10 +96,20 @@ def may_meddle() -> bool:
     )
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
+AS_IT_IS = nullcontext()
+
+
+def without_modes() -> AbstractContextManager[None]:
     """Around ssdtrain's own work: no mode sees it, and its tensors are none of
     inference mode's. A dispatch mode that stands counts as entered."""
+    dispatching, overriding, inferring = ASKED
+    if dispatching() or overriding() or inferring():
+        return _aside()
+    return AS_IT_IS
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
     dispatching, overriding, inferring = ASKED
     with ExitStack() as stack:
         if inferring():

@@ -193,6 +193,31 @@ def test_a_call_without_changes_looks_by_name_once() -> None:
     assert watch.look() is first
 
 
+def test_weights_that_are_taken_out_and_put_back_are_the_same() -> None:
+    """As FSDP2 does around each forward and each backward."""
+    block = Block()
+    seen = Watch(block).look()
+    held = vars(block.part.list[1])["_parameters"]
+    weight = held["weight"]
+    held["weight"] = nn.Parameter(torch.ones(WIDTH, WIDTH))
+    assert not seen.stands()
+    held["weight"] = weight
+    assert seen.stands()
+
+
+def test_what_is_set_and_set_back_is_no_change_of_the_program() -> None:
+    """As `eval()` and `train()` between two steps."""
+    block = Block()
+    watch = Watch(block)
+    for _ in range(2 * MAX_LOOKS):
+        seen = watch.look()
+        block.eval().train()
+    found = weakref.ref(seen)
+    del seen
+    gc.collect()
+    assert found() is not None
+
+
 def test_what_changes_in_every_step_is_not_kept() -> None:
     """A tensor among the attributes would live until the next step."""
     block = Block()
@@ -247,7 +272,8 @@ WRITES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 def test_weights_that_were_written_or_replaced(name: str) -> None:
     write, stands = WRITES[name]
     weight = nn.Parameter(torch.zeros(4))
-    weights = Weights([weight, torch.zeros(2)])
+    tensors = [weight, torch.zeros(2)]
+    weights = Weights(tensors, tensors)
     write(weight)
     assert weights.stand() is stands
 
@@ -255,7 +281,8 @@ def test_weights_that_were_written_or_replaced(name: str) -> None:
 def test_data_of_gathered_weights_may_come_and_go() -> None:
     weight: Any = nn.Parameter(torch.zeros(4))
     weight.ds_id = 1
-    weights = Weights([weight, torch.zeros(2)])
+    tensors = [weight, torch.zeros(2)]
+    weights = Weights(tensors, tensors)
     data = weakref.ref(weight.data.untyped_storage())
     weight.data = torch.empty(0)
     assert weights.stand()
