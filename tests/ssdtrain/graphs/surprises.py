@@ -39,7 +39,7 @@ from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.timeline import Timeline
 
 ROWS, WIDTH = 4, 8
-NUM_STEPS, TURN = 6, 4
+NUM_STEPS, TURN = 8, 4
 """Step 0 warms up, 1 is observed, 2 is the first under a plan, which 3 follows as a
 table."""
 DATA_ROWS = 64

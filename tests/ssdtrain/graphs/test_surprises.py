@@ -18,7 +18,7 @@ from surprises import (
     train,
 )
 
-NUM_MODELS = 24
+NUM_MODELS = 20
 FOUND = 13962350714, 13962364582, 13962126760, 13962175533
 """What campaigns have found: modes that are gone when their work is saved, and recipes
 that were to read what a compiled plan moves."""
