@@ -85,7 +85,7 @@ class StoredAttention:
         self._spares: dict[int, Spare] = {}
         """Results that are stored, by place."""
         self._items: dict[int, int] = {}
-        """In the observed step: of what has a record or is tiny, by place."""
+        """In the observed step: of what has a record or is small, by place."""
         self._outputs: list[int] = []
         """Likewise: places of what an attention operator made."""
 
@@ -97,9 +97,18 @@ class StoredAttention:
                 self._outputs.append(number)
         self.stored(number, handle)
 
+    def small(self, number: int) -> None:
+        """The tensor at this place is below `min_bytes`: no item, but it may stay."""
+        if self._cache.course.observer.listens:
+            self._items[number] = NO_ITEM
+
+    def expects(self, number: int) -> bool:
+        """Whether the tensor at this place may be a result of attention."""
+        return number in self._known.places
+
     def stored(self, number: int, handle: Any) -> None:
         """The tensor at this place may be stored."""
-        if number in self._known.places:
+        if self.expects(number):
             spare = Spare.of(handle)
             if spare is not None:
                 self._spares[number] = spare

@@ -301,7 +301,7 @@ class TensorCache:
         if key.stamp in self._resident or num_bytes < min(TINY_BYTES, least_bytes):
             return call.stored(tensor, self._keep(tensor))
         if num_bytes < least_bytes:
-            return call.hold(tensor)
+            return call.hold_small(tensor, self._keep)
         record = call.records.get(key) or self._records.get(key)
         return call.stored(tensor, self._pack_bytes(tensor, key, view, record))
 

@@ -186,6 +186,11 @@ class Way:
         self.chosen = frozenset(
             order.region for order in orders or () if order.placement is Placement.RERUN
         )
+        self.storing = frozenset(
+            order.region
+            for order in orders or ()
+            if order.region in self.chosen and order.placement is not Placement.RERUN
+        )
         self.loads: dict[int, list[int]] = {}
         self.reading: list[int] = []
         for item, order in enumerate(orders or ()):
@@ -214,6 +219,8 @@ class LaneCourse:
         self.num_uses = 0
         self.chosen = way.chosen
         """Region calls that run again, also if the lane leaves its plan."""
+        self.storing = way.storing
+        """Of these: region calls some of whose tensors are stored all the same."""
         self.records: dict[int, weakref.ref[Any]] = {}
         """A `Record`, or a `Moved` of a table, by item."""
         self.loads = way.loads

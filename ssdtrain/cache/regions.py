@@ -321,6 +321,20 @@ class RegionCall:
         self._places.append(place_of(tensor, weakref.ref(handle)))
         return handle
 
+    def hold_small(self, tensor: Tensor, keep: Callable[[Tensor], Handle]) -> Handle:
+        """The next place, for plain bytes below `min_bytes`: no plan counts them.
+
+        Args:
+            keep: makes a handle under which the tensor stays. Statistics of an
+                attention do, where the plan stores its output.
+        """
+        number = len(self._places)
+        storing = self._cache.course.of(self.lane).storing
+        if self.number in storing and self._attention.expects(number):
+            return self.stored(tensor, keep(tensor))
+        self._attention.small(number)
+        return self.hold(tensor)
+
     def hold_planned(self, tensor: Tensor, num_bytes: int) -> PlaceHandle:
         """The next place, for a row of a table: plain bytes, of which so many count."""
         handle = PlaceHandle(self, tensor, num_bytes)

@@ -180,6 +180,31 @@ def test_it_comes_back_from_an_ssd(
     assert last is not None and last.bytes_written > 0 and not last.fallbacks
 
 
+@pytest.mark.parametrize("num_storing", [2, 1])
+def test_statistics_below_min_bytes_stay(
+    num_storing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No item of a plan: too small; but not tiny."""
+
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        loss: Tensor = model(batch(number, 136)).square().mean()
+        return loss
+
+    told, session = run_both(
+        Net(num_blocks=2),
+        monkeypatch,
+        loss_of,
+        settings={"min_bytes": 8192},
+        num_storing=num_storing,
+    )
+    assert told == ["taken"] * num_storing
+    assert session.profile is not None
+    for run in session.profile.regions["model/0"]:
+        ((item,),) = (part.items for part in run.parts)
+        assert "FlashAttention" in session.profile.kinds["model/0"][item].name
+    assert session.last_step is not None and not session.last_step.fallbacks
+
+
 class Masked(Block):
     """A mask instead of causality, and as many keys as queries."""
 
