@@ -6,9 +6,11 @@ plan may store them although their region runs again. In the re-run the attentio
 operator then gives aliases of what was stored. That happens below autograd, in a
 dispatch mode: torch builds its own node, which saves what it saved in forward, and
 whatever surrounds the operator (casts, padding, grouped heads) runs as ever. A mode
-around the whole re-run would slow every operator down and alter some, so ours stands
-from the last tensor saved before attention's own to the last one that attention saves;
-it is entered only where no other mode stands, and so below any that a model enters.
+slows every operator down, so ours is entered with the last tensor saved before
+attention's own, and only where no other mode stands, so below any that a model enters.
+It stands to the end of the re-run: a compiled function puts the dispatcher's state of
+its beginning back at its end, and a mode that was left inside would still be looked
+for. One that was entered inside is not seen, so next time it is entered earlier.
 An operator is answered only at its place among the saved tensors, with a call of the
 same name, tensors (dtype, device, rank, version) and other arguments as was seen
 computing here before, without dropout. Sizes and strides may differ from that call, but
@@ -16,7 +18,8 @@ not from forward's: the re-run compares those of every tensor that it saves, que
 keys and values among them, with those that forward saved. Each answer must be saved at
 the very place at which forward saved it, or the forward runs once more without answers.
 All else is computed, and counted.
-(tests/ssdtrain/regions/test_attention.py, test_attention_call.py)
+(tests/ssdtrain/regions/test_attention.py, test_attention_call.py,
+test_attention_compiled.py)
 """
 
 import sys
@@ -264,8 +267,10 @@ class Watched:
         self._check = check
         self._now = now
         self._mode: _Mode | None = None
-        """While it stands. It holds this object: a cycle would hold the re-run's
-        graph until the garbage is collected."""
+        """From the first window to the end of the re-run. It holds this object: a cycle
+        would hold the re-run's graph until the garbage is collected."""
+        self._is_open = False
+        """Whether a window is open."""
         self._num_placed = 0
         self._last: list[int] = []
         """Addresses of what was saved last."""
@@ -291,11 +296,14 @@ class Watched:
             while self._windows:
                 self._close()
             self._stored.clear()
+            mode, self._mode = self._mode, None
+            if mode is not None:
+                _take_off(mode)
 
     def placed(self, number: int, tensor: Tensor) -> None:
         """Autograd has saved this tensor at this place."""
         self._num_placed = number + 1
-        if self._mode is not None:
+        if self._is_open:
             address = tensor.data_ptr() if is_strided(tensor) else 0
             self._last = [*self._last[1 - NUM_INPUTS :], address]
             if self._call is not None and address:
@@ -305,23 +313,24 @@ class Watched:
         self._open()
 
     def _open(self) -> None:
-        """Enter the mode if the next tensor is the first one of a window."""
+        """Open a window if the next tensor is its first one."""
         if not self._windows or self._num_placed != self._windows[-1].start:
             return
-        if not OTHERS_STAND():
+        if self._mode is None and not OTHERS_STAND():
             # Not by `with`: it ends in another call, and is no mode of the program's.
             self._mode = _Mode(self)
             torch._C._push_on_torch_dispatch_stack(self._mode)
+        self._is_open = self._mode is not None
 
     def _close(self) -> None:
-        window = self._windows.pop()
-        mode, self._mode = self._mode, None
-        if mode is not None:
-            _take_off(mode)
-        call = self._call
-        if window.spot is not None and (call is None or not call.is_answer):
-            self.reasons.append(_reason(window.spot, call, mode is not None))
-        self._settle(window.spot)
+        window, call = self._windows.pop(), self._call
+        was_open, self._is_open = self._is_open, False
+        spot = window.spot
+        if spot is not None and (call is None or not call.is_answer):
+            self.reasons.append(_reason(spot, call, was_open))
+            if call is None:
+                spot.start = max(0, spot.start - NUM_INPUTS)
+        self._settle(spot)
         self._last = []
 
     def _settle(self, spot: Spot | None) -> None:
@@ -346,7 +355,7 @@ class Watched:
     def serve(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Answer an operator, or run it."""
         schema = getattr(func, "_schema", None)
-        if schema is None or schema.name not in OPERATORS:
+        if schema is None or schema.name not in OPERATORS or not self._is_open:
             return func(*args, **kwargs)
         signature = signature_of(schema, args, kwargs)
         spot = self._windows[-1].spot if self._windows else None
