@@ -278,6 +278,40 @@ def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < fast < 0.55 * general, (fast, general)
 
 
+class Checkpointed(Block):
+    """As people write it: torch's checkpoint around the forward."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """Runs again in backward."""
+        forward = super().forward
+        found: Tensor = checkpoint(forward, x, table, use_reentrant=False)
+        return found
+
+
+def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
+    """Of what the host does around a forward, with all that is looked at for safety."""
+    model, theirs = Net(8, dropout=0.0), Net(8, dropout=0.0)
+    for block in theirs.blocks:
+        block.__class__ = Checkpointed
+    x = batch(0)
+
+    def step(net: Net) -> None:
+        net(x).square().mean().backward()
+
+    step(theirs)
+    plain, others = num_calls(lambda: step(model)), num_calls(lambda: step(theirs))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
+        for number in range(NUM_COMPILED + 2):
+            step(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == NUM_OBSERVED:
+                planned(session)
+        ours = num_calls(lambda: step(model))
+    assert plain < ours < others, (plain, ours, others)
+
+
 @pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
 def test_marks_are_the_general_paths(
     inputs: Placement, monkeypatch: pytest.MonkeyPatch
