@@ -146,8 +146,10 @@ class MovedHandle(Handle):
 
     def get(self) -> Tensor:
         """The tensor; `InPlaceError` if it was changed after it was saved."""
-        self._check()
-        return self._inside(self.run.fetch(self.moved, self.row))
+        if self.counter._version != self.version or self.moved.written_late:
+            self._check()
+        data: Tensor = self.run.fetch(self.moved, self.row)
+        return data if self.shape is None else self._inside(data)
 
     def look(self) -> Tensor:
         """As `get`, past the plan: the use that it counts is still to come."""

@@ -195,7 +195,7 @@ class Run:
         if call is None or not self.may_move(tensor):
             return self.leave_table(tensor)
         num_places = call.num_places
-        if tensor.nbytes != row.num_bytes:
+        if type(row) in SIZED and tensor.nbytes != row.num_bytes:
             handle = self.pack_resized(row, tensor)
         elif type(row) is KeptRow:
             handle = KeptHandle((tensor.detach(), tensor._version))

@@ -1,6 +1,7 @@
 """Verify mode: sound runs pass it untouched, and nothing else passes it."""
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,47 @@ def test_the_random_sequence_is_untouched(everything: Any) -> None:
     state = torch.get_rng_state()
     with ssdtrain.offload(net, verify="checksum", **everything):
         assert same_bits(torch.get_rng_state(), state)
+
+
+class GpuAttention(torch.autograd.Function):
+    """Saves where the generator stood, as attention on a GPU does: garbage, where
+    nothing is dropped."""
+
+    rate = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx._saved_dropout_p = GpuAttention.rate
+        ctx.save_for_backward(x, torch.tensor(time.perf_counter_ns()))
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, _ = ctx.saved_tensors
+        return grad * x.cos()
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = GpuAttention.apply(self.linear(x))  # type: ignore[no-untyped-call]
+        return result
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_state_that_nobody_wrote_is_not_compared(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuAttention, "rate", rate)
+    net = nn.Sequential(Attending(), Attending())
+    settings: dict[str, Any] = {"recompute": "regions", "verify": "shadow"}
+    with ssdtrain.offload(net, target="host", min_bytes=1, **settings):
+        loss = net(torch.randn(4, WIDTH)).sum()
+        if rate:
+            with pytest.raises(ActivationChangedError, match="int64"):
+                loss.backward()
+        else:
+            loss.backward()

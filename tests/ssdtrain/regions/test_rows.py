@@ -15,7 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache import verify
-from ssdtrain.cache.rows import GeneralRow, HostRow, PlacedRow, RegionRow
+from ssdtrain.cache.regions import Choice
+from ssdtrain.cache.rows import (
+    GeneralRow,
+    HostRow,
+    PlacedRow,
+    RebuiltAgainRow,
+    RegionRow,
+)
 from ssdtrain.cache.tables import Tables
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationChangedError, InPlaceError
@@ -352,6 +359,48 @@ def test_batches_of_other_sizes() -> None:
         mismatch = Fallback.PLAN_MISMATCH.value
         assert not any(mismatch in report.fallbacks for report in session.steps)
         assert session.last_step is not None and session.last_step.num_resized > 0
+
+
+class Twice(Block):
+    """Two operators save what a recipe rebuilds."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        hidden = F.gelu(self.up(self.norm(x) * table))
+        result: Tensor = x + self.down(torch.sin(hidden) * torch.cos(hidden))
+        return result
+
+
+def test_what_recipes_rebuild_in_batches_of_other_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In regions that do not run again now: their rows have a place as well."""
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *_: Choice.ALL)
+    sizes = [ROWS] * 8 + [ROWS // 2, 3 * ROWS, ROWS, ROWS // 4]
+
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        return mean(model, number, sizes[number])
+
+    model = Net()
+    model.blocks = nn.ModuleList(Twice() for _ in range(4))
+    plain = list(train(copy.deepcopy(model), loss_of, len(sizes)))
+    with ssdtrain.offload(model, **SETTINGS, max_overhead=1.0) as session:
+        for number, found in enumerate(train(model, loss_of, len(sizes))):
+            assert same_bits(found, plain[number]), number
+            if number == NUM_OBSERVED:
+                assert session.profile is not None
+                timeline = Timeline(session.profile)
+                recipe, keep = Placement.RECOMPUTE, Placement.KEEP
+                placements = {
+                    kind: [recipe if item.recipe else keep for item in items]
+                    for kind, items in timeline.profile.kinds.items()
+                }
+                again = with_regions(timeline, placements, spread(timeline)[:2])
+                orders = schedule(timeline, again)
+                session.follow(Plan(orders=orders, policy="recipes"))
+            if number == NUM_COMPILED + 1:
+                (table,) = session.cache.tables.tables.values()
+                placed = [row.inner for row in table.rows if type(row) is PlacedRow]
+    assert any(type(row) is RebuiltAgainRow for row in placed), placed
 
 
 @pytest.mark.parametrize(
