@@ -13,6 +13,10 @@ class LayerKind(str, Enum):
     HGT = "hgt"
 
 
+_WITH_BASES = (LayerKind.RGCN, LayerKind.RGAT)
+_WITH_HEADS = (LayerKind.RGAT, LayerKind.HGT)
+
+
 class Resume(str, Enum):
     """What to do with a checkpoint found in the output directory."""
 
@@ -33,9 +37,9 @@ class ModelConfig:
     """Width of the embeddings and of the layers between."""
     num_layers: int = 2
     num_bases: int | None = None
-    """Basis decomposition of RGCN and RGAT weights; HGT has none."""
+    """Basis decomposition of RGCN and RGAT weights; other layers have none."""
     heads: int = 1
-    """Attention heads of the layers before the last (RGAT, HGT)."""
+    """Attention heads of the layers before the last (RGAT, HGT); others have none."""
     dropout: float = 0.0
     """Probability after each layer before the last."""
 
@@ -51,11 +55,17 @@ class ModelConfig:
                 f"expected hidden_channels divisible by heads = {self.heads}, got "
                 f"{self.hidden_channels}"
             )
+        kind = LayerKind(self.layer)
+        if self.heads > 1 and kind not in _WITH_HEADS:
+            raise ValueError(
+                f"expected heads=1 for {kind.value}, which has no attention, got "
+                f"{self.heads}"
+            )
         if self.num_bases is not None:
-            if self.layer is LayerKind.HGT:
+            if kind not in _WITH_BASES:
                 raise ValueError(
-                    "expected num_bases=null for hgt, whose weights have no bases, got "
-                    f"{self.num_bases}"
+                    f"expected num_bases=null for {kind.value}, whose weights have no "
+                    f"bases, got {self.num_bases}"
                 )
             if self.num_bases < 1:
                 raise ValueError(f"expected num_bases >= 1, got {self.num_bases}")

@@ -96,6 +96,8 @@ def test_unknown_keys_fail() -> None:
     [
         (lambda: ModelConfig(layer="gcn"), "'gcn' is not a valid LayerKind"),
         (lambda: ModelConfig(layer="rgat", heads=3), "divisible by heads = 3, got 16"),
+        (lambda: ModelConfig(layer="rgcn", heads=2), "heads=1 for rgcn"),
+        (lambda: ModelConfig(layer="hgt", num_bases=2), "num_bases=null for hgt"),
         (lambda: ModelConfig(layer="rgat", dropout=1.0), r"dropout in \[0, 1\)"),
         (lambda: OptimizerConfig(num_epochs=0), "num_epochs >= 1"),
         (lambda: RunConfig(num_seeds=0), "num_seeds >= 1"),
