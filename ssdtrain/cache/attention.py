@@ -11,7 +11,7 @@ from torch import Tensor
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle
 from ssdtrain.cache.identity import check_version
 from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.cache.record import Handle, Kept, RebuiltView, RecordView
+from ssdtrain.cache.record import NO_ITEM, Handle, Kept, RecordView, item_of
 from ssdtrain.regions.attention import (
     Attention,
     Watched,
@@ -19,8 +19,6 @@ from ssdtrain.regions.attention import (
     windows_around,
     windows_of,
 )
-
-NO_ITEM = -1
 
 
 class Spare(NamedTuple):
@@ -165,11 +163,3 @@ class StoredAttention:
         if seen.is_wrong:
             self._spares.clear()
         return seen.is_wrong
-
-
-def item_of(handle: Any) -> int:
-    """The number of the saved tensor in its lane; `NO_ITEM`: it has none."""
-    source = getattr(handle, "source", None)
-    if isinstance(source, RecordView):
-        return source.record.item
-    return source.rebuilt.item if isinstance(source, RebuiltView) else NO_ITEM

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssdtrain.cache.attention import item_of
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.planned import PLANNED
 from ssdtrain.cache.record import (
@@ -22,6 +21,7 @@ from ssdtrain.cache.record import (
     RebuiltView,
     RecordView,
     Wrapped,
+    item_of,
 )
 from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.rows import (

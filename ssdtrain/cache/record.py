@@ -688,6 +688,8 @@ class Wrapped(NamedTuple):
 
 Source = Kept | ParameterView | RecordView | RebuiltView
 
+NO_ITEM = -1
+
 
 class Handle:
     """What autograd keeps instead of the tensor. Its life is the graph node's."""
@@ -708,3 +710,11 @@ def handle_of(record: Record, view: View, probe: Probe) -> Handle:
     """One more handle of a record, for a tensor inside it."""
     record.num_handles += 1
     return Handle(RecordView(record, view, probe))
+
+
+def item_of(handle: Any) -> int:
+    """The number of the saved tensor in its lane; `NO_ITEM`: it has none."""
+    source = getattr(handle, "source", None)
+    if isinstance(source, RecordView):
+        return source.record.item
+    return source.rebuilt.item if isinstance(source, RebuiltView) else NO_ITEM

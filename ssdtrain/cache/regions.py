@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
-from ssdtrain.cache.attention import StoredAttention, item_of
+from ssdtrain.cache.attention import StoredAttention
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
 from ssdtrain.cache.identity import (
     Stamp,
@@ -44,6 +44,7 @@ from ssdtrain.cache.record import (
     Lane,
     RecordState,
     RecordView,
+    item_of,
 )
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError

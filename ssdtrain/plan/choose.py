@@ -15,7 +15,7 @@ clock is read: the same profile gives the same plan on every rank.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import (
@@ -47,6 +47,7 @@ from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
+T = TypeVar("T")
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
@@ -500,7 +501,7 @@ def _spread(end: int, parts: int) -> list[int]:
     return sorted({at * end // parts for at in range(parts + 1)})
 
 
-def _evenly(starts: Sequence[Any]) -> Iterator[Any]:
+def _evenly(starts: Sequence[T]) -> Iterator[T]:
     """Reorder: any beginning of it lies evenly in the whole."""
     for at in sorted(range(len(starts)), key=lambda at: (at * GOLDEN) % 1.0):
         yield starts[at]

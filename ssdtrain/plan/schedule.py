@@ -5,7 +5,7 @@ A release waits for a copy, so it stands at the first mark by which the copy has
 probably ended, or earlier where the bytes on their way out would exceed a window (then
 compute waits: time for memory). Where the host reads a result back, it waits for all
 copies on their way out; an item whose copy would be one of them is kept, unless
-backward may wait, too. A load stands as late as the link allows, counted back
+compute may wait for it. A load stands as late as the link allows, counted back
 from the last use to the first, because what is loaded too early is the peak of
 backward. An item that would be back before it is gone is kept instead.
 """

@@ -192,7 +192,7 @@ class Run:
     def _read_back_result(self, item: int) -> None:
         """Wait for all copies out: the copy engine serves in order."""
         rank = self._rank
-        if rank.out is rank.d2h:
+        if self._line.waits_for_copies[self._mark]:
             self._wait(rank.d2h.free, item, Wait.COPY_OUT)
         rank.host = max(rank.host, self._compute.free)
 

@@ -50,9 +50,9 @@ class Arguments(NamedTuple):
 def _made(part: "int | TreeSpec | None", rest: Iterator[Any]) -> Any:
     if part is None:
         return next(rest)
-    if type(part) is int:
+    if isinstance(part, int):
         return tuple(islice(rest, part))
-    return tree_unflatten(islice(rest, part.num_leaves), part)  # type: ignore[arg-type, union-attr]
+    return tree_unflatten(islice(rest, part.num_leaves), part)
 
 
 def flatten(

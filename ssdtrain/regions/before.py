@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ssdtrain.errors import RegionError
-from ssdtrain.regions.deep import Deep
+from ssdtrain.regions.deep import PLAIN, Deep
 from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
-from ssdtrain.regions.reads import PLAIN, Reads, versions_of
+from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.weights import has_place
 
 # Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.

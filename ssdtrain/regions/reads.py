@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.regions.deep import is_standard
+from ssdtrain.regions.deep import PLAIN, is_standard
 from ssdtrain.regions.inventory import (
     MAX_ITEMS,
     NOTHING,
@@ -25,7 +25,6 @@ from ssdtrain.regions.inventory import (
     counts_changes,
 )
 
-PLAIN = (int, float, bool, str, bytes, complex, type(None))
 FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
 )
@@ -128,6 +127,7 @@ class Reads:
         for cell, name in self._cells:
             yield f"{name} of a function around it", _content(cell)
         if self._reads_environment:
+            # Not `os.environ`: nobody looks into objects of the standard library.
             yield "the environment", (os.environ._data,)  # type: ignore[attr-defined]
         for function in self._functions:
             yield f"the defaults of {function.__name__}", function

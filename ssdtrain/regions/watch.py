@@ -28,8 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.regions.before import STANDARD, Parts, Seen
+from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
-from ssdtrain.regions.reads import PLAIN, Reads
+from ssdtrain.regions.reads import Reads
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""

@@ -19,6 +19,7 @@ from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.cli.conftest import TINY, Refused
+from tests.ssdtrain.train.legs import leg_result
 
 
 @pytest.mark.parametrize(
@@ -283,21 +284,11 @@ class Recorded:
 
 def leg_of(name: str) -> LegResult:
     highest, last = PEAKS[name]
-    return LegResult(
-        leg=name,
-        own=Tally(
-            losses_hex=((1.0).hex(), (1.0).hex()),
-            step_ms=(2.0, 2.0),
-            peaks=(highest, last),
-        ),
-        earlier=None,
-        weights_checksum=1,
-        course=(Sample(0, last // 2), Sample(1_000_000, last // 4)),
-        explained="",
-        profile=None,
-        plan=None,
-        spans=(),
+    own = Tally(
+        losses_hex=((1.0).hex(), (1.0).hex()), step_ms=(2.0, 2.0), peaks=(highest, last)
     )
+    course = (Sample(0, last // 2), Sample(1_000_000, last // 4))
+    return leg_result(name, own, weights_checksum=1, course=course)
 
 
 @pytest.mark.usefixtures("trainers")

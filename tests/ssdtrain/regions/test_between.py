@@ -15,15 +15,9 @@ from torch.nn.utils import parametrize
 import ssdtrain
 from ssdtrain.errors import InPlaceError, RegionError
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.regions.settings import SETTINGS
 
 WIDTH, ROWS, NUM_STEPS = 8, 4, 3
-SETTINGS: dict[str, Any] = {
-    "target": "host",
-    "min_bytes": 0,
-    "plan": "offload-all",
-    "recompute": "regions",
-    "window_bytes": 1,
-}
 
 
 class Options:

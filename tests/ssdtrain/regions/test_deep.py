@@ -21,15 +21,9 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.errors import RegionError
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.regions.settings import SETTINGS
 
 WIDTH, ROWS, NUM_STEPS = 8, 4, 4
-SETTINGS: dict[str, Any] = {
-    "target": "host",
-    "min_bytes": 0,
-    "plan": "offload-all",
-    "recompute": "regions",
-    "window_bytes": 1,
-}
 
 
 class Config:

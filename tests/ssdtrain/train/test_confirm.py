@@ -16,26 +16,17 @@ from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import Trainer
 from ssdtrain.transfer.offloader import Offloader
+from tests.ssdtrain.train.legs import leg_result
 
 MEMORY = Path("/dev/shm")
 
 
 def wrote(claimed: int, process: int | None, *, file_system: str = "ext4") -> LegResult:
     """A rank that says it has written `claimed` bytes."""
-    return LegResult(
-        leg=Leg.WITH.value,
-        own=Tally(
-            bytes={"bytes_written": claimed}, process_bytes=process, device_bytes=None
-        ),
-        earlier=None,
-        weights_checksum=0,
-        course=(),
-        explained="",
-        profile=None,
-        plan=None,
-        spans=(),
-        file_systems=(file_system,),
+    own = Tally(
+        bytes={"bytes_written": claimed}, process_bytes=process, device_bytes=None
     )
+    return leg_result(Leg.WITH.value, own, file_systems=(file_system,))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ import pytest
 from ssdtrain.errors import DamagedFileError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.train.disk import Written
-from ssdtrain.train.loop import Leg, LegResult
+from ssdtrain.train.loop import Leg
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.tally import Beside, Tally, Tallying
 from ssdtrain.train.trainer import whole
 from tests.ssdtrain.plan.profiles import chain
+from tests.ssdtrain.train.legs import leg_result
 
 Make = Callable[..., RunSettings]
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, local_size=1, launched=False)
@@ -77,28 +78,17 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
         beside(tiny, tmp_path, tmp_path / "checkpoints").begin(3)
 
 
-def result(leg: str, own: Tally, earlier: Tally | None) -> LegResult:
-    return LegResult(
-        leg=leg,
-        own=own,
-        earlier=earlier,
-        weights_checksum=0,
-        course=(),
-        explained="",
-        profile=None,
-        plan=None,
-        spans=(),
-    )
-
-
 def test_legs_of_other_steps_are_not_compared() -> None:
     """The run before was `train.compare=false`: its steps are those of one leg."""
     own, before = tally(2, 1.0), tally(0, 3.0, 2.0)
-    legs = {WITHOUT: [result(WITHOUT, own, None)], WITH: [result(WITH, own, before)]}
+    legs = {
+        WITHOUT: [leg_result(WITHOUT, own)],
+        WITH: [leg_result(WITH, own, earlier=before)],
+    }
     assert [r.own for rs in whole(legs).values() for r in rs] == [own, own]
-    legs[WITHOUT] = [result(WITHOUT, own, tally(1, 2.0))]
+    legs[WITHOUT] = [leg_result(WITHOUT, own, earlier=tally(1, 2.0))]
     assert [r.own for rs in whole(legs).values() for r in rs] == [own, own]
-    legs[WITHOUT] = [result(WITHOUT, own, before)]
+    legs[WITHOUT] = [leg_result(WITHOUT, own, earlier=before)]
     joined = before.and_then(own)
     assert [r.own for rs in whole(legs).values() for r in rs] == [joined, joined]
 
