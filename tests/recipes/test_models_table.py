@@ -74,3 +74,31 @@ def test_the_chart_is_drawn(tmp_path: Path) -> None:
     figure = Figure()
     models_table.chart(figure, results.read(tmp_path / "models.json"))
     assert "-45%" in [text.get_text() for text in figure.axes[1].texts]
+
+
+def test_captured_steps_are_told_over_the_plain_graph() -> None:
+    row = {
+        "step_ratio": 1.02,
+        "eager_ratio": 0.4,
+        "pool_gb": 2.0,
+        "pool_ratio": 0.5,
+        "pinned_gb": 1.0,
+        "byte_equal": 50,
+        "replays": 50,
+    }
+    cells = {
+        "eager": {"step_ms": 100.0},
+        "graph": {"step_ms": 40.0, "pool_gb": 4.0},
+        "default": row,
+        "all": {"error": "CaptureError: none"},
+    }
+    data = {
+        "environment": {"device": "d", "num_devices": 1, "num_cpus": 2, "versions": {}},
+        "settings": {"layers": 28, "tokens": 2048},
+        "cells": cells,
+    }
+    text = models_table.graphs(data)
+    assert "| default | 1.020x (0.40x of eager) | 2.00 GB (50%) |" in text
+    assert "| all | CaptureError: none |" in text
+    del cells["graph"]
+    assert models_table.graphs(data) == ""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -22,6 +23,7 @@ from recipes.bench.models.real_catalogue import (
 )
 
 CELL = "tiny/full/32/eager"
+EXPERTS = "tiny-moe/full/32/eager"
 
 
 def test_a_rows_name_says_all_of_it() -> None:
@@ -114,6 +116,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     words = ["--device", "cpu", "--steps", "2", "--out", str(out), "--rows"]
     columns = ("keep", "gc", "gc every 2nd", "selective", "ours max_overhead=0.1")
     own = [f"{CELL}/{column}" for column in columns]
+    own += [f"{EXPERTS}/{column}" for column in ("keep", "gc", columns[-1])]
     assert real_models.main([*words, *own[:2], "tiny/lora/32/eager/keep"]) == 0
     written = json.loads(out.read_text())["cells"]
     assert real_models.main([*words, *own]) == 0
@@ -124,12 +127,27 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_column_trains_alike(cells: dict[str, Any]) -> None:
     assert not [name for name, cell in cells.items() if "error" in cell]
-    plain = cells[f"{CELL}/keep"]["losses"]
-    assert len(set(plain)) > 3
-    for name, cell in cells.items():
-        if name.startswith(CELL):
-            shared = min(len(plain), len(cell["losses"]))
-            assert cell["losses"][:shared] == plain[:shared], name
+    for place in (CELL, EXPERTS):
+        plain = cells[f"{place}/keep"]["losses"]
+        assert len(set(plain)) > 3
+        for name, cell in cells.items():
+            if name.startswith(f"{place}/"):
+                shared = min(len(plain), len(cell["losses"]))
+                assert cell["losses"][:shared] == plain[:shared], name
+
+
+def test_a_mixture_of_experts_is_one() -> None:
+    """12 layers of 2048, 32 experts of which a token has 8, chosen at random."""
+    shape = shape_of("moe")
+    config = shape.config(32)
+    assert (shape.hidden, shape.layers) == (2048, 12)
+    assert (config.num_experts, config.num_experts_per_tok) == (32, 8)
+    model = real_row.build(row_of(f"{EXPERTS}/keep"), torch.device("cpu"), 32)
+    x = torch.randn(512, 64, dtype=torch.bfloat16)
+    for layer in model.model.layers:
+        *_, chosen = layer.mlp.gate(x)
+        counts = torch.bincount(chosen.flatten(), minlength=8)
+        assert counts.min() > 512 * 2 / 8 / 4
 
 
 def test_a_row_says_what_it_cost_and_what_was_predicted(cells: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from recipes.bench.common.results import Data, find
 from recipes.bench.gather.tables import gather, one_call
 from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
-from recipes.bench.models.tables import models, real_models
+from recipes.bench.models.tables import graphs, models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
 from recipes.bench.rgnn.tables import accuracy, batches, compilation, epochs, rgnn
@@ -90,6 +90,7 @@ PAGES = {
         (
             ("models", of_file("real_models", real_models)),
             ("models", models),
+            ("models", of_file("graphs", graphs)),
             ("offload", of_file("host_time", host_time)),
         ),
         "The twelve layers of the 4B shape were measured before the plain step was "

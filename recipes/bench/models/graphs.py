@@ -1,36 +1,45 @@
 """A training step captured into one CUDA graph, with and without ssdtrain in it.
 
-Decoder layers of Qwen3 1.7B's shape (2048 wide, 16 heads over 8, 6144 inside), bf16,
-attention by torch, loss the mean square of the last hidden states: nothing in it waits
-for the host, and 2k tokens a step leave a GPU waiting for it. `pool` is what the
-allocator reserves for the graph; parameters and gradients lie outside. Every replay's
-gradients are compared byte by byte with those of the plain graph.
+The decoder layers of Qwen3 1.7B's shape (2048 wide, 16 heads over 8, 6144 inside),
+bf16, attention by torch, deterministic kernels, loss the mean square of the last hidden
+states: nothing in it waits for the host, and 2k tokens a step leave a GPU waiting for
+it. `pool` is what the allocator reserves for the graph; parameters and gradients lie
+outside. Every replay's gradients are compared byte by byte with those of the plain
+graph, on other inputs each time.
 
-    python -m recipes.bench.models.graphs --layers 12 --tokens 2048
+    python -m recipes.bench.models.graphs --layers 28 --tokens 2048
 """
 
-import argparse
 import gc
 import itertools
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.cells import Cells, arguments
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
 """A plan is searched for beside training, whose steps here take milliseconds."""
+BUDGET_SHARE = 0.45
+"""Of the plain graph's pool, in the row that is given a budget."""
+ROWS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "budget": {},
+    "max_overhead=0.03": {"max_overhead": 0.03},
+    "recipes alone": {"plan": "keep-all"},
+    "max_overhead=0.1": {"max_overhead": 0.1},
+    "all": {"plan": "offload-all"},
+}
+"""By name: settings of `ssdtrain.offload`."""
 
 
 class Layer(nn.Module):
@@ -140,96 +149,94 @@ def settle(model: nn.Module, x: Tensor, session: Any) -> int:
     raise RuntimeError(f"the plan is not made after {SETTLED_WITHIN_S:.0f} s")
 
 
-def row(
-    model: nn.Module, x: Tensor, plain: Captured, settings: dict[str, Any], count: int
-) -> dict[str, Any]:
-    """One graph with ssdtrain in it."""
-    import ssdtrain
-
-    with ssdtrain.offload(model, target="host", **settings) as session:
-        num_warm_up = settle(model, x, session)
-        plan = session.plan
-        ours = Captured(model, x)
-        num_equal = 0
-        for number in range(count):
-            x.copy_(inputs_of(x, number))
-            plain.graph.replay()
-            ours.graph.replay()
-            pairs = zip(ours.grads, plain.grads, strict=True)
-            equal = all(torch.equal(a, b) for a, b in pairs)
-            num_equal += equal and torch.equal(ours.loss, plain.loss)
-        return {
-            "replays": count,
-            "byte_equal": num_equal,
-            "step_ms": ms_of(ours.graph.replay, count),
-            "pool_gb": ours.pool_gb,
-            "pinned_gb": session.graph_bytes / 1e9,
-            "num_warm_up": num_warm_up,
-            "plan": None if plan is None else plan.policy,
-        }
-
-
 def inputs_of(x: Tensor, number: int) -> Tensor:
     """Other inputs for every replay."""
     draw = torch.Generator(x.device).manual_seed(number)
     return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=draw)
 
 
+class Bench:
+    """The model, its plain graph, and rows beside it."""
+
+    def __init__(self, layers: int, tokens: int, count: int) -> None:
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            self.model = Model(layers, tokens).bfloat16()
+            self.x = torch.zeros(1, tokens, HIDDEN, dtype=torch.bfloat16)
+        self.count = count
+        self.x.copy_(inputs_of(self.x, 0))
+        for p in self.model.parameters():
+            p.grad = torch.zeros_like(p)
+        for _ in range(3):
+            eager(self.model, self.x)
+        self.eager_ms = ms_of(lambda: eager(self.model, self.x), 10)
+        self.plain = Captured(self.model, self.x)
+        self.plain_ms = ms_of(self.plain.graph.replay, count)
+
+    def row(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """One graph with ssdtrain in it."""
+        import ssdtrain
+
+        model, x, plain = self.model, self.x, self.plain
+        with ssdtrain.offload(model, target="host", **settings) as session:
+            num_warm_up = settle(model, x, session)
+            began = time.perf_counter()
+            ours = Captured(model, x)
+            capture_s = time.perf_counter() - began
+            num_equal = 0
+            for number in range(self.count):
+                x.copy_(inputs_of(x, number))
+                plain.graph.replay()
+                ours.graph.replay()
+                pairs = zip(ours.grads, plain.grads, strict=True)
+                equal = all(torch.equal(a, b) for a, b in pairs)
+                num_equal += equal and torch.equal(ours.loss, plain.loss)
+            step_ms = ms_of(ours.graph.replay, self.count)
+            plan, report = session.plan, session.last_step
+            return {
+                "replays": self.count,
+                "byte_equal": num_equal,
+                "step_ms": step_ms,
+                "step_ratio": step_ms / self.plain_ms,
+                "eager_ratio": step_ms / self.eager_ms,
+                "pool_gb": ours.pool_gb,
+                "pool_ratio": ours.pool_gb / plain.pool_gb,
+                "pinned_gb": session.graph_bytes / 1e9,
+                "capture_s": round(capture_s, 2),
+                "num_warm_up": num_warm_up,
+                "plan": None if plan is None else plan.policy,
+                "eager_report": None if report is None else report.as_dict(),
+            }
+
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """The settings of a row."""
+        if name == "budget":
+            budget_bytes = int(BUDGET_SHARE * self.plain.pool_gb * 1e9)
+            return {"memory_budget_bytes": budget_bytes}
+        return ROWS[name]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and write the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--layers", type=int, default=12)
+    parser = arguments(__doc__, 170, "models/graphs")
+    parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--replays", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=RESULTS / "models" / "graphs.json")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     options = parser.parse_args(argv)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = Model(options.layers, options.tokens).bfloat16()
-        x = torch.zeros(1, options.tokens, HIDDEN, dtype=torch.bfloat16)
-    x.copy_(inputs_of(x, 0))
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    for _ in range(3):
-        eager(model, x)
-    eager_ms = ms_of(lambda: eager(model, x), 10)
-    plain = Captured(model, x)
-    plain_ms = ms_of(plain.graph.replay, options.replays)
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "command": " ".join(sys.argv),
-        "layers": options.layers,
-        "tokens": options.tokens,
-        "rows": {
-            "eager": {"step_ms": eager_ms},
-            "graph": {"step_ms": plain_ms, "pool_gb": plain.pool_gb},
-        },
-    }
-    budget_bytes = int(0.45 * plain.pool_gb * 1e9)
-    rows = {
-        "recipes alone": {"plan": "keep-all"},
-        "default": {},
-        "0.1": {"max_overhead": 0.1},
-        "budget": {"memory_budget_bytes": budget_bytes},
-        "all": {"plan": "offload-all"},
-    }
-    for name, settings in rows.items():
-        began = time.perf_counter()
-        try:
-            cell = row(model, x, plain, settings, options.replays)
-            cell["step_ratio"] = cell["step_ms"] / plain_ms
-            cell["eager_ratio"] = cell["step_ms"] / eager_ms
-            cell["pool_ratio"] = cell["pool_gb"] / plain.pool_gb
-        except Exception as error:
-            cell = {"error": f"{type(error).__name__}: {error}"[:600]}
-            torch.cuda.synchronize()
-        cell["cell_s"] = round(time.perf_counter() - began, 1)
-        found["rows"][name] = cell
-        print(name, json.dumps(cell), flush=True)
-        results.write(options.out, found)
+    settings = {name: getattr(options, name) for name in ("layers", "tokens")}
+    # Ratios are to the plain graph of the same process.
+    cells = Cells(options.out, options.budget_s, settings, anew=True)
+    bench = Bench(options.layers, options.tokens, options.replays)
+    plain = {"step_ms": bench.plain_ms, "pool_gb": bench.plain.pool_gb}
+    cells.run("eager", lambda: {"step_ms": bench.eager_ms})
+    cells.run("graph", lambda: plain)
+    for name in options.rows:
+        run = partial(bench.row, bench.settings_of(name))
+        cells.run(name, run, limit_s=SETTLED_WITHIN_S + 25)
+        torch.cuda.synchronize()
     return 0
 
 

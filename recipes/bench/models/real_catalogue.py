@@ -66,7 +66,7 @@ class Shape:
     """A model of transformers, built from its configuration with random weights."""
 
     architecture: str
-    """`qwen3` or `mistral`."""
+    """`qwen3`, `qwen3_moe` or `mistral`."""
     hidden: int
     layers: int
     intermediate: int
@@ -75,12 +75,29 @@ class Shape:
     head_dim: int
     vocabulary: int
     tied: bool
+    experts: int = 0
+    """Of every layer, each `intermediate` wide; 0: one MLP."""
+    chosen: int = 0
+    """Experts that a token goes to."""
 
     def config(self, most_tokens: int) -> Any:
         """The configuration object of transformers."""
-        from transformers import MistralConfig, Qwen3Config
+        from transformers import MistralConfig, Qwen3Config, Qwen3MoeConfig
 
-        kind = {"qwen3": Qwen3Config, "mistral": MistralConfig}[self.architecture]
+        kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+            "qwen3": (Qwen3Config, {}),
+            "qwen3_moe": (
+                Qwen3MoeConfig,
+                {
+                    "num_experts": self.experts,
+                    "num_experts_per_tok": self.chosen,
+                    "moe_intermediate_size": self.intermediate,
+                    "norm_topk_prob": True,
+                },
+            ),
+            "mistral": (MistralConfig, {"sliding_window": None}),
+        }
+        kind, own = kinds[self.architecture]
         return kind(
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -96,17 +113,19 @@ class Shape:
             pad_token_id=None,
             bos_token_id=None,
             eos_token_id=None,
-            **({"sliding_window": None} if self.architecture == "mistral" else {}),
+            **own,
         )
 
 
 SHAPES = {
     "tiny": Shape("qwen3", 64, 3, 128, 4, 2, 16, 211, True),
     "tiny-mistral": Shape("mistral", 64, 3, 128, 4, 2, 16, 211, False),
+    "tiny-moe": Shape("qwen3_moe", 64, 3, 32, 4, 2, 16, 211, True, 8, 2),
     "qwen3-1.7b": Shape("qwen3", 2048, 28, 6144, 16, 8, 128, 151936, True),
     "qwen3-4b": Shape("qwen3", 2560, 36, 9728, 32, 8, 128, 151936, True),
     "qwen3-8b": Shape("qwen3", 4096, 36, 12288, 32, 8, 128, 151936, False),
     "mistral-7b": Shape("mistral", 4096, 32, 14336, 32, 8, 128, 32768, False),
+    "moe": Shape("qwen3_moe", 2048, 12, 768, 16, 8, 128, 151936, True, 32, 8),
 }
 """By name. `qwen3-4b:24` is the same with 24 layers."""
 
@@ -239,6 +258,7 @@ def catalogue() -> Iterator[Row]:
         ("qwen3-4b", Tuned.FULL, "32k", Mode.EAGER),
         ("qwen3-8b", Tuned.LORA, "32k", Mode.EAGER),
         ("qwen3-1.7b", Tuned.FULL, "16k", Mode.LAYERS),
+        ("moe", Tuned.FULL, "16k", Mode.EAGER),
         ("qwen3-4b", Tuned.FULL, "8k", Mode.FSDP2),
         ("qwen3-4b", Tuned.FULL, "2k-8k", Mode.EAGER),
         ("qwen3-4b", Tuned.FULL, "text", Mode.EAGER),

@@ -1,11 +1,12 @@
 """Stock transformers models as people train them, under every way to save memory.
 
-Qwen3 1.7B, 4B, 8B and Mistral 7B shapes from their configurations, random weights,
-bf16, sdpa, Liger's fused linear cross-entropy (and nothing else of Liger) for every
-column, fused AdamW, full or LoRA. `gc` is transformers' non-reentrant gradient
-checkpointing; `gc + trl` moves its inputs by TRL's OffloadActivations. Each row is a
-process of its own under a limit; a rerun goes on. `peak` is the most that forward and
-backward need above the level before the step, gradients allocated.
+Qwen3 1.7B, 4B, 8B and Mistral 7B shapes from their configurations and a mixture of
+experts (12 layers of 2048, 32 experts, 8 a token), random weights, bf16, sdpa, Liger's
+fused linear cross-entropy (and nothing else of Liger) for every column, fused AdamW,
+full or LoRA. `gc` is transformers' non-reentrant gradient checkpointing; `gc + trl`
+moves its inputs by TRL's OffloadActivations. Each row is a process of its own under a
+limit; a rerun goes on. `peak` is the most that forward and backward need above the
+level before the step, gradients allocated.
 
     python -m recipes.bench.models.real_models --list
     python -m recipes.bench.models.real_models --only 'qwen3-4b/full/8k/eager/*'
@@ -43,6 +44,7 @@ from recipes.bench.models.real_row import Run, measure
 PRELOAD = [
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "transformers.models.mistral.modeling_mistral",
     "recipes.bench.models.real_row",
 ]

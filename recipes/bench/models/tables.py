@@ -1,4 +1,4 @@
-"""Tables and chart of `models.evaluation` and `models.real_models`."""
+"""Tables and chart of `models.evaluation`, `models.real_models`, `models.graphs`."""
 
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,43 @@ def real_entry(cell: Data | None) -> str:
     if "predicted_ms" in cell:
         text += f" ({cell['predicted_ms'] / cell['step_ms'] - 1:+.1%} of the step)"
     return text
+
+
+def graphs(data: Data) -> str:
+    """Captured steps: time and reserved memory over the plain graph's, equality."""
+    settings, cells = data["settings"], data["cells"]
+    plain = cells.get("graph", {})
+    if "pool_gb" not in plain:
+        return ""
+    rows = [
+        ["eager", f"{cells['eager']['step_ms']:.1f} ms", "-", "-", "-"],
+        ["graph", f"{plain['step_ms']:.1f} ms", f"{plain['pool_gb']:.2f} GB", "-", "-"],
+    ]
+    for name, cell in cells.items():
+        if name in ("eager", "graph"):
+            continue
+        if "pool_ratio" not in cell:
+            rows.append([name, str(cell.get("error", "-"))[:40], "-", "-", "-"])
+            continue
+        rows.append(
+            [
+                name,
+                f"{cell['step_ratio']:.3f}x ({cell['eager_ratio']:.2f}x of eager)",
+                f"{cell['pool_gb']:.2f} GB ({cell['pool_ratio']:.0%})",
+                f"{cell['pinned_gb']:.2f} GB",
+                f"{cell['byte_equal']} of {cell['replays']}",
+            ]
+        )
+    text = (
+        f"**A step as one CUDA graph**: {settings['layers']} decoder layers of Qwen3 "
+        f"1.7B's shape, {settings['tokens']} tokens, bf16, deterministic kernels, "
+        "forward and backward captured whole, with and without ssdtrain in them; over "
+        "the plain graph. `pool` is what the allocator reserves for the graph, "
+        "`budget` is given 0.45 of the plain one's; `equal` are replays whose loss and "
+        "gradients are the plain graph's to the last bit."
+    )
+    head = ["", "step", "pool", "pinned", "equal"]
+    return "\n\n".join([text, markdown(head, rows), where(data)])
 
 
 def rivals_of_the_full_model(rows: Rows) -> str:
