@@ -1,12 +1,15 @@
 """The fenced blocks of a page, and what stands above them for the test."""
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->", re.S)
 GIVEN = re.compile(r"<!-- given(, to each line)?:\n(.*?)-->", re.S)
+ON_GPU = re.compile(r"<!-- on a GPU(?:, given:\n(.*?))? ?-->", re.S)
 SHELL = ("bash", "sh", "console")
 COMMANDS = ("ssdtrain", "python", "recipes/", "pip", "make", "deepspeed", "torchrun")
 
@@ -26,6 +29,14 @@ class Block:
     """Code in `<!-- given: ... -->` right above it: what the reader has already."""
     line_by_line: bool = False
     """`<!-- given, to each line: ... -->`: the lines are variants of one another."""
+    on_gpu: bool = False
+    """`<!-- on a GPU -->` or `<!-- on a GPU, given: ... -->`: `tests.docs.on_gpu` runs
+    it, in a process of its own."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Without a GPU, among the page's other blocks."""
+        return not self.not_run and not self.on_gpu
 
     @property
     def is_python(self) -> bool:
@@ -60,6 +71,8 @@ def blocks(page: Path) -> list[Block]:
         above = "\n".join(lines[last_end:start]).rstrip()
         comment = above[above.rfind("<!--") :] if above.endswith("-->") else ""
         skipped, given = NOT_RUN.fullmatch(comment), GIVEN.fullmatch(comment)
+        on_gpu = ON_GPU.fullmatch(comment)
+        code = given.group(2) if given else on_gpu.group(1) if on_gpu else ""
         found.append(
             Block(
                 page=page,
@@ -67,9 +80,25 @@ def blocks(page: Path) -> list[Block]:
                 language=lines[start].strip().removeprefix("```").strip(),
                 text="\n".join(lines[start + 1 : number]) + "\n",
                 not_run=skipped.group(1) if skipped else None,
-                given=given.group(2) if given else "",
+                given=code or "",
                 line_by_line=bool(given and given.group(1)),
+                on_gpu=on_gpu is not None,
             )
         )
         start, last_end = None, number + 1
     return found
+
+
+def parts_of(block: Block) -> Iterator[tuple[str, int, str]]:
+    """What runs, in order: its name, the number of its first line, its text."""
+    page, given = str(block.page), (f"{block.page}, given", 1, block.given)
+    if not block.line_by_line:
+        yield from (given, (page, block.line, block.text))
+        return
+    for statement in ast.parse(block.text).body:
+        lines = block.text.splitlines()[statement.lineno - 1 : statement.end_lineno]
+        yield from (given, (page, block.line + statement.lineno - 1, "\n".join(lines)))
+
+
+def where(block: Block) -> str:
+    return f"{block.page.stem}:{block.line}"

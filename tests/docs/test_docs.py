@@ -3,26 +3,26 @@
 Python blocks of a page run one after the other in one process. `<!-- not run: reason
 -->` above a block exempts it; `<!-- given: code -->` runs before it and is not shown,
 `<!-- given, to each line: code -->` before each of its statements, which are variants.
+`<!-- on a GPU, given: code -->`: `test_on_gpu.py` runs it, in a process of its own.
 Commands are parsed by the parsers that they are for; nothing is trained.
 """
 
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.commands import check, commands
-from tests.docs.pages import ROOT, Block, blocks, pages
+from tests.docs.on_gpu import mounted
+from tests.docs.pages import ROOT, Block, blocks, pages, parts_of, where
 
 ALL = [block for page in pages() for block in blocks(page)]
-SHELL = [block for block in ALL if block.is_shell and not block.not_run]
-PYTHON = sorted({b.page for b in ALL if b.is_python and not b.not_run})
+SHELL = [block for block in ALL if block.is_shell and block.runs_here]
+PYTHON = sorted({b.page for b in ALL if b.is_python and b.runs_here})
 RUNNER = """
 import json, os, sys, traceback
 found = {}
@@ -42,16 +42,16 @@ with open("found.json", "w") as out:
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """What became of every page, from one process: importing costs the most."""
+    directory = tmp_path_factory.mktemp("docs")
     given = {
         str(page): [
-            part
+            (name, line, mounted(text, directory))
             for b in blocks(page)
-            if b.is_python and not b.not_run
-            for part in parts_of(b)
+            if b.is_python and b.runs_here
+            for name, line, text in parts_of(b)
         ]
         for page in PYTHON
     }
-    directory = tmp_path_factory.mktemp("docs")
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         input=json.dumps(given),
@@ -64,21 +64,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, str | None] = json.loads((directory / "found.json").read_text())
     return found
-
-
-def parts_of(block: Block) -> Iterator[tuple[str, int, str]]:
-    """What runs, in order: its name, the number of its first line, its text."""
-    page, given = str(block.page), (f"{block.page}, given", 1, block.given)
-    if not block.line_by_line:
-        yield from (given, (page, block.line, block.text))
-        return
-    for statement in ast.parse(block.text).body:
-        lines = block.text.splitlines()[statement.lineno - 1 : statement.end_lineno]
-        yield from (given, (page, block.line + statement.lineno - 1, "\n".join(lines)))
-
-
-def where(block: Block) -> str:
-    return f"{block.page.stem}:{block.line}"
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.stem)
