@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ssdtrain.errors import RegionError
+from ssdtrain.gathered import gathered_inside, is_other_face
 from ssdtrain.regions.deep import PLAIN, Deep
 from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
 from ssdtrain.regions.reads import Reads, versions_of
@@ -178,10 +179,12 @@ class Before:
             raise self._error(f"something inside {name}")
         undo: Undo = []
         parts = self.seen.parts
+        modules = [part.module for part in parts]
+        gathered = gathered_inside(modules)
         try:
             for part in parts:
-                self._put_back(part, undo)
-            reason = hooks([part.module for part in parts])
+                self._put_back(part, gathered, undo)
+            reason = hooks(modules)
             if reason is not None:
                 raise self._error(f"its hooks ({reason})")
             yield
@@ -189,13 +192,17 @@ class Before:
             while undo:
                 undo.pop()()
 
-    def _put_back(self, part: Parts, undo: Undo) -> None:
+    def _put_back(self, part: Parts, gathered: set[int], undo: Undo) -> None:
         module = part.module
+        held = part.parameters
+        if id(module) in gathered:
+            # FSDP2's own hooks gather them when the module runs.
+            held = faced(held, module._parameters)
         put_back(vars(module), part.own, undo)
         put_back(module._modules, part.modules, undo)
         put_back(module._buffers, part.buffers, undo)
-        if put_back(module._parameters, part.parameters, undo):
-            if not all(map(_is_here, part.parameters.values())):
+        if put_back(module._parameters, held, undo):
+            if not all(map(_is_here, held.values())):
                 raise self._error("the memory of its weights")
         for (name, parameter), wanted in zip(
             part.parameters.items(), part.requires, strict=True
@@ -241,6 +248,15 @@ def put_back(container: dict[str, Any], before: dict[str, Any], undo: Undo) -> b
         undo.append(lambda: container.update(changed))
         container.update({name: before[name] for name in changed})
     return bool(changed)
+
+
+def faced(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they were, but in the form that FSDP2 has them in now; see [Note:
+    two faces]."""
+    return {
+        name: now[name] if is_other_face(value, now.get(name)) else value
+        for name, value in before.items()
+    }
 
 
 def _fill(container: dict[str, Any], items: dict[str, Any]) -> None:

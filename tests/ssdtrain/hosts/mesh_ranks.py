@@ -98,6 +98,20 @@ def sharded(
     return make
 
 
+def nested(reshard: bool) -> Callable[[DeviceMesh], nn.Module]:
+    """FSDP2 by layer, and a part of each layer by itself, as experts are."""
+
+    def make(mesh: DeviceMesh) -> nn.Module:
+        model = Model()
+        inner = list(model.layers)
+        model.layers = nn.ModuleList(nn.Sequential(nn.Tanh(), each) for each in inner)
+        for part in (*inner, *model.layers, model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
+        return model
+
+    return make
+
+
 def split(model: Model, mesh: DeviceMesh) -> None:
     """Tensor parallel with sequence parallel between, as torchtitan does it."""
     block = {
@@ -303,6 +317,9 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
             name = f"fsdp2 {'reshard' if reshard else 'keep'} {dtype or 'fp32'}"
             every[name] = Case(sharded(dtype, reshard)), ["auto", "ssd"]
     every["fsdp2 slow rank"] = Case(sharded(None, True), slow_ms=5.0), ["auto"]
+    for reshard in (True, False):
+        name = f"fsdp2 nested {'reshard' if reshard else 'keep'}"
+        every[name] = Case(nested(reshard)), ["regions"]
     accumulated = Case(sharded(None, True), parts=2)
     every["fsdp2 accumulated"] = accumulated, ["auto"]
     every["tp"] = Case(parallel), ["auto", "shadow"]
@@ -320,6 +337,7 @@ def columns(directory: str) -> dict[str, dict[str, Any]]:
     return {
         "auto": HOST,
         "at once": AT_ONCE,
+        "regions": {**HOST, "recompute": "regions"},
         "shadow": {**AT_ONCE, "verify": "shadow"},
         "ssd": {**AT_ONCE, "target": "ssd", "directory": directory},
     }
