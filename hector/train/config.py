@@ -103,13 +103,12 @@ class OptimizerConfig:
 
     learning_rate: float = 0.01
     weight_decay: float = 0.0
-    num_epochs: int = 50
 
     def __post_init__(self) -> None:
-        if self.num_epochs < 1 or not self.learning_rate > 0 or self.weight_decay < 0:
+        if not self.learning_rate > 0 or self.weight_decay < 0:
             raise ValueError(
-                "expected num_epochs >= 1, learning_rate > 0 and weight_decay >= 0, "
-                f"got {self.num_epochs}, {self.learning_rate} and {self.weight_decay}"
+                "expected learning_rate > 0 and weight_decay >= 0, got "
+                f"{self.learning_rate} and {self.weight_decay}"
             )
 
 

@@ -107,6 +107,7 @@ class NodeClassificationTrainer:
         data: DataConfig | NodeClassification,
         optimizer: OptimizerConfig,
         run: RunConfig,
+        epochs: int = 50,
         batch: int | None = None,
         fanouts: Sequence[int] = (16, 16),
         fanouts_of: FanoutOf | str = FanoutOf.NODE,
@@ -119,6 +120,7 @@ class NodeClassificationTrainer:
 
         Args:
             data: which data set to read or generate, or a graph with labels.
+            epochs: of each repetition. A run of one repetition can go on beyond.
             batch: labelled nodes of a step; None takes all, on the whole graph.
             fanouts: in-edges drawn for a node, hop by hop; -1 takes all.
             fanouts_of: whether they are a node's, or a node's in each relation.
@@ -128,13 +130,15 @@ class NodeClassificationTrainer:
             ranks: processes for `ssdtrain train` to start; each takes a share of every
                 batch's labelled nodes, and gradients are averaged.
         """
+        if epochs < 1:
+            raise ValueError(f"expected epochs of at least 1, got {epochs}")
         if batch is not None and batch < 1:
             raise ValueError(f"expected batch of at least 1 or none, got {batch}")
         if batch is not None and len(fanouts) < model.num_layers:
             raise ValueError(
                 f"expected fanouts for {model.num_layers} layers, got {list(fanouts)}"
             )
-        self.batch, self.fanouts = batch, tuple(fanouts)
+        self.epochs, self.batch, self.fanouts = epochs, batch, tuple(fanouts)
         self.fanouts_of = FanoutOf(fanouts_of)
         self.capture, self.features = capture, features
         if run.dtype not in _DTYPES:
@@ -170,6 +174,7 @@ class NodeClassificationTrainer:
             print(result)
         return {
             **self.settings(),
+            "trainer.epochs": self.epochs,
             "accuracies": list(result.accuracies),
             "mean_accuracy": result.mean_accuracy,
             "final_loss": result.losses[-1] if result.losses else None,
@@ -258,13 +263,15 @@ class NodeClassificationTrainer:
         }
         if self.ranks.world_size > 1:
             parts["run"]["ranks"] = self.ranks.world_size
+        parts["trainer"] = {}
+        if self.run_config.num_seeds > 1:  # a mean is of repetitions of one length
+            parts["trainer"]["epochs"] = self.epochs
         if self.batch is not None:
-            steps = {
+            parts["trainer"] |= {
                 "batch": self.batch,
                 "fanouts": list(self.fanouts),
                 "fanouts_of": self.fanouts_of,
             }
-            parts["trainer"] = steps
         # JSON turns enums into their values and tuples into lists.
         flat = {f"{p}.{k}": v for p, values in parts.items() for k, v in values.items()}
         values: dict[str, Any] = json.loads(json.dumps(flat))
@@ -323,7 +330,7 @@ class NodeClassificationTrainer:
         return file
 
     def _open_progress(self, stack: ExitStack) -> Progress:
-        epochs = self.run_config.num_seeds * self.optimizer_config.num_epochs
+        epochs = self.run_config.num_seeds * self.epochs
         shown = self.run_config.progress and self.ranks.is_first
         progress = Progress(epochs, shown=shown)
         stack.enter_context(telling(progress.tell))
@@ -396,7 +403,7 @@ class _Repetition:
         trainer = self.trainer
         trainer.losses.clear()
         every = trainer.run_config.checkpoint_epochs
-        for epoch in range(self._first_epoch, trainer.optimizer_config.num_epochs):
+        for epoch in range(self._first_epoch, trainer.epochs):
             began = time.perf_counter()
             self.ranks.seed(self.seed, epoch, own=False)
             loss, correct = self._step(epoch)
@@ -405,7 +412,8 @@ class _Repetition:
             elapsed_ms = 1e3 * (time.perf_counter() - began)
             trainer.losses.append(value)
             trainer.epoch_ms.append(elapsed_ms)
-            if every and (epoch + 1) % every == 0 and self.ranks.is_first:
+            ends = epoch + 1 == trainer.epochs
+            if every and ((epoch + 1) % every == 0 or ends) and self.ranks.is_first:
                 self._save(epoch + 1, accuracies)
             yield {
                 "seed": self.seed,

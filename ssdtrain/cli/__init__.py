@@ -7,6 +7,7 @@ mounted as they are. Exit status: 0 success, 1 the run ended and its verdict is 
 
 import argparse
 import os
+import re
 import select
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import NamedTuple, NoReturn
 
 from ssdtrain import __version__
 from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.quantities import did_you_mean
 
 
 class Command(NamedTuple):
@@ -86,22 +88,35 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         if only in (None, name):
             home = import_module(module)
             home.add_arguments(command)
-            command.set_defaults(run=home.run)
+            command.set_defaults(run=home.run, described=command.format_help)
     return parser
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Return the arguments; overrides of `train` may stand before, between and behind
     its options, which argparse allows for no subcommand."""
-    named = next((word for word in words if not word.startswith("-")), "")
-    parser = build_parser(named if named in COMMANDS else "")
+    plain = (word for word in words if not word.startswith("-") and not word.isdigit())
+    named = next(plain, "")
+    if named and named not in COMMANDS:
+        raise ConfigError(_unknown_command(named))
+    parser = build_parser(named)
     args, rest = parser.parse_known_args(words)
     overrides = [word for word in rest if not word.startswith("-")]
     if overrides != rest or (rest and not hasattr(args, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        unknown = next((word for word in rest if word not in overrides), rest[0])
+        near = did_you_mean(unknown, re.findall(r"--[\w-]+", args.described()))
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{near}")
     if rest:
         args.overrides = [*args.overrides, *overrides]
     return args
+
+
+def _unknown_command(word: str) -> str:
+    """Return what to say of a first word that is no command."""
+    near = did_you_mean(word, COMMANDS)
+    if "=" in word:
+        near = f"; settings stand behind a command: ssdtrain train {word}"
+    return f"unknown command {word}{near}\ncommands: {', '.join(COMMANDS)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

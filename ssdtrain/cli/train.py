@@ -98,14 +98,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
-    """Return the composed config.
+    """Return the composed config, without the groups that its trainer does not read.
 
     Raises:
-        ConfigError: Hydra refuses it; its message and the nearest name.
+        ConfigError: an unknown name, or a setting that would do nothing; the text has
+            the nearest name.
     """
     from hydra.errors import HydraException
 
-    from ssdtrain.train.compose import compose_config, explained, group_names
+    from ssdtrain.train.compose import compose_config, group_names
+    from ssdtrain.train.refused import explained, read_groups_alone
 
     for word in overrides:
         key, _, value = word.partition("=")
@@ -115,9 +117,11 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
                 "makes a run of each."
             )
     try:
-        return compose_config(name, overrides)
+        config = compose_config(name, overrides)
     except HydraException as error:
         raise ConfigError(explained(error, name, overrides)) from error
+    read_groups_alone(config, name, overrides)
+    return config
 
 
 def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
@@ -137,22 +141,40 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
     record = runs.read_record(earlier)
     if record is None:
         raise ConfigError(f"resume={name}: {earlier} has no {runs.RECORD}")
+    try:
+        return _continued(earlier, record, args.overrides), earlier
+    except ConfigError as error:
+        if name != runs.LATEST:
+            raise
+        which = f"(resume={name} is {earlier}{runs.others(earlier)})"
+        raise ConfigError(f"{error}\n{which}") from error
+
+
+def _continued(earlier: Path, record: Mapping[str, Any], fresh: Sequence[str]) -> Any:
+    """Return the config of a run that goes on.
+
+    Args:
+        earlier: its directory.
+        record: what `run.json` there says.
+        fresh: overrides of the continuation.
+
+    Raises:
+        ConfigError: it has no checkpoint, or cannot go on with these settings.
+    """
+    from ssdtrain.train import runs
+
     began = parse(record["words"][1:])
-    words = runs.merged_words(began.overrides, args.overrides)
-    config = compose(began.config, words)
+    config = compose(began.config, runs.merged_words(began.overrides, fresh))
     config.run_directory = str(earlier)
-    if "resume" in config.trainer:  # a graph trainer goes on in its own directory
+    runs.refuse_without_checkpoint(earlier, record, config)
+    if "train" in config:
+        config.train.resume = str(earlier / runs.CHECKPOINTS)
+    elif "resume" in config.trainer:  # a graph trainer goes on in its own directory
         config.trainer.resume = True
-    elif config.trainer._target_.startswith("ssdtrain."):
-        checkpoints = earlier / runs.CHECKPOINTS
-        if not checkpoints.is_dir():
-            raise ConfigError(
-                f"{earlier} has no checkpoint to go on from; a run writes them with "
-                "train.checkpoint_every=N."
-            )
-        config.train.resume = str(checkpoints)
+    elif "resume" in config.trainer.get("run", {}):
+        config.trainer.run.resume = "must"
     runs.refuse_other(earlier, config)
-    return config, earlier
+    return config
 
 
 def _finished(earlier: Path, config: Any) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import did_you_mean
 from ssdtrain.report.page import page, read_run
 from ssdtrain.report.progress import Progress
 
@@ -66,6 +67,7 @@ def find(name: str) -> Path:
     for path in (Path(name).expanduser(), RUNS / name):
         if path.is_dir():
             return path.resolve()
+    near = did_you_mean(name, sorted(path.name for path in RUNS.glob("*/")))
     raise ConfigError(
-        f"report expects a run, got {name!r}: no directory, nor below runs/"
+        f"report expects a run, got {name!r}: no directory, nor below runs/{near}"
     )

@@ -17,11 +17,9 @@ from yaml import YAMLError
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
-from ssdtrain.train.names import meant
 from ssdtrain.train.schema import register
 
 DEFAULT_CONFIG = "ssdtrain.yaml"
-_INTERNAL = re.compile(r"\s*(full_key|object_type|See https)|To append to your config")
 # Hydra's grammar has no `~` in a value, and no shell expands one behind `=`.
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
 
@@ -71,6 +69,13 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     with _readable(path):
         register()
         return _compose(path, _root_of(path), [_expanded(word) for word in overrides])
+
+
+def compose_groups(name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose with the overrides that choose a group alone: what there is to set."""
+    path = find_config(name)
+    groups = [o for o in overrides if o.split("=")[0] in group_names()]
+    return _compose(path, _root_of(path), groups)
 
 
 def values_of(config: DictConfig) -> dict[str, Any]:
@@ -154,15 +159,8 @@ def _is_file_name(text: str) -> bool:
 def _root_of(path: Path) -> str:
     """Return the name of the root config to compose: the file's own, or one stored here
     that puts the file's values over the packaged root."""
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, OSError) as error:
-        raise ConfigError(f"--config: {path} is no YAML file ({error})") from error
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"--config: {path} expects keys and values, got {type(values).__name__}"
-        )
-    if "defaults" in values or path.parent == packaged_directory():
+    values = _changes(path)
+    if values is None:
         return path.stem
     groups = set(group_names())
     chosen = {
@@ -179,6 +177,35 @@ def _root_of(path: Path) -> str:
     name = f"{path.stem}_over_{Path(DEFAULT_CONFIG).stem}"
     ConfigStore.instance().store(name, {"defaults": [*defaults, "_self_"], **rest})
     return name
+
+
+def _changes(path: Path) -> dict[Any, Any] | None:
+    """Return what a file changes of the packaged root; None of one that is a root."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(f"--config: {path} is no YAML file ({error})") from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"--config: {path} expects keys and values, got {type(values).__name__}"
+        )
+    if "defaults" in values or path.parent == packaged_directory():
+        return None
+    return values
+
+
+def keys_set_by(name: str) -> list[str]:
+    """Return the dotted keys that a config file without a defaults list sets."""
+    values = _changes(find_config(name))
+    return [] if values is None else [*_leaves(values)]
+
+
+def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _refuse_unknown(
@@ -200,52 +227,10 @@ def group_names() -> list[str]:
     return sorted(p.name for p in packaged_directory().iterdir() if p.is_dir())
 
 
-def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
-    """Return what Hydra refused, the nearest known name, and what there is to
-    choose."""
-    message, _, options = str(error).partition("Available options in")
-    lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
-    told = [line for line in lines if line and not _INTERNAL.match(line)]
-    known = [
-        option
-        for option in options.partition("Config search path")[0].split()[1:]
-        if option != "schema" and not option.startswith("_")
-    ]
-    told = told or [type(error).__name__]
-    told[0] = told[0].rstrip(".") + _nearest(str(error), known, name, overrides)
-    return "\n".join([*told, *([f"choices: {', '.join(known)}"] if known else [])])
-
-
-def _nearest(
-    message: str, choices: Sequence[str], name: str, overrides: Sequence[str]
-) -> str:
-    choice = re.search(r"find '\w+/(\w+)'", message)
-    if choice is not None:
-        return did_you_mean(choice[1], choices)
-    key = re.search(r"override '([^']+)'", message)
-    if key is None:
-        return ""
-    path = find_config(name)
-    # Without the overrides that could not be applied: what would have been known.
-    groups = [o for o in overrides if o.split("=")[0] in group_names()]
-    try:
-        known = _known(_compose(path, _root_of(path), groups))
-    except HydraException:
-        known = []
-    return meant(key[1], [*known, *group_names()])
-
-
-def _known(config: DictConfig) -> list[str]:
-    """Return the keys that the config's trainer looks at."""
-    keys = [*_keys(config)]
-    if str(config.trainer.get("_target_", "")).startswith("ssdtrain."):
-        return keys
-    return [key for key in keys if "." not in key or key.startswith("trainer.")]
-
-
-def _keys(config: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+def dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Return all keys of a config, groups before what they hold."""
     for key in config:
         yield f"{prefix}{key}"
-        inner = config._get_node(key) if isinstance(config, DictConfig) else None
+        inner = config._get_node(key)
         if isinstance(inner, DictConfig):
-            yield from _keys(inner, f"{prefix}{key}.")
+            yield from dotted_keys(inner, f"{prefix}{key}.")

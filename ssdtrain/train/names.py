@@ -10,6 +10,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("micro_batch_size", "batch_size", "batch"),
     "bs": ("micro_batch_size", "batch_size", "batch"),
     "block_size": ("sequence_length",),
+    "checkpoint_every": ("checkpoint_epochs",),
     "clip": ("gradient_clipping",),
     "context_length": ("sequence_length",),
     "d_model": ("hidden_size", "hidden_channels"),
@@ -17,7 +18,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "dir": ("run_directory",),
     "dtype": ("precision", "dtype"),
     "embed_dim": ("hidden_size", "hidden_channels"),
-    "epochs": ("epochs", "num_epochs", "steps"),
+    "epochs": ("epochs", "steps"),
     "global_batch_size": ("num_micro_batches",),
     "grad_accum": ("num_micro_batches",),
     "grad_clip": ("gradient_clipping",),
@@ -25,40 +26,47 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("checkpointing",),
     "heads": ("num_heads", "heads"),
     "hidden": ("hidden_size", "hidden_channels"),
+    "hidden_size": ("hidden_channels",),
     "hidden_dim": ("hidden_size", "hidden_channels"),
-    "iters": ("steps", "epochs", "num_epochs"),
+    "iters": ("steps", "epochs"),
     "layers": ("num_layers",),
+    "learning_rate": ("lr",),
     "logging_dir": ("run_directory",),
     "lr": ("learning_rate",),
     "max_grad_norm": ("gradient_clipping",),
-    "max_iters": ("steps", "epochs", "num_epochs"),
+    "max_iters": ("steps", "epochs"),
     "max_length": ("sequence_length",),
     "max_seq_len": ("sequence_length",),
     "max_seq_length": ("sequence_length",),
     "max_steps": ("steps",),
     "micro_batches": ("num_micro_batches",),
+    "micro_batch_size": ("batch_size", "batch"),
     "min_lr": ("min_learning_rate_ratio",),
     "mixed_precision": ("precision",),
     "mbs": ("micro_batch_size",),
     "n_embd": ("hidden_size", "hidden_channels"),
     "n_head": ("num_heads", "heads"),
     "n_layer": ("num_layers",),
+    "num_heads": ("heads",),
+    "num_ranks": ("ranks",),
     "nproc": ("num_ranks", "ranks"),
     "num_attention_heads": ("num_heads", "heads"),
-    "num_epochs": ("num_epochs", "epochs", "steps"),
+    "num_epochs": ("epochs", "steps"),
     "num_gpus": ("num_ranks", "ranks"),
     "num_hidden_layers": ("num_layers",),
     "num_nodes": ("num_ranks", "ranks"),
     "num_steps": ("steps",),
-    "num_train_epochs": ("epochs", "num_epochs", "steps"),
+    "num_train_epochs": ("epochs", "steps"),
     "out": ("run_directory",),
     "output_dir": ("run_directory",),
     "per_device_train_batch_size": ("micro_batch_size", "batch_size", "batch"),
     "pp": ("pipeline", "num_stages"),
+    "precision": ("dtype",),
     "save_every": ("checkpoint_every", "checkpoint_epochs"),
     "save_steps": ("checkpoint_every", "checkpoint_epochs"),
     "seq_len": ("sequence_length",),
     "seq_length": ("sequence_length",),
+    "steps": ("epochs",),
     "tp": ("tensor",),
     "train_batch_size": ("micro_batch_size", "batch_size", "batch"),
     "vocab": ("vocab_size",),
@@ -67,6 +75,42 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "wd": ("weight_decay",),
     "world_size": ("num_ranks", "ranks"),
     "zero": ("zero_stage",),
+}
+# What others call a choice of a group, or what is expected there, and its names here.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "base": ("small", "laptop"),
+    "cpu": ("host",),
+    "ddp": ("plain",),
+    "debug": ("laptop",),
+    "disk": ("ssd",),
+    "ds": ("deepspeed",),
+    "dummy": ("stdlib", "laptop"),
+    "false": ("none",),
+    "file": ("text",),
+    "files": ("text",),
+    "gpt2": ("gpt",),
+    "huge": ("h16384x2",),
+    "large": ("h8192x4",),
+    "llama": ("gpt",),
+    "medium": ("small",),
+    "memory": ("host",),
+    "micro": ("laptop",),
+    "mini": ("laptop",),
+    "nano": ("laptop",),
+    "no": ("none",),
+    "nvme": ("ssd",),
+    "off": ("none",),
+    "pytorch": ("plain",),
+    "qwen3": ("gpt",),
+    "ram": ("host",),
+    "sage": ("graphsage",),
+    "test": ("laptop", "stdlib"),
+    "tiny": ("laptop",),
+    "torch": ("plain",),
+    "toy": ("laptop",),
+    "xl": ("h16384x2",),
+    "xs": ("laptop",),
+    "zero": ("deepspeed",),
 }
 MOST = 2
 """Settings that are suggested."""
@@ -81,11 +125,12 @@ def meant(key: str, known: Sequence[str]) -> str:
         key: dotted, such as `trainer.epochs`.
         known: dotted keys; of equally good ones those that come first.
     """
-    found = _by_last_name(key, known) or get_close_matches(key, known, n=1)
+    found = found_by_last_name(key, known) or get_close_matches(key, known, n=1)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _by_last_name(key: str, known: Sequence[str]) -> list[str]:
+def found_by_last_name(key: str, known: Sequence[str]) -> list[str]:
+    """Return the known keys whose last name is that of `key`, or nearly so."""
     last = _last(key)
     known = list(dict.fromkeys(known))
     lasts = {_last(name) for name in known}

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import ssdtrain
 from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import did_you_mean
 from ssdtrain.versions import installed
 
 RUNS = Path("runs")
@@ -57,12 +58,15 @@ FREE = (
     "trainer.run.checkpoint_epochs",
     "trainer.run.output_directory",
     "trainer.run.progress",
+    "trainer.run.resume",
     "trainer.run_directory",
 )
 
 
 # How long a run is.
-LENGTHS = ("train.steps", "trainer.epochs", "trainer.optimizer.num_epochs")
+SAVES = ("train.checkpoint_every", "trainer.run.checkpoint_epochs")
+"""How often a run saves."""
+LENGTHS = ("train.steps", "trainer.epochs")
 FINISHED = "finished"
 FAILED_VERDICT = "verdict failed"
 
@@ -199,8 +203,11 @@ def find(name: str) -> Path:
             # `latest` may point elsewhere tomorrow; the rest stays as it was given.
             return path.parent / os.readlink(path) if path.is_symlink() else path
     known = sorted((p.parent.name for p in RUNS.glob(f"*/{RECORD}")), reverse=True)
+    near = did_you_mean(name, known)
     newest = ", ".join(n for n in known if n != LATEST)[:300] or "none"
-    raise ConfigError(f"resume={name}: no such run; there are below {RUNS}: {newest}")
+    raise ConfigError(
+        f"resume={name}: no such run{near}; there are below {RUNS}: {newest}"
+    )
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -224,11 +231,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 def lengths(config: DictConfig) -> Iterator[tuple[str, int]]:
     """Return what the config says of the length of its run, by key."""
-    # A graph trainer's config has the group `train`, too, and does not look at it.
-    own = str(config.trainer.get("_target_", "")).startswith("ssdtrain.")
     for key in LENGTHS:
         value = OmegaConf.select(config, key)
-        if isinstance(value, int) and own == (key == "train.steps"):
+        if isinstance(value, int):
             yield key, value
 
 
@@ -247,9 +252,47 @@ def finished(path: Path, record: Mapping[str, Any], config: DictConfig) -> str |
             more.append(f"{key}={2 * before[key]}")
     told = ", ".join(f"{key}={value}" for key, value in before.items())
     how = f"to train longer: ssdtrain train resume={path} {' '.join(more)}"
-    if not more:
+    if not more or (OmegaConf.select(config, "trainer.run.num_seeds") or 1) > 1:
         how = "this trainer cannot go on beyond it; a new run can be longer"
-    return f"{path} is finished ({told}), nothing to do; {how}"
+    return f"{path} is finished ({told}), nothing to do; {how}{others(path)}"
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Return whether a run's directory holds something to go on from."""
+    return (path / CHECKPOINTS).is_dir() or (path / CHECKPOINT).is_file()
+
+
+def refuse_without_checkpoint(
+    path: Path, record: Mapping[str, Any], config: DictConfig
+) -> None:
+    """Raise ConfigError if a run left nothing to go on from; the text says how the next
+    one does."""
+    if has_checkpoint(path):
+        return
+    key = next((k for k in SAVES if OmegaConf.select(config, k) is not None), None)
+    how = "its trainer writes one behind each epoch"
+    if key is not None:
+        how = f"a run writes them with {key}=N"
+    ended = "is finished and " if record.get("status") == FINISHED else ""
+    raise ConfigError(f"{path} {ended}has no checkpoint to go on from; {how}.")
+
+
+def others(path: Path) -> str:
+    """Return, for a message, the newest runs besides `path` that can go on."""
+    found = sorted(
+        (
+            each.parent
+            for each in RUNS.glob(f"*/{RECORD}")
+            if not each.parent.is_symlink()
+            and each.parent.name != path.name
+            and has_checkpoint(each.parent)
+        ),
+        key=lambda each: each.name,
+        reverse=True,
+    )
+    return (
+        f"; runs with a checkpoint: {', '.join(map(str, found[:3]))}" if found else ""
+    )
 
 
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:

@@ -78,6 +78,15 @@ def build_trainer(config: DictConfig) -> Any:
         raise refusal(error) from error
 
 
+def takes_whole_config(target: str) -> bool:
+    """Return whether a trainer is given all groups, and not the keys beside its name
+    alone; of one that cannot be found, which `build_trainer` refuses, too."""
+    try:
+        return hasattr(_located(target, "trainer"), "from_config")
+    except ConfigError:
+        return True
+
+
 class UnforeseenError(ConfigError):
     """A trainer failed as no check foresaw: its traceback is worth keeping."""
 

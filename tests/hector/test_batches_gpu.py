@@ -172,7 +172,8 @@ def test_captured_training_repeats(which: str) -> None:
         made = NodeClassificationTrainer(
             model=ModelConfig(layer=which, hidden_channels=16),
             data=DataConfig(name="aifb", scale=0.2, num_labelled=400),
-            optimizer=OptimizerConfig(num_epochs=5, learning_rate=0.01),
+            optimizer=OptimizerConfig(learning_rate=0.01),
+            epochs=5,
             run=RunConfig(device="cuda", progress=False),
             batch=64,
             fanouts=(4, 4),

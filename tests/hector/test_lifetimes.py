@@ -100,7 +100,8 @@ def trained(**options: Any) -> Refs:
     trainer = NodeClassificationTrainer(
         model=ModelConfig(layer="rgcn", hidden_channels=8),
         data=DataConfig(name="aifb", scale=0.02, num_labelled=60),
-        optimizer=OptimizerConfig(num_epochs=1),
+        optimizer=OptimizerConfig(),
+        epochs=1,
         run=RunConfig(device="cpu", progress=False),
         **options,
     )

@@ -142,11 +142,11 @@ def train(
         model=ModelConfig(layer=kind, hidden_channels=settings["hidden_channels"]),
         data=task,
         optimizer=OptimizerConfig(
-            num_epochs=steps // parts,
             learning_rate=settings["learning_rate"][kind.value],
             weight_decay=settings["weight_decay"],
         ),
         run=RunConfig(seed=seed, device="cpu", progress=False),
+        epochs=steps // parts,
         batch=batch,
         fanouts=settings["fanouts"],
         fanouts_of=settings["fanouts_of"],

@@ -55,7 +55,8 @@ def train(
     return NodeClassificationTrainer(
         model=ModelConfig(layer=kind),
         data=data,
-        optimizer=OptimizerConfig(num_epochs=num_epochs, weight_decay=5e-4),
+        optimizer=OptimizerConfig(weight_decay=5e-4),
+        epochs=num_epochs,
         run=RunConfig(
             dtype="float64", device=device, num_seeds=num_seeds, progress=False
         ),

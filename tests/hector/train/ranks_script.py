@@ -116,7 +116,8 @@ def make(directory: Path, epochs: int = 4, **options: Any) -> NodeClassification
     return NodeClassificationTrainer(
         model=ModelConfig(layer="rgat", hidden_channels=8),
         data=DataConfig(name="aifb", scale=0.02, num_labelled=60),
-        optimizer=OptimizerConfig(num_epochs=epochs, learning_rate=0.05),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        epochs=epochs,
         run=RunConfig(
             device="cpu",
             progress=False,

@@ -21,7 +21,8 @@ def make(layer: str = "rgcn", **changes: Any) -> NodeClassificationTrainer:
     return NodeClassificationTrainer(
         model=ModelConfig(layer=layer, hidden_channels=8),
         data=DataConfig(name="aifb", scale=0.02, num_labelled=60),
-        optimizer=OptimizerConfig(num_epochs=4, learning_rate=0.05),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        epochs=4,
         run=RunConfig(device="cpu", progress=False, dtype="float64"),
         **changes,
     )

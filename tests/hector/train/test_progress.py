@@ -64,7 +64,8 @@ def test_a_run_tells_what_it_prepares(
     NodeClassificationTrainer(
         model=ModelConfig(layer="rgcn", hidden_channels=4),
         data=DataConfig(name="mutag", scale=0.01),
-        optimizer=OptimizerConfig(num_epochs=1),
+        optimizer=OptimizerConfig(),
+        epochs=1,
         run=RunConfig(device="cpu", num_seeds=1),
     ).train()
     lines = capsys.readouterr().err.splitlines()

@@ -47,13 +47,14 @@ class SumLayer(nn.Module):
         return out.index_add(0, graph.dst, message)
 
 
-def make(**changes: Any) -> NodeClassificationTrainer:
+def make(epochs: int = 12, **changes: Any) -> NodeClassificationTrainer:
     run = RunConfig(device="cpu", progress=False, **changes)
     return NodeClassificationTrainer(
         model=ModelConfig(layer="rgcn", hidden_channels=8, dropout=0.2),
         data=DataConfig(name="aifb", scale=0.05, num_labelled=120),
-        optimizer=OptimizerConfig(num_epochs=12, learning_rate=0.05),
+        optimizer=OptimizerConfig(learning_rate=0.05),
         run=run,
+        epochs=epochs,
         make_layer=SumLayer,
     )
 
@@ -99,7 +100,8 @@ def test_unknown_keys_fail() -> None:
         (lambda: ModelConfig(layer="rgcn", heads=2), "heads=1 for rgcn"),
         (lambda: ModelConfig(layer="hgt", num_bases=2), "num_bases=null for hgt"),
         (lambda: ModelConfig(layer="rgat", dropout=1.0), r"dropout in \[0, 1\)"),
-        (lambda: OptimizerConfig(num_epochs=0), "num_epochs >= 1"),
+        (lambda: make(epochs=0), "epochs of at least 1"),
+        (lambda: OptimizerConfig(learning_rate=0), "learning_rate > 0"),
         (lambda: RunConfig(num_seeds=0), "num_seeds >= 1"),
         (lambda: RunConfig(checkpoint_epochs=2), "expected output_directory with"),
         (lambda: make(dtype="int8"), "dtype in .* got 'int8'"),
@@ -121,10 +123,8 @@ def test_no_such_graph() -> None:
 def test_generated_labels_are_learnt(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    trainer = make(num_seeds=2, output_directory=str(tmp_path))
-    trainer.optimizer_config = OptimizerConfig(
-        num_epochs=60, learning_rate=0.05, weight_decay=1e-2
-    )
+    trainer = make(60, num_seeds=2, output_directory=str(tmp_path))
+    trainer.optimizer_config = OptimizerConfig(learning_rate=0.05, weight_decay=1e-2)
     trainer.data = DataConfig(name="mutag", scale=0.05, num_labelled=800)
     trainer.model_config = ModelConfig(layer="rgcn", hidden_channels=8, num_layers=1)
     result = trainer.run()
@@ -193,6 +193,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     assert (done.losses, done.epoch_ms) == ((), None)
     assert str(done).endswith("(mean and deviation of 1 seeds)")
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_of_one_repetition_goes_on_beyond_its_end(tmp_path: Path) -> None:
+    whole = make(8).train()
+    options = {"output_directory": str(tmp_path), "checkpoint_epochs": 2}
+    make(5, **options).train()  # the last epoch is saved, too
+    longer = make(8, resume="must", **options).train()
+    assert longer.losses == whole.losses[5:]
+    assert longer.accuracies == whole.accuracies
+    with pytest.raises(CheckpointMismatchError, match="epochs: None there, 9 here"):
+        make(9, num_seeds=2, **options).train()
 
 
 def test_generated_task_splits_labels() -> None:

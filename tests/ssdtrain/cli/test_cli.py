@@ -9,12 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ssdtrain.cli import main
+from ssdtrain.cli.train import compose
 from ssdtrain.report.table import WITH, WITHOUT
 from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
 from ssdtrain.train.ranks import RUN_DIRECTORY
+from ssdtrain.train.runs import CHECKPOINT, FINISHED, RunDirectory
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import summary
@@ -26,7 +29,12 @@ from tests.ssdtrain.train.legs import leg_result
     ("words", "message"),
     [
         (["train", "offload=sdd"], "did you mean 'ssd'?\nchoices: host, none"),
-        (["train", "gnn=foo"], "Could not find 'gnn/foo'"),
+        (["train", "gnn=foo"], "unknown choice gnn=foo"),
+        (
+            ["trian"],
+            "unknown command trian; did you mean 'train'?\ncommands: train,",
+        ),
+        (["model=bert"], "settings stand behind a command: ssdtrain train model=bert"),
         (["train", "data=text"], "set data.files=[book.txt]"),
         (["train", "train.resume=true"], "resume=latest goes on with"),
         (["train", "resume=nothing"], "resume=nothing: no such run"),
@@ -37,7 +45,7 @@ from tests.ssdtrain.train.legs import leg_result
             "io_threads",
         ),
         (["train", "engine.zero_stage=3"], "set engine.num_stages=0"),
-        (["--local_rank=1", "train", "nonsense=1"], "Could not override 'nonsense'"),
+        (["--local_rank=1", "train", "nonsense=1"], "unknown setting nonsense"),
         (["train", "gnn=[rgcn,hgt]"], "gnn expects one choice"),
         (["train", *TINY, "engine.num_ranks=4"], "set engine=deepspeed"),
         (["train", *TINY, "train.learning_rate=-1"], "train.learning_rate expects"),
@@ -317,3 +325,44 @@ def test_the_picture_and_the_table_tell_the_same_peak(
     assert main(words) == code
     told = capsys.readouterr().err
     assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
+
+
+def made_run(name: str, words: list[str], *, checkpoint: str = "") -> Path:
+    """A run's directory as a finished run leaves it, without training."""
+    path = Path("runs") / name
+    path.mkdir(parents=True)
+    directory = RunDirectory(path, resumed=False)
+    directory.open(compose("ssdtrain.yaml", words), ["train", *words])
+    directory.close(FINISHED)
+    if checkpoint:
+        (path / checkpoint).mkdir()
+    return path
+
+
+def test_latest_may_be_of_another_trainer(
+    tmp_path: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says which run it is, and names those with a checkpoint."""
+    language = made_run("1-gpt", [*TINY, "train.steps=6"], checkpoint="checkpoints")
+    graph = made_run("2-rgcn", ["gnn=rgcn"])
+    before = {p: p.read_bytes() for p in Path("runs").rglob("*") if p.is_file()}
+    which = f"(resume=latest is {graph}; runs with a checkpoint: {language})"
+    told = refused("train", "resume=latest")
+    assert "is finished and has no checkpoint to go on from" in told and which in told
+    assert "a run writes them with trainer.run.checkpoint_epochs=N" in told
+    told = refused("train", "resume=latest", "train.steps=8")
+    assert "gnn=rgcn does not read train.steps=8" in told and which in told
+    told = refused("train", f"resume={graph.name}")  # that one was meant
+    assert "resume=latest" not in told
+    torch.save({}, graph / CHECKPOINT)
+    assert main(["train", "resume=latest"]) == 0
+    told = capsys.readouterr().err
+    assert "nothing to do; to train longer: ssdtrain train resume=runs/2-rgcn " in told
+    assert f"trainer.epochs=100; runs with a checkpoint: {language}" in told
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_a_run_that_does_not_exist(refused: Refused) -> None:
+    made_run("1-gpt", [*TINY])
+    assert "did you mean 'latest'?" in refused("train", "resume=lates")
+    assert "did you mean 'latest'?" in refused("report", "lastest")

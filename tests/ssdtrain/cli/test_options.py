@@ -228,8 +228,15 @@ def test_help_shows_choices_as_they_are_typed() -> None:
             assert word not in shown, f"{name} --help shows {word}"
 
 
-@pytest.mark.parametrize("words", [["-q"], ["fly"], ["train", "--steps", "3"]])
+@pytest.mark.parametrize("words", [["-q"], ["train", "--steps", "3"]])
 def test_unknown_words_are_status_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2
+
+
+def test_the_nearest_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--mulitrun", "model=gpt,bert"])
+    error = capsys.readouterr().err
+    assert "arguments: --mulitrun; did you mean '--multirun'?" in error

@@ -41,7 +41,8 @@ def train(
 
     def run(*words: str) -> Done:
         capfd.readouterr()
-        code = main(["train", *words, f"data.cache_directory={tmp_path / 'cache'}"])
+        cache = [f"data.cache_directory={tmp_path / 'cache'}"] * (TINY[0] in words)
+        code = main(["train", *words, *cache])  # `resume` repeats it
         return Done(code, *capfd.readouterr())
 
     return run
@@ -199,7 +200,7 @@ def test_what_a_run_leaves(tmp_path: Path, train: Train) -> None:
 def test_graph_trainers_go_on_too(tmp_path: Path, train: Train) -> None:
     """Their keys exist in their own group alone, which `resume` brings along."""
     some = ("trainer.run.checkpoint_epochs=1", "trainer.data.scale=0.1", "-q")
-    first = train("gnn=rgcn", *some, "trainer.optimizer.num_epochs=2")
+    first = train("gnn=rgcn", *some, "trainer.epochs=2")
     assert first.returncode == 0, first.stderr
     path = (tmp_path / "runs" / "latest").resolve()
     assert path.name.endswith("-rgcn")
@@ -229,7 +230,7 @@ SMALL_GRAPH = ("gnn=rgcn", "trainer.data.scale=0.05", "trainer.data.num_labelled
         (
             (
                 *SMALL_GRAPH,
-                "trainer.optimizer.num_epochs=1",
+                "trainer.epochs=1",
                 "trainer.run.checkpoint_epochs=1",
             ),
             "checkpoint.pt",

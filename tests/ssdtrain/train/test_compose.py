@@ -7,14 +7,13 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from ssdtrain.cli.train import compose as composed
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
-from ssdtrain.train.compose import (
-    compose_config,
-    explained,
-    find_config,
-)
+from ssdtrain.train.compose import compose_config, find_config
+from ssdtrain.train.names import CHOICES as CALLED
+from ssdtrain.train.refused import explained
 from ssdtrain.train.settings import RunSettings
 
 GROUPS = ("size", "model", "engine", "offload", "data", "train")
@@ -83,7 +82,10 @@ def test_unknown_keys_fail_with_hydras_message(override: str, message: str) -> N
     ("override", "text"),
     [
         ("offload=sdd", f"did you mean 'ssd'?\nchoices: {', '.join(OFFLOADS)}"),
-        ("gnn=foo", "Could not find 'gnn/foo'\nchoices: gat, graphsage, hgt"),
+        ("gnn=foo", "unknown choice gnn=foo\nchoices: gat, graphsage, hgt"),
+        ("size=tiny", "size=tiny; did you mean 'laptop'?\nchoices: h12288x3"),
+        ("gnn=sage", "did you mean 'graphsage'?"),
+        ("offload=nvme", "did you mean 'ssd'?"),
         ("offload.tarjet=ssd", "did you mean 'offload.target'?"),
         ("train.step=3", "did you mean 'train.steps'?"),
         ("ofload=ssd", "did you mean 'offload'?"),
@@ -95,10 +97,11 @@ def test_unknown_keys_fail_with_hydras_message(override: str, message: str) -> N
         ("train.batch_size=8", "did you mean 'train.micro_batch_size'?"),
         ("train.epochs=2", "did you mean 'train.steps'?"),
         ("seq_len=64", "did you mean 'size.sequence_length' or 'model.sequence_"),
-        ("gnn=rgcn trainer.epochs=1", "mean 'trainer.optimizer.num_epochs'?"),
+        ("gnn=rgcn trainer.optimizer.num_epochs=1", "mean 'trainer.epochs'?"),
         ("gnn=rgcn lr=0.1", "did you mean 'trainer.optimizer.learning_rate'?"),
         ("gnn=graphsage trainer.num_epochs=1", "did you mean 'trainer.epochs'?"),
-        ("xyzzy=1", "Could not override 'xyzzy'\nKey 'xyzzy' is not in struct"),
+        ("xyzzy=1", "unknown setting xyzzy"),
+        ("gnn=rgcn train.step=3", "unknown setting train.step; did you mean 'train"),
     ],
 )
 def test_the_nearest_name_is_told(override: str, text: str) -> None:
@@ -107,7 +110,67 @@ def test_the_nearest_name_is_told(override: str, text: str) -> None:
         compose_config("ssdtrain.yaml", words)
     told = explained(caught.value, "ssdtrain.yaml", words)
     assert text in told
-    assert "search path" not in told and "schema" not in told
+    assert "search path" not in told and "schema" not in told.lower()
+    assert "struct" not in told and "Could not" not in told
+
+
+CHOICE_PLACES = ("size", "model", "engine", "offload", "data", "gnn")
+
+
+def test_what_others_call_a_choice_leads_to_one_that_exists() -> None:
+    choices = {
+        p.stem
+        for g in CHOICE_PLACES
+        for p in (packaged_directory() / g).glob("[!_]*.yaml")
+    }
+    for word, meant in CALLED.items():
+        assert word not in choices and set(meant) <= choices, word
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("gnn=rgcn train.steps=3", "gnn=rgcn does not read train.steps=3 (did you mean "
+         "trainer.epochs?); it reads what stands below trainer: epochs, batch,"),
+        ("gnn=graphsage train.learning_rate=1", "(did you mean trainer.optimizer.lr?)"),
+        ("gnn=rgcn model=bert", "not read model=bert (it has trainer.model instead);"),
+        ("gnn=gat data=text size=small", "data=text (it has trainer.dataset instead), "
+         "nor size=small"),
+        ("gnn=hgt offload=host engine.num_ranks=2", "not read offload=host, nor "
+         "engine.num_ranks=2 (did you mean trainer.ranks?)"),
+        ("gnn=hgt train.compare=false", "does not read train.compare=false; it reads"),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_does_not_read_is_refused(words: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed("ssdtrain.yaml", words.split())
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_of_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("gnn: rgcn\ntrain:\n  steps: 3\nname: mine\n")
+    with pytest.raises(ConfigError, match=r"does not read train\.steps of .*my\.yaml"):
+        composed(str(path), [])
+
+
+def test_a_graph_run_has_the_settings_that_it_reads_alone() -> None:
+    config = composed("ssdtrain.yaml", ["gnn=rgcn", "trainer.epochs=2", "name=x"])
+    assert set(config) == {"name", "progress", "resume", "run_directory", "trainer"}
+    whole = composed("ssdtrain.yaml", ["model=bert", "train.steps=3"])
+    assert {"model", "train", "offload"} <= set(whole)
+
+
+def test_groups_that_a_trainer_refers_to_stay(tmp_path: Path) -> None:
+    (tmp_path / "gnn").mkdir()
+    (tmp_path / "gnn" / "own.yaml").write_text(
+        "# @package _global_\ntrainer:\n  _target_: hector.train.RunConfig\n"
+        "  seed: ${train.seed}\n"
+    )
+    path = tmp_path / "root.yaml"
+    path.write_text("defaults:\n  - ssdtrain\n  - override gnn: own\n")
+    config = composed(str(path), ["train.seed=3"])
+    assert config.trainer.seed == 3 and "model" not in config
 
 
 def test_text_needs_files() -> None:
