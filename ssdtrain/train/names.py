@@ -76,42 +76,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "world_size": ("num_ranks", "ranks"),
     "zero": ("zero_stage",),
 }
-# What others call a choice of a group, or what is expected there, and its names here.
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "base": ("small", "laptop"),
-    "cpu": ("host",),
-    "ddp": ("plain",),
-    "debug": ("laptop",),
-    "disk": ("ssd",),
-    "ds": ("deepspeed",),
-    "dummy": ("stdlib", "laptop"),
-    "false": ("none",),
-    "file": ("text",),
-    "files": ("text",),
-    "gpt2": ("gpt",),
-    "huge": ("h16384x2",),
-    "large": ("h8192x4",),
-    "llama": ("gpt",),
-    "medium": ("small",),
-    "memory": ("host",),
-    "micro": ("laptop",),
-    "mini": ("laptop",),
-    "nano": ("laptop",),
-    "no": ("none",),
-    "nvme": ("ssd",),
-    "off": ("none",),
-    "pytorch": ("plain",),
-    "qwen3": ("gpt",),
-    "ram": ("host",),
-    "sage": ("graphsage",),
-    "test": ("laptop", "stdlib"),
-    "tiny": ("laptop",),
-    "torch": ("plain",),
-    "toy": ("laptop",),
-    "xl": ("h16384x2",),
-    "xs": ("laptop",),
-    "zero": ("deepspeed",),
-}
 MOST = 2
 """Settings that are suggested."""
 CUTOFF = 0.75

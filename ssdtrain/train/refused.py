@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
 from ssdtrain.train.compose import (
     compose_groups,
@@ -21,12 +22,13 @@ from ssdtrain.train.compose import (
     group_names,
     keys_set_by,
 )
-from ssdtrain.train.names import CHOICES, found_by_last_name, meant
+from ssdtrain.train.names import found_by_last_name, meant
 from ssdtrain.train.targets import takes_whole_config
 
 _INTERNAL = re.compile(r"\s*(full_key|object_type|See https)|To append to your config")
 _NO_CHOICE = re.compile(r"(?:In '\w+': )?Could not find '(\w+)/(\w+)'")
 _NO_KEY = re.compile(r"Could not override '([^']+)'")
+_CALLED = re.compile(r"^# Also called: (.+)\.$", re.M)
 _UNKNOWN_KEY = re.compile(r"Key '[^']*' (is )?not in ")
 CHOOSES = "gnn"
 """The group whose choice is a trainer."""
@@ -114,7 +116,7 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
     ]
     choice, key = _NO_CHOICE.match(str(error)), _NO_KEY.match(str(error))
     if choice is not None:
-        near = _nearest_choice(choice[2], known)
+        near = _nearest_choice(choice[1], choice[2], known)
         return (
             f"unknown choice {choice[1]}={choice[2]}{near}\nchoices: {', '.join(known)}"
         )
@@ -123,9 +125,18 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
     return "\n".join(told) or type(error).__name__
 
 
-def _nearest_choice(word: str, choices: Sequence[str]) -> str:
-    named = [choice for choice in CHOICES.get(word.lower(), ()) if choice in choices]
-    return did_you_mean(named[0] if named else word, choices)
+def _nearest_choice(group: str, word: str, choices: Sequence[str]) -> str:
+    for choice in choices:
+        if word.lower() in called(group, choice):
+            return did_you_mean(choice, choices)
+    return did_you_mean(word, choices)
+
+
+def called(group: str, choice: str) -> list[str]:
+    """Return what others call a packaged choice, by its file's `# Also called: ...`."""
+    path = packaged_directory() / group / f"{choice}.yaml"
+    found = _CALLED.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return found[1].split(", ") if found else []
 
 
 def _nearest_key(key: str, name: str, overrides: Sequence[str]) -> str:

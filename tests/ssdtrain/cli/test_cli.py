@@ -364,5 +364,5 @@ def test_latest_may_be_of_another_trainer(
 
 def test_a_run_that_does_not_exist(refused: Refused) -> None:
     made_run("1-gpt", [*TINY])
-    assert "did you mean 'latest'?" in refused("train", "resume=lates")
-    assert "did you mean 'latest'?" in refused("report", "lastest")
+    assert "did you mean 'latest'?" in refused("train", "resume=latst")
+    assert "did you mean 'latest'?" in refused("report", "latst")
