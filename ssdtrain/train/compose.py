@@ -229,7 +229,7 @@ def group_names() -> list[str]:
 
 def dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Return all keys of a config, groups before what they hold."""
-    for key in config:
+    for key in map(str, config):
         yield f"{prefix}{key}"
         inner = config._get_node(key)
         if isinstance(inner, DictConfig):

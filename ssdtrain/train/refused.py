@@ -97,10 +97,10 @@ def _instead(override: str, known: Sequence[str]) -> str:
 
 
 def _shown(trainer: DictConfig) -> Iterator[str]:
-    for key in trainer:
+    for key in map(str, trainer):
         inner = trainer._get_node(key)
-        if not str(key).startswith("_"):
-            yield f"{key}.*" if isinstance(inner, DictConfig) else str(key)
+        if not key.startswith("_"):
+            yield f"{key}.*" if isinstance(inner, DictConfig) else key
 
 
 def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
