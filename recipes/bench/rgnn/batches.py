@@ -7,7 +7,8 @@
   and of PyG's (edge index and dictionaries made before). Features lie on the device.
 - `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
   captured step alone, the host's part of it, drawing alone.
-- `captured`: full-batch steps with Adam on small graphs of published sizes: hector's as
+- `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
+  step of it is a hundred kernels for an HGT) on small graphs of published sizes: hector's as
   they are, as one CUDA graph, and PyG's; of the graph also a step of many in a row and,
   behind all other cells (a profiler slows what is launched after it), its kernels and
   the sum of their times.
@@ -189,7 +190,7 @@ def epoch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any
     steps beside those of steps on the batches themselves."""
     sampler = NeighborSampler(graph, FANOUTS)
     layers = two(kind, graph, compiled_layer)
-    adam = torch.optim.Adam(parameters(layers), capturable=True)
+    adam = torch.optim.Adam(parameters(layers), capturable=True, fused=True)
 
     def step(found: SampledBatch, goal: Tensor, x: Tensor) -> Tensor:
         for p in parameters(layers):
@@ -259,7 +260,7 @@ def small_step(kind: str, name: str, side: str) -> Callable[[], Tensor]:
     if side == "pyg":
         for mine, other in zip(two(kind, graph, compiled_layer), layers, strict=True):
             other.conv.load_state_dict(mine.state_dict())
-    adam = torch.optim.Adam(parameters(layers), capturable=True)
+    adam = torch.optim.Adam(parameters(layers), capturable=True, fused=True)
     inner = step_of(layers, x, graph, rows, rows % CLASSES)
 
     def step() -> Tensor:

@@ -81,7 +81,8 @@ def our_epochs(kind: str, data: Data) -> dict[str, Any]:
     table = HostTable(data.rows.clone()) if device.type == "cuda" else data.rows
     goal = data.goal.to(device)
     model = ours(kind, graph, device)
-    adam = torch.optim.Adam(model.parameters(), capturable=device.type == "cuda")
+    cuda = device.type == "cuda"
+    adam = torch.optim.Adam(model.parameters(), capturable=cuda, fused=cuda or None)
 
     def step(found: SampledBatch, goal: Tensor, rows: Tensor) -> Tensor:
         adam.zero_grad(set_to_none=True)
