@@ -8,10 +8,10 @@
 - `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
   captured step alone, the host's part of it, drawing alone.
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
-  step of it is a hundred kernels for an HGT) on small graphs of published sizes: hector's as
-  they are, as one CUDA graph, and PyG's; of the graph also a step of many in a row and,
-  behind all other cells (a profiler slows what is launched after it), its kernels and
-  the sum of their times.
+  step of it is a hundred kernels for an HGT) on small graphs of published sizes:
+  hector's as they are, as one CUDA graph, and PyG's; of the graph also a step of many
+  in a row and, behind all other cells (a profiler slows what is launched after it), its
+  kernels and the sum of their times.
 - `first`: seconds of the first training step in a new process with empty caches and a
   width that no kernel was made for, imports excluded; again with the caches kept; and
   with empty caches and a bundle of the kernels.
