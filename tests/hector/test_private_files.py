@@ -107,6 +107,7 @@ def test_bytecode_is_not_read(tmp_path: Path) -> None:
     path = planted(place, text)
     code = (
         "import importlib.util, py_compile, sys, os\n"
+        "sys.pycache_prefix = None\n"
         "path, evil = sys.argv[1:]\n"
         "found = os.stat(path)\n"
         "open(evil, 'w').write('VALUE = 0\\n')\n"
