@@ -2,12 +2,17 @@
 tests start say where they crash."""
 
 import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+INTERPRET = "TRITON_INTERPRET"
 
 
 def pytest_configure() -> None:
@@ -15,6 +20,22 @@ def pytest_configure() -> None:
     tests interrupt processes, this one too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get(INTERPRET) == "1":
+        interpret_for_good()
+
+
+def interpret_for_good() -> None:
+    """Let Triton's interpreter exchange the functions of its language once.
+
+    It does so at every call of a kernel or of one of its functions (`tl.sum`), which
+    takes as long as a small kernel itself.
+    """
+    language = importlib.import_module("triton.language")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    both = {"tl": language, "core": language.core}
+    interpreter._patch_lang(SimpleNamespace(__globals__=both))
+    kept = SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda function: kept
 
 
 def pytest_unconfigure() -> None:
