@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
@@ -289,7 +290,12 @@ class TensorCache:
 
     def _pack_in_region(self, tensor: Tensor, call: RegionCall) -> Handle:
         """Every one has a place, whatever becomes of it. See [Note: regions]."""
-        if not is_plain(tensor) or tensor.device != self.device.torch_device:
+        if not is_plain(tensor):
+            if is_traceable_wrapper_subclass(tensor):
+                return call.hold(tensor)
+            # Its version has no counter that holds none of its bytes.
+            return call.stored(tensor, self._keep(tensor, Fallback.KEPT_UNSUPPORTED))
+        if tensor.device != self.device.torch_device:
             return call.hold(tensor)
         if self._needs_no_record(call):
             if tensor.nbytes < min(TINY_BYTES, self.limits.least_bytes):

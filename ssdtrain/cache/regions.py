@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
+from torch.autograd import Variable, forward_ad
 from torch.optim import Optimizer
 
 from ssdtrain.cache.attention import StoredAttention
@@ -46,6 +46,7 @@ from ssdtrain.cache.record import (
     RecordView,
     item_of,
 )
+from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
@@ -134,10 +135,9 @@ class PlaceHandle(Handle):
         # Shares the version counter: see [Note: in-place changes].
         self.tensor: Tensor | None = tensor.detach()
         """While the forward runs, and from a re-run to the use."""
-        self.version: int | None = tensor._version
-        """None: it is not plain bytes, and has no probe."""
+        self.version = tensor._version
         self.counter: Tensor | None = None
-        """From the end of the forward on; it holds no memory."""
+        """Of a wrapper, and from the end of the forward on; it holds no memory."""
         self.written_late = tensor.grad_fn is None
         """Whether its operator may have filled it after autograd saved it."""
         self.num_bytes = num_bytes
@@ -181,9 +181,8 @@ class PlaceHandle(Handle):
         call, counter = self.call, self.counter
         if counter is None and not call.drops:
             counter = self.tensor
-        version = self.version
-        if counter is not None and version is not None and counter._version != version:
-            check_version(counter, version, self.name)
+        if counter is not None and counter._version != self.version:
+            check_version(counter, self.version, self.name)
         if self.written_late and call.drops:
             check_late_writer(self)
         on_use, at = self.on_use, None
@@ -206,10 +205,10 @@ class PlaceHandle(Handle):
         Args:
             nothing: an empty tensor on the device.
         """
-        counter, self.tensor = self.tensor, None
-        if counter is not None and self.version is not None:
-            counter.data = nothing
-            self.counter = counter
+        tensor, self.tensor = self.tensor, None
+        if self.counter is None and tensor is not None:
+            tensor.data = nothing
+            self.counter = tensor
 
 
 class Input(NamedTuple):
@@ -313,12 +312,13 @@ class RegionCall:
         return entry.order is None or entry.order.placement is Placement.RERUN
 
     def hold(self, tensor: Tensor) -> Handle:
-        """The next place; nobody but its handle knows of it."""
+        """The next place, for plain bytes or a wrapper of such; nobody but its handle
+        knows of it."""
         is_bytes = is_plain(tensor)
         num_bytes = self._new_bytes(tensor) if is_bytes else 0
         handle = PlaceHandle(self, tensor, num_bytes)
         if not is_bytes:
-            handle.version = None
+            handle.counter = counter_of(tensor)
         self._places.append(place_of(tensor, weakref.ref(handle)))
         return handle
 
@@ -785,6 +785,8 @@ class Regions:
                 return region.refusal
         if modes_stand():
             return "a function or dispatch mode would not see its re-run"
+        if forward_ad._current_level >= 0:
+            return "a re-run in backward has no tangents of forward-mode AD"
         if caches_parametrizations():
             return (
                 "parametrize.cached() holds what its weights are, and not in backward"

@@ -3,13 +3,16 @@
 import copy
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
@@ -692,3 +695,91 @@ def test_what_a_refused_region_keeps_is_counted() -> None:
     assert stays.bytes_saved == again.bytes_saved > 0
     assert again.bytes_recomputed > 0 == stays.bytes_recomputed
     assert stays.bytes_kept - again.bytes_kept == again.bytes_recomputed
+
+
+class Unwrapped(torch.autograd.Function):
+    """A plain tensor of a wrapper."""
+
+    @staticmethod
+    def forward(ctx: Any, wrapper: TwoTensor) -> Tensor:
+        return wrapper.a.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return TwoTensor(gradient, gradient.clone())
+
+
+class MixingBlock(SparseBlock):
+    """Its sparse matrix is there before and behind its forward."""
+
+    def __init__(self, wrapped: bool = False) -> None:
+        super().__init__()
+        self.mixing = torch.eye(BATCH) if wrapped else torch.eye(BATCH).to_sparse()
+        if wrapped:
+            self.mixing = TwoTensor(self.mixing, self.mixing.clone())
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        if self.changes:
+            self.seen += 1
+        if type(self.mixing) is TwoTensor:
+            mixed: Any = Unwrapped.apply(self.mixing @ x)
+            return Block.forward(self, mixed)
+        return Block.forward(self, torch.sparse.mm(self.mixing, x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_change_of_what_is_not_plain_bytes_is_seen(
+    wrapped: bool, refused: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Stack(num_blocks=2, kind=partial(MixingBlock, wrapped))
+    for block in model.blocks:
+        block.changes = refused
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+
+    def changed() -> None:
+        loss = model(x)
+        with torch.no_grad():
+            model.blocks[1].mixing.mul_(2)
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        changed()
+    error = InPlaceError if refused else (InPlaceError, RegionError)
+    with offloaded(model), pytest.raises(error):
+        changed()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_forward_mode_in_a_step_of_regions(inside: bool) -> None:
+    """Tangents are gone in backward: no region whose forward begins under them runs
+    again."""
+
+    class Tangent(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, torch.ones_like(x))
+                y = forward_ad.unpack_dual(super().forward(dual))
+                return y.primal + y.tangent
+
+    torch.manual_seed(0)
+    # A mask has no tangent: it is what a re-run would be asked for.
+    kind = partial(Tangent if inside else Block, dropout=0.5)
+    model, x = Stack(kind=kind), torch.randn(BATCH, WIDTH)
+
+    def step() -> list[Tensor]:
+        torch.manual_seed(1)
+        model.zero_grad()
+        if inside:
+            return gradients(model, x)
+        with forward_ad.dual_level():
+            return gradients(model, forward_ad.make_dual(x, torch.ones_like(x)))
+
+    plain = step()
+    with offloaded(model) as session:
+        for _ in range(2):
+            assert same_bits(step(), plain)
+        assert any(step.recipes.get("region") for step in session.steps) is inside
