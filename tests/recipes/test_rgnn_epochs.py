@@ -1,6 +1,7 @@
 """Mini-batch epochs beside PyG's: one contender's failure takes no other away."""
 
 import argparse
+import multiprocessing
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,10 +85,17 @@ def test_a_way_that_fails_is_a_cell_and_the_others_have_theirs(
         return Loader(data)
 
     pytest.importorskip("torch_geometric")
+    started: list[object] = []
+
+    def method(name: str, force: bool) -> None:
+        started.append((name, force))
+
+    monkeypatch.setattr(multiprocessing, "set_start_method", method)
     monkeypatch.setattr(epochs, "loaders", loaders)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     out = tmp_path / "epochs.json"
     assert epochs.run_cells(given(out), 300.0) == ""
+    assert started == [("fork", True)], "workers share the graph's memory"
     cells = cells_of(out)
     assert "no sampler" in cells["rgcn/pyg, as they are, 0 workers, rows here"]["error"]
     ways = [

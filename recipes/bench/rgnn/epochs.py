@@ -19,6 +19,7 @@ ours, for as many batches of one run.
 """
 
 import argparse
+import multiprocessing
 import os
 import sys
 import time
@@ -249,6 +250,8 @@ class Campaign:
 
 def run_cells(options: argparse.Namespace, budget_s: float) -> str:
     """The cells that the file does not hold yet; empty, or what ended them."""
+    # A spawned process spawns in turn: loaders' workers would be sent the graph.
+    multiprocessing.set_start_method("fork", force=True)
     cells = Cells(options.out, budget_s, about(options))
     cores = len(os.sched_getaffinity(0))
     workers = options.workers or sorted({min(8, cores), max(1, min(16, cores - 2))})
