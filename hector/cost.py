@@ -22,6 +22,7 @@ from hector.ir.kernels import (
     ParameterOp,
     Parameters,
     Plan,
+    Schedule,
     SegmentMapping,
     Traversal,
     TraversalSchedule,
@@ -137,6 +138,7 @@ class CostModel:
     ) -> None:
         self.arrays, self.device, self.value_bytes = arrays, device, value_bytes
         self.mapping = mapping
+        self._schedules: dict[int, tuple[Traversal, Schedule | None]] = {}
 
     def step_seconds(self, plans: Sequence[Plan]) -> float:
         """Predicted time of one step: inference is one plan, training two."""
@@ -162,13 +164,20 @@ class CostModel:
         programs of their own for large groups, too."""
         if not isinstance(k, Traversal) or k.loop.group is None:
             return 2 if isinstance(k, Outer) else 1
-        chosen = default_schedule(k, self.arrays, self.mapping)
+        chosen = self._schedule(k)
         if not isinstance(chosen, TraversalSchedule):
             return 1
         if chosen.mapping is not SegmentMapping.SPLIT:
             return 1
         longest = self.arrays.longest(k.loop.domain, k.loop.group)
         return 2 if longest > chosen.heavy_rows else 1
+
+    def _schedule(self, k: Traversal) -> Schedule | None:
+        """The default, found once: with the kernel, so that no other has its id."""
+        if id(k) not in self._schedules:
+            made = default_schedule(k, self.arrays, self.mapping)
+            self._schedules[id(k)] = (k, made)
+        return self._schedules[id(k)][1]
 
     def kernel_seconds(self, k: Kernel) -> float:
         """Time that the device takes for a kernel."""
@@ -178,7 +187,7 @@ class CostModel:
         if isinstance(k, Outer):
             busy *= self.device.outer_factor
         if isinstance(k, Traversal):
-            chosen = default_schedule(k, self.arrays, self.mapping)
+            chosen = self._schedule(k)
             if isinstance(chosen, TraversalSchedule):
                 count = programs(k, chosen, self.arrays)
                 busy = max(busy, count * self.device.program_seconds)

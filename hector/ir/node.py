@@ -138,8 +138,12 @@ def stored(x: Node) -> Node:
     return x
 
 
-def topological(outputs: Iterable[Node]) -> list[Node]:
-    """Every node that the outputs need, operands first."""
+def topological(outputs: Iterable[Node], least: int = 0) -> list[Node]:
+    """Every node that the outputs need, operands first.
+
+    Operands are older than what they are operands of: whoever looks for known nodes
+    only names the serial of the oldest as `least`, and what is older is left out.
+    """
     seen: dict[Node, None] = {}
     stack = [(n, False) for n in outputs]
     while stack:
@@ -148,8 +152,15 @@ def topological(outputs: Iterable[Node]) -> list[Node]:
             seen.setdefault(node)
         elif node not in seen:
             stack.append((node, True))
-            stack.extend((i, False) for i in node.inputs)
+            for i in node.inputs:
+                if i.serial >= least and i not in seen:
+                    stack.append((i, False))
     return list(seen)
+
+
+def oldest(nodes: Iterable[Node]) -> int:
+    """The least serial, for `topological`."""
+    return min((n.serial for n in nodes), default=0)
 
 
 def users(outputs: Iterable[Node]) -> dict[Node, list[Node]]:

@@ -76,12 +76,14 @@ NODE_RULES = (
     ),
 )
 
+_RULES_OF = {op: tuple(r for r in NODE_RULES if op in r.ops) for op in Op}
+
 
 def check_program(program: Program, after: str) -> None:
     """IllegalIRError naming the pass, the rule and the node, if a rule is broken."""
     for node in program.order():
-        for rule in NODE_RULES:
-            if node.op in rule.ops and not rule.holds(node):
+        for rule in _RULES_OF[node.op]:
+            if not rule.holds(node):
                 raise IllegalIRError(f"after {after}: {rule.name}, but {node!r}")
         for operand in node.inputs:
             if operand.serial >= node.serial:

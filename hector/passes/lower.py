@@ -21,7 +21,7 @@ from hector.ir.kernels import (
     Rows,
     Traversal,
 )
-from hector.ir.node import LEAVES, Node, Op, stored, topological
+from hector.ir.node import LEAVES, Node, Op, oldest, stored, topological
 from hector.ir.types import ROW_DOMAINS, TARGET, TYPE_DOMAINS, Domain, Index
 from hector.passes.parameters import join
 from hector.passes.reads import (
@@ -371,4 +371,4 @@ INSTANCE_RULES = (
 
 def topological_members(members: list[Node]) -> list[Node]:
     inside = set(members)
-    return [n for n in topological(members) if n in inside]
+    return [n for n in topological(members, oldest(inside)) if n in inside]

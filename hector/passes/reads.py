@@ -1,18 +1,17 @@
 """What an expression reads, and how: questions that the lowering asks."""
 
-from collections.abc import Iterable
+from collections.abc import Set
 
 from hector.ir.kernels import Loop
-from hector.ir.node import ROWWISE, Node, Op, stored, topological
+from hector.ir.node import ROWWISE, Node, Op, oldest, stored, topological
 from hector.ir.types import TARGET, TYPE_DOMAINS
 
 ADDRESSED = frozenset((Op.RESHAPE, Op.SLICE))
 """In registers they are another address of their operand, which must have memory."""
 
 
-def frontier(node: Node, stop: Iterable[Node]) -> list[Node]:
+def frontier(node: Node, stop: Set[Node]) -> list[Node]:
     """The anchors and leaves that `node` is computed from."""
-    stop = set(stop)
     found: dict[Node, None] = {}
     stack = list(reversed(node.inputs))
     seen: set[Node] = set()
@@ -51,7 +50,7 @@ def reads_between(node: Node, dep: Node, stop: set[Node]) -> list[Node]:
                 between[i] = None
                 stack.append(i)
     leads = {dep}
-    for x in topological(between):
+    for x in topological(between, oldest(between)):
         if x in between and not leads.isdisjoint(x.inputs):
             leads.add(x)
     return [x for x in between if x in leads and x.op is Op.READ]
@@ -92,11 +91,12 @@ def needed_again(loop: Loop, members: tuple[Node, ...]) -> set[Node]:
     group = TARGET.get((loop.domain, loop.group)) if loop.group else None
     if group is None or group in TYPE_DOMAINS:
         return set()
+    least = oldest(inside)
     rereads = any(
         x.op is Op.READ
         and x.index is loop.group
-        and not inside.isdisjoint(topological(x.inputs))
-        for x in topological(members)
+        and not inside.isdisjoint(topological(x.inputs, least))
+        for x in topological(members, least)
     )
     return {
         m

@@ -91,3 +91,21 @@ def test_what_is_made_once_costs_nothing() -> None:
     assert model.step_seconds([plan]) == model.step_seconds(
         [replace(plan, kernels=rest, given=(*plan.given, once))]
     )
+
+
+def test_the_schedule_of_a_walk_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first call prices every setting: looking twice is a tenth of its time."""
+    asked: list[int] = []
+
+    def counted(kernel: Traversal, *more: object) -> TraversalSchedule | None:
+        asked.append(id(kernel))
+        found = default_schedule(kernel, *more)  # type: ignore[arg-type]
+        return found if isinstance(found, TraversalSchedule) else None
+
+    monkeypatch.setattr("hector.cost.default_schedule", counted)
+    model = CostModel(Counts(10), DeviceModel())
+    parts = [plan for _, plan in plans("rgat", 64, BOTH)]
+    assert model.step_seconds(parts) == model.step_seconds(parts)
+    assert asked and len(asked) == len(set(asked))

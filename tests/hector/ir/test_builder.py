@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hector.ir.builder import Builder, IRTypeError, broadcast
-from hector.ir.node import Node, Op, Program, topological, users
+from hector.ir.node import Node, Op, Program, oldest, topological, users
 from hector.ir.types import COMPOSE, TARGET, Domain, Index
 
 
@@ -121,3 +121,17 @@ def test_constants_and_parameters_are_spread(b: Builder) -> None:
     # Reshaping twice, or to the same shape, makes nothing new.
     flat = b.reshape(b.reshape(e, (2, 2)), (1, 4))
     assert flat is e
+
+
+def test_an_order_of_known_nodes_stops_at_the_oldest(b: Builder) -> None:
+    """What is older leads to none of them: the order of the rest is the same."""
+    x = b.input("x", Domain.NODE, (1, 4))
+    deep = x
+    for _ in range(5):
+        deep = b.unary(Op.EXP, deep)
+    known = b.unary(Op.EXP, deep)
+    top = b.binary(Op.ADD, b.unary(Op.EXP, known), b.binary(Op.MUL, known, deep))
+    whole = topological([top])
+    some = topological([top], oldest([known, top]))
+    assert some == [n for n in whole if n.serial >= known.serial]
+    assert known in some and deep not in some and x in whole
