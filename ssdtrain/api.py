@@ -179,8 +179,12 @@ class Session:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no warm-up and no observation is under way (`plan="auto"`)."""
-        return self._planner is None or self._planner.is_settled
+        """Whether no warm-up and no observation is under way (`plan="auto"`), or none
+        can be: three optimizer steps saved nothing as large as `min_bytes`."""
+        watch = self._steps.watch
+        if self._planner is None or self._planner.is_settled:
+            return True
+        return watch is not None and watch.sees_nothing
 
     @property
     def steps(self) -> list[StepReport]:

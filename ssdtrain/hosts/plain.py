@@ -12,7 +12,8 @@ theirs in place, and ours in it passes everything through.
 
 [Note: Who has stepped] An optimizer step is seen by the version of a weight, whoever
 wrote it. Fused optimizers (`fused=True`, the default of transformers.Trainer) leave the
-version as it was, so torch's hook behind every optimizer's step counts as well.
+version as it was, so torch's hook behind every optimizer's step counts as well; it also
+sees the steps of weights that replaced those of before.
 Test: tests/ssdtrain/hosts/test_plain.py.
 """
 
@@ -31,6 +32,7 @@ from ssdtrain.cache.traced import Untraced
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
+from ssdtrain.hosts.recognition import Own
 
 LIGHTNING = ("lightning", "pytorch_lightning")
 """Packages that a LightningModule may come from."""
@@ -39,17 +41,15 @@ LIGHTNING = ("lightning", "pytorch_lightning")
 def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
     """A number that changes with every optimizer step; see [Note: Who has stepped]."""
     trainable = [p for m in modules for p in m.parameters() if p.requires_grad]
-    if not trainable:
-        return lambda: 0
-    own = {id(parameter) for parameter in trainable}
+    own = Own(modules)
     counted = [0]
 
     def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        groups = (group["params"] for group in optimizer.param_groups)
-        if any(id(parameter) in own for group in groups for parameter in group):
-            counted[0] += 1
+        counted[0] += own.trains(optimizer)
 
     patches.also(register_optimizer_step_post_hook(stepped).remove)
+    if not trainable:  # adapters may come
+        return lambda: counted[0]
     return lambda: trainable[0]._version + counted[0]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import Optimizer
 
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import deepspeed
@@ -73,3 +74,35 @@ def device_of(modules: list[nn.Module]) -> torch.device:
         "offload() found no parameter in the model, so there is nothing to train and "
         "no device to work on; pass the model that is trained."
     )
+
+
+class Own:
+    """The parameters of a model, by identity.
+
+    They may be replaced while a session lives (`load_state_dict(assign=True)`, adapters
+    that come later): where an optimizer has none of them, the model is asked again.
+    (tests/ssdtrain/hosts/test_plain.py)
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+        self._ids: set[int] = set()
+        self._ask()
+
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has one of them."""
+        return self._has(optimizer) or (self._ask() and self._has(optimizer))
+
+    def _has(self, optimizer: Optimizer) -> bool:
+        groups = (group["params"] for group in optimizer.param_groups)
+        return any(id(each) in self._ids for group in groups for each in group)
+
+    def _ask(self) -> bool:
+        """Look which they are now; whether there is any."""
+        self._ids = {
+            id(parameter)
+            for module in self._modules
+            for parameter in nn.Module.parameters(module)
+            if parameter.requires_grad
+        }
+        return bool(self._ids)

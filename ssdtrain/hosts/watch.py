@@ -15,8 +15,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.counters import StepReport
 from ssdtrain.errors import AttachError
+from ssdtrain.hosts.meshes import ranks_of
 from ssdtrain.hosts.patch import Patches, weakly
-from ssdtrain.hosts.recognition import device_of
+from ssdtrain.hosts.recognition import Own, device_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,8 @@ class Watch:
         self._modules = modules
         self._device = device
         self._why = why
-        self._own = {
-            id(parameter)
-            for module in modules
-            for parameter in nn.Module.parameters(module)
-        }
+        self._own = Own(modules)
+        self._ranks = ranks_of(modules)
         self._num_forwards = 0
         self._num_transformed = 0
         self._num_stepped = 0
@@ -67,7 +65,8 @@ class Watch:
         """A forward of the model is about to run; transformed: by torch.func.
 
         Raises:
-            AttachError: the model has moved to another device since `offload`.
+            AttachError: the model has moved to another device, or has been sharded,
+                since `offload`.
         """
         self._num_forwards += 1
         self._num_transformed += transformed
@@ -82,13 +81,23 @@ class Watch:
                 f"{now} now; call offload() behind .to(...), accelerator.prepare(...) "
                 "and whatever else moves it."
             )
+        if ranks_of(self._modules) - self._ranks:
+            raise AttachError(
+                "the model was spread over more ranks behind offload() (fully_shard, "
+                "parallelize_module, DistributedDataParallel inside of it), and they "
+                "would plan apart; call offload() behind that."
+            )
+
+    @property
+    def sees_nothing(self) -> bool:
+        """Whether the model is trained, and nothing that it saves is large enough."""
+        trained = self._num_stepped >= NUM_STEPS and self._num_forwards > 0
+        return trained and not self._has_saved()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._has_told or self._num_idle is None:
             return
-        groups = (group["params"] for group in optimizer.param_groups)
-        if any(id(parameter) in self._own for group in groups for parameter in group):
-            self._num_stepped += 1
+        self._num_stepped += self._own.trains(optimizer)
         if self._num_stepped < NUM_STEPS or self._has_saved():
             return
         if self._num_forwards and self._num_forwards == self._num_transformed:

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import ssdtrain
 from ssdtrain.counters import Fallback
-from ssdtrain.errors import InPlaceError
+from ssdtrain.errors import AttachError, InPlaceError
 from ssdtrain.hosts import meshes
 from tests.ranks import run_ranks
 from tests.ssdtrain.hosts import mesh_ranks
@@ -145,3 +146,15 @@ def test_who_waits_for_whom(mesh: Any) -> None:
     assert meshes.ranks_of([plain, spread]) == {0}
     replicated = nn.parallel.DistributedDataParallel(plain)
     assert meshes.ranks_of([nn.Sequential(replicated)]) == {0}
+
+
+def test_a_model_that_is_sharded_behind_offload_is_refused(
+    mesh: Any, everything: dict[str, Any]
+) -> None:
+    """Its ranks would not know of one another."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with ssdtrain.offload(model, **everything):
+        for part in (model[0], model):
+            fully_shard(part, mesh=mesh)
+        with pytest.raises(AttachError, match="call offload\\(\\) behind"):
+            model(torch.randn(4, 8))

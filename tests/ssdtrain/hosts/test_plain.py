@@ -62,6 +62,34 @@ def test_the_step_of_another_model_is_not_ours(everything: dict[str, Any]) -> No
         assert len(session.steps) == 1
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_that_are_replaced_are_still_the_models(
+    fused: bool, everything: dict[str, Any]
+) -> None:
+    """By `load_state_dict(assign=True)`, by adapters: their steps end ours."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    with ssdtrain.offload(model, **everything) as session:
+        weights = {name: each.clone() for name, each in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)
+        optim = AdamW(model.parameters(), fused=fused)
+        for _ in range(3):
+            model(torch.randn(8, 32)).sum().backward()
+            optim.step()
+        assert len(session.steps) == 3
+
+
+def test_a_model_that_is_frozen_may_get_adapters(everything: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    model.requires_grad_(False)
+    with ssdtrain.offload(model, **everything) as session:
+        model.append(nn.Linear(1, 1))
+        optim = AdamW(model[3].parameters())
+        for _ in range(3):
+            model(torch.randn(8, 32)).sum().backward()
+            optim.step()
+        assert len(session.steps) == 3
+
+
 def test_close_takes_the_hook_back(everything: dict[str, Any]) -> None:
     before = len(optimizer._global_optimizer_post_hooks)
     with ssdtrain.offload(nn.Linear(4, 4), **everything):

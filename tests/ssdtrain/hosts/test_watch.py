@@ -46,6 +46,17 @@ def test_the_reason_is_told_once(
         assert f"set {text} lower" in one
 
 
+def test_a_session_with_nothing_to_plan_is_settled() -> None:
+    """Who waits for `is_settled` before a capture waits for three steps."""
+    model = tanhs()
+    with ssdtrain.offload(model, target="host", plan="auto") as session:
+        train(model, model.parameters(), 2)
+        assert not session.is_settled
+        train(model, model.parameters(), 1)
+        assert session.is_settled
+        assert session.plan is None
+
+
 def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
     """The loop calls a part of what was offloaded."""
 
