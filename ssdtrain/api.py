@@ -22,7 +22,7 @@ from ssdtrain.config import (
     Recompute,
     with_options,
 )
-from ssdtrain.counters import Counters, Fallback, StepReport, Trace
+from ssdtrain.counters import Counters, Fallback, StepReport, Trace, figures_of
 from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import deepspeed, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
@@ -176,6 +176,12 @@ class Session:
         """The newest report that is built already: nothing waits for it. A few steps
         behind `last_step`; for logs."""
         return self._steps.latest
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures of `latest` for a log, such as `accelerator.log(session.figures)`
+        or `wandb.log`; none before it."""
+        return figures_of(self.latest)
 
     @property
     def is_settled(self) -> bool:

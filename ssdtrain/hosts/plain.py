@@ -32,10 +32,7 @@ from ssdtrain.cache.traced import Untraced
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.recognition import Own
-
-LIGHTNING = ("lightning", "pytorch_lightning")
-"""Packages that a LightningModule may come from."""
+from ssdtrain.hosts.recognition import AUTOMATIC, Own, lightning_of
 
 
 def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
@@ -72,11 +69,8 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
 def entries_of(root: nn.Module) -> tuple[str, ...]:
     """The methods that a training loop calls: `forward`, and `training_step` of a
     LightningModule whose backward Lightning runs."""
-    for kind in type(root).__mro__:
-        home = kind.__module__.partition(".")[0]
-        if kind.__name__ == "LightningModule" and home in LIGHTNING:
-            automatic = getattr(root, "automatic_optimization", False)
-            return ("training_step", "forward") if automatic else ("forward",)
+    if lightning_of(root) is not None and getattr(root, AUTOMATIC, False):
+        return ("training_step", "forward")
     return ("forward",)
 
 

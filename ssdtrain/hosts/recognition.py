@@ -22,6 +22,12 @@ INSTEAD = {
     ("torchtitan", "Trainer"): "pass its model_parts",
 }
 """By package and class, subclasses too: what to do with it."""
+LIGHTNING = ("lightning", "pytorch_lightning")
+"""Packages that a LightningModule may come from."""
+AUTOMATIC = "automatic_optimization"
+"""Attribute of a LightningModule: whether Lightning runs its backward."""
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""Whose members are called, and not they."""
 
 
 def modules_of(model: Any) -> list[nn.Module]:
@@ -41,7 +47,35 @@ def modules_of(model: Any) -> list[nn.Module]:
             )
     if not modules:
         raise AttachError("offload() expects at least one module, got an empty list.")
-    return modules
+    return [part for module in modules for part in called_of(module)]
+
+
+def lightning_of(module: nn.Module) -> type | None:
+    """Lightning's own class among those of a LightningModule; None: it is none."""
+    for kind in type(module).__mro__:
+        home = kind.__module__.partition(".")[0]
+        if kind.__name__ == "LightningModule" and home in LIGHTNING:
+            return kind
+    return None
+
+
+def called_of(module: nn.Module) -> list[nn.Module]:
+    """What a loop calls of a module: itself, or the trained parts of a LightningModule
+    without a forward whose `training_step` runs backward by hand."""
+    kind = lightning_of(module)
+    if kind is None or getattr(module, AUTOMATIC, False):
+        return [module]
+    if getattr(type(module), "forward", None) is not getattr(kind, "forward", None):
+        return [module]
+    found: list[nn.Module] = []
+    waiting = list(module.children())
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, CONTAINERS):
+            waiting[:0] = part.children()
+        elif any(each.requires_grad for each in part.parameters()):
+            found.append(part)
+    return found or [module]
 
 
 def _instead_of(found: Any) -> str:

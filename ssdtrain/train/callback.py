@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 
 from ssdtrain.errors import AttachError
 from ssdtrain.train.attachment import Attachment
-from ssdtrain.train.figures import figures_of
 
 
 class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
@@ -56,7 +55,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         behind this one."""
         if self.session is None or logs is None:
             return
-        figures = figures_of(self.session.latest)
+        figures = self.session.figures
         logs.update(figures)
         if state.log_history:
             state.log_history[-1].update(figures)

@@ -8,7 +8,6 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from ssdtrain.train.attachment import Attachment
-from ssdtrain.train.figures import figures_of
 
 
 class LightningCallback(Attachment, Callback):  # type: ignore[misc]
@@ -24,7 +23,7 @@ class LightningCallback(Attachment, Callback):  # type: ignore[misc]
     ) -> None:
         """Give the newest figures to the module's loggers, where it has any."""
         if self.session is not None and trainer.loggers:
-            pl_module.log_dict(figures_of(self.session.latest))
+            pl_module.log_dict(self.session.figures)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach."""

@@ -213,6 +213,24 @@ def test_zero_3_with_everything_offloaded(tmp_path: Path) -> None:
         assert report["saved_peak_bytes"] < 0.3 * report["bytes_saved"]
 
 
+@pytest.mark.slow
+def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
+    """DDP with an unused layer, accumulation with a short last group, an uneven last
+    batch, clipping, autocast, evaluation in between."""
+    pytest.importorskip("accelerate")
+    worker = Path(__file__).with_name("accelerate_ranks.py")
+    run_ranks([worker, tmp_path / "out"], tmp_path, ACCELERATE_USE_CPU="1")
+    for rank in range(2):
+        found = json.loads((tmp_path / f"out.{rank}").read_text())
+        for precision in ("no", "bf16"):
+            assert found[precision]["equal"]
+            reports = found[precision]["reports"]
+            assert len(reports) == 9  # three epochs of three optimizer steps
+            for report in reports:
+                assert report["bytes_saved"] > 0
+            assert any(r["bytes_offloaded"] + r["bytes_recomputed"] for r in reports)
+
+
 MODULE = (
     ("import torch\n", "import ssdtrain\nimport torch\n"),
     (
@@ -250,6 +268,90 @@ def test_lightning_modules_train_through_training_step(
     assert len(reports) == 3
     assert all(r.bytes_offloaded > 0.3 * r.bytes_saved for r in reports)
     assert not {"forward", "training_step"} & set(vars(found["task"]))
+
+
+BY_HAND = """
+import lightning
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+losses = []
+
+
+def part(outputs):
+    own = nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(64)
+    return nn.Sequential(*own, nn.Linear(64, outputs))
+
+
+class Task(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judges = part(16), nn.ModuleList([part(1), part(1)])
+        self.automatic_optimization = False
+
+    def judged(self, x):
+        return sum(judge(x) for judge in self.judges)
+
+    def training_step(self, batch):
+        made = self.maker(batch)
+        loss = F.softplus(self.judged(made.detach()) - self.judged(batch)).mean()
+        self.stepped(1, loss)
+        self.stepped(0, F.softplus(-self.judged(self.maker(batch))).mean())
+
+    def stepped(self, number, loss):
+        optimizer = self.optimizers()[number]
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+        losses.append(loss.item())
+
+    def validation_step(self, batch):
+        losses.append(self.judged(self.maker(batch)).sum().item())
+
+    def configure_optimizers(self):
+        parts = self.maker, self.judges
+        return [torch.optim.AdamW(p.parameters(), lr=1e-3) for p in parts]
+
+
+task = Task()
+loader = torch.utils.data.DataLoader(torch.randn(26, 16), batch_size=4)
+runner = lightning.Trainer(
+    accelerator="cpu", max_epochs=3, val_check_interval=2, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+)
+runner.fit(task, loader, loader)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")
+@pytest.mark.parametrize("edits", [MODULE, HOOKED], ids=["module", "callback"])
+def test_lightning_modules_that_optimize_by_hand(
+    edits: tuple[tuple[str, str], ...],
+) -> None:
+    """Nobody calls their forward, and backward runs inside of training_step: what is
+    called are their parts. Evaluation comes in between."""
+    pytest.importorskip("lightning")
+    edits = (("import lightning\n", "import lightning\nimport ssdtrain\n"), edits[1])
+    theirs, found = run(BY_HAND), run(changed(BY_HAND, edits))
+    assert found["losses"] == theirs["losses"]
+    names = dict(found["task"].named_parameters())
+    for name, other in theirs["task"].named_parameters():
+        assert torch.equal(names[name], other)
+    if "session" in found:
+        reports = found["session"].steps
+        found["session"].close()
+    else:
+        (callback,) = [c for c in found["runner"].callbacks if hasattr(c, "reports")]
+        reports = callback.reports
+    # A graph of the first loss lives until the second one has stepped.
+    assert len(reports) == 21
+    for report in reports:
+        gone = report.bytes_offloaded + report.bytes_recomputed
+        assert gone > 0.5 * report.bytes_saved
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import ssdtrain
-from ssdtrain.train.figures import NAMES, figures_of
+from ssdtrain.counters import FIGURES, figures_of
 from tests.ssdtrain.tiny_models import tanhs, train
 
 SETTINGS = {"target": "host", "plan": "offload-all", "min_bytes": 1, "window_bytes": 1}
@@ -23,7 +23,7 @@ def test_the_trainers_log_has_them() -> None:
     train(model, model.parameters(), 6)
     callback.on_log(None, state, None, logs=logs)
     callback.on_train_end(None, state, None)
-    assert set(logs) == {"loss", *(f"ssdtrain/{name}" for name in NAMES)}
+    assert set(logs) == {"loss", *(f"ssdtrain/{name}" for name in FIGURES)}
     assert logs["ssdtrain/bytes_offloaded"] > 0
     assert state.log_history[-1] == logs
 
@@ -46,3 +46,13 @@ def test_lightnings_loggers_have_them() -> None:
 
 def test_nothing_is_known_before_the_first_report() -> None:
     assert figures_of(None) == {}
+
+
+def test_any_loop_may_log_them() -> None:
+    model = tanhs()
+    with ssdtrain.offload(model, **SETTINGS) as session:
+        assert session.figures == {}
+        train(model, model.parameters(), 6)
+        found = session.figures
+    assert set(found) == {f"ssdtrain/{name}" for name in FIGURES}
+    assert found["ssdtrain/bytes_offloaded"] > 0
