@@ -142,11 +142,15 @@ def error_of(
 def scale_of(
     node: Node, want: torch.Tensor, oracle: Reference, leaves: dict[Node, torch.Tensor]
 ) -> float:
-    """What an error is relative to: the result, and of a sum its terms, which may
-    cancel to nothing but their own rounding."""
-    terms: list[Node] = []
-    if node.op in (Op.ADD, Op.SUB, Op.AGG):
-        terms = [n for n in node.inputs if n.op not in (Op.GRAPH, Op.CONST)]
+    """What an error is relative to: the result, and of a sum its terms, of sums among
+    them theirs, which may cancel to nothing but their own rounding."""
+    terms, sums = list[Node](), [node]
+    while sums:
+        one = sums.pop()
+        if one.op in (Op.ADD, Op.SUB, Op.AGG) and one not in leaves:
+            inputs = [n for n in one.inputs if n.op not in (Op.GRAPH, Op.CONST)]
+            terms += inputs
+            sums += inputs
     values = [want, *oracle.run(terms, leaves).values()]
     return max(float(value.abs().max()) for value in values if value.numel())
 

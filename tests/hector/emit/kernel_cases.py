@@ -113,6 +113,20 @@ def test_a_gradient_that_cancels() -> None:
     check_program(Made(b, program), graph)
 
 
+def test_a_sum_of_sums_that_cancel() -> None:
+    """Its error is that of the inner sum's terms."""
+    b = Builder()
+    e = b.input("e", Domain.EDGE, (2, 3))
+    total = b.agg(e, Index.SRC)
+    program = Program(outputs=(("out", b.add(total, total)),))
+    loops = torch.zeros(14, dtype=torch.long)
+    graph = HeteroGraph.from_arrays(loops, loops, loops).to(DEVICE)
+    values = torch.randn(14, 2, 3, generator=torch.Generator().manual_seed(0))
+    values[-1] = -values[:-1].double().sum(0).float()
+    for kernel in inference_plan(b, program).kernels:
+        check(kernel, graph, torch.float32, {e: values.to(DEVICE)})
+
+
 def check_program(made: Made, graph: HeteroGraph) -> None:
     graph = graph.to(DEVICE)
     program = optimize_program(made.b, made.program, BOTH)
