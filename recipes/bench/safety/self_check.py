@@ -1,30 +1,30 @@
 """What being sure costs: steps with and without the self-check and the proofs.
 
-GPT blocks in bf16. One session, whose steps run in pairs: with the verifier of
-`verify="off"`, which compares one rebuilt tensor in 64, and the proofs that no recipe
-passes a changed tensor; and without both. The order changes from pair to pair. A half's
-time is the median of its steps; `over` is the mean of the pairs' ratios with its 95 %
-interval (Student's t).
+GPT blocks in bf16, whose steps the device bounds. One session, whose steps run in
+pairs: with the verifier of `verify="off"`, which compares one rebuilt tensor in 64, and
+the proofs that no recipe passes a changed tensor; and without both. A pair is rounds of
+four blocks of steps, sure, unsure, unsure, sure, the next pair's the other way round: a
+clock that drifts evenly falls on both alike. The host runs ahead within a block:
+its jitter is nobody's. `over` is the mean of the pairs' ratios with its 95 % interval
+(Student's t).
 
-    python -m recipes.bench.safety.self_check --size 4096x8
+    python -m recipes.bench.safety.self_check --plans recipes --seconds 75
 """
 
-import argparse
 import math
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
 import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import RESULTS, Cells
-from recipes.bench.offload.placement import Clock
-from recipes.bench.safety.verify import SETTLING_STEPS, one_step
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.offload.placement import Clock, step
 from ssdtrain.api import Session
 from ssdtrain.cache import verify
 from ssdtrain.cache.verify import NoVerifier
@@ -32,11 +32,21 @@ from ssdtrain.remat import finder
 from ssdtrain.remat.scene import Scene
 
 PLANS: dict[str, dict[str, Any]] = {
+    "recipes": {"plan": "keep-all", "recompute": "auto"},
     "auto": {"plan": "auto", "max_overhead": 0.1},
     "offload-all": {"plan": "offload-all"},
 }
-STUDENT = {5: 2.571, 7: 2.365, 11: 2.201, 15: 2.131, 23: 2.069}
+SETTLING_STEPS = 16
+"""At most so many until a plan is followed."""
+BLOCK_STEPS = 5
+TRIMMED = 0.1
+"""Of the steps at either end: where others use the machine, one step in some hundred
+takes far longer. One in three has a comparison: these stay."""
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 5: 2.571, 7: 2.365, 11: 2.201, 23: 2.069}
 """97.5 % of Student's t by degrees of freedom."""
+
+Block = Callable[[bool], Sequence[float]]
+"""Times of some steps, sure or not, in ms."""
 
 
 class Unproved(Scene):
@@ -46,8 +56,53 @@ class Unproved(Scene):
         self.module, self.arguments, self.is_pure = None, [], True
 
 
-class Pairs:
-    """Steps of one session in turns."""
+class Pair(NamedTuple):
+    """Times of a step, in ms."""
+
+    sure: float
+    unsure: float
+
+    @property
+    def ratio(self) -> float:
+        """Of what being sure takes."""
+        return self.sure / self.unsure
+
+
+def trimmed_mean(times: Sequence[float]) -> float:
+    """The mean without the shortest and the longest."""
+    cut = int(TRIMMED * len(times))
+    return statistics.fmean(sorted(times)[cut : len(times) - cut])
+
+
+def measure(block: Block, num_pairs: int, num_rounds: int) -> list[Pair]:
+    """Pairs of rounds of four blocks."""
+    pairs = []
+    for number in range(num_pairs):
+        first = number % 2 == 0
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for sure in (first, not first, not first, first) * num_rounds:
+            times[sure] += block(sure)
+        pairs.append(Pair(trimmed_mean(times[True]), trimmed_mean(times[False])))
+    return pairs
+
+
+def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The mean ratio and its interval."""
+    ratios = [pair.ratio for pair in pairs]
+    mean, error = statistics.fmean(ratios), math.nan
+    if len(ratios) - 1 in STUDENT:
+        error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+        error *= STUDENT[len(ratios) - 1]
+    return {
+        "step_ms": round(statistics.median(pair.unsure for pair in pairs), 3),
+        "over": round(mean, 5),
+        "interval": [round(mean - error, 5), round(mean + error, 5)],
+        "pair_ratios": [round(ratio, 5) for ratio in ratios],
+    }
+
+
+class Steps:
+    """Steps of one session."""
 
     def __init__(self, model: Blocks, x: torch.Tensor, session: Session) -> None:
         self._model, self._x, self._session = model, x, session
@@ -63,81 +118,69 @@ class Pairs:
         finally:
             self._session.cache.verifier = self._checks
 
-    def ms(self, num_steps: int) -> float:
-        """Median time of some steps: where others use the machine, one step in some
-        hundred takes far longer."""
-        times = [one_step(self._model, self._x, self._clock)[0]]
-        times += [
-            one_step(self._model, self._x, self._clock)[0] for _ in range(num_steps)
-        ]
-        return statistics.median(times[1:])  # the first follows another kind of step
+    def block(self, sure: bool) -> list[float]:
+        """Times of some steps; the first follows another kind of step, and a wait for
+        the device, and is none of them."""
+        marks = []
+        with nullcontext() if sure else self._unsure():
+            for _ in range(BLOCK_STEPS + 1):
+                self._model(self._x).backward()
+                self._x.grad = None
+                step(self._model)
+                marks.append(self._clock.mark())
+        return [self._clock.ms(begin, end) for begin, end in pairwise(marks)]
 
-    def settle(self) -> None:
-        """Until the plan is followed, and the digest's kernels are compiled."""
+    def settle(self) -> float:
+        """Until the plan is followed, and the digest's kernels are compiled; what a
+        block takes then, in ms."""
         for number in range(SETTLING_STEPS):
-            self.ms(1)
-            if number and self._session.is_settled:
+            self._model(self._x).backward()
+            step(self._model)
+            if number > 2 and self._session.is_settled:
                 break
         with mock.patch.object(verify, "SELF_CHECK_PERIOD", 1):
-            self.ms(2)
-        self.ms(2)
-
-    def run(self, num_pairs: int, num_steps: int) -> list[tuple[float, float]]:
-        """(with, without) of each pair, in ms."""
-        pairs = []
-        for number in range(num_pairs):
-            if number % 2:
-                sure = self.ms(num_steps)
-            with self._unsure():
-                unsure = self.ms(num_steps)
-            if not number % 2:
-                sure = self.ms(num_steps)
-            pairs.append((sure, unsure))
-        return pairs
+            self.block(True)
+        self.block(False)
+        return (BLOCK_STEPS + 1) * statistics.fmean(self.block(True))
 
 
 def cost(
-    model: Blocks, x: torch.Tensor, plan: str, num_pairs: int, num_steps: int
+    model: Blocks, x: torch.Tensor, plan: str, num_pairs: int, seconds: float
 ) -> dict[str, Any]:
     """One plan, with and without."""
     with ssdtrain.offload(model, target="host", **PLANS[plan]) as session:
-        pairs = Pairs(model, x, session)
-        pairs.settle()
-        found = pairs.run(num_pairs, num_steps)
-        reports = session.steps[-2 * num_pairs * num_steps :]
-    ratios = [sure / unsure for sure, unsure in found]
-    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
-    error *= STUDENT.get(num_pairs - 1, 2.571)
-    mean = statistics.fmean(ratios)
+        steps = Steps(model, x, session)
+        block_ms = steps.settle()
+        num_rounds = max(1, int(1e3 * seconds / (num_pairs * 4 * block_ms)))
+        pairs = measure(steps.block, num_pairs, num_rounds)
+        reports = session.steps[-4 * num_rounds * num_pairs * BLOCK_STEPS :]
+        settled = session.is_settled
     return {
-        "step_ms": round(statistics.median(unsure for _, unsure in found), 3),
-        "over": round(mean, 5),
-        "interval": [round(mean - error, 5), round(mean + error, 5)],
-        "pair_ratios": [round(ratio, 5) for ratio in ratios],
+        **summary(pairs),
+        "steps_a_pair": 4 * num_rounds * BLOCK_STEPS,
         "num_verified": sum(report.num_verified for report in reports),
-        "num_records": sum(report.num_records for report in reports),
+        "num_reports": len(reports),
+        "num_records": reports[-1].num_records,
         "recomputed_gb": round(reports[-1].bytes_recomputed / 1e9, 3),
-        "settled": session.is_settled,
+        "offloaded_gb": round(reports[-1].bytes_offloaded / 1e9, 3),
+        "settled": settled,
     }
 
 
 def main() -> None:
     """Run the cells that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--size", default="4096x8", help="hidden x layers")
+    parser = arguments(__doc__, 100, "safety/self_check")
+    parser.add_argument("--size", default="4096x4", help="hidden x layers")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=7, help="of one half of a pair")
-    parser.add_argument("--plans", nargs="+", default=list(PLANS), choices=PLANS)
-    parser.add_argument("--budget-s", type=float, default=60)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=75, help="of a plan's pairs")
+    parser.add_argument("--plans", nargs="+", default=["recipes"], choices=PLANS)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = ("size", "batch", "sequence", "pairs", "steps")
+    names = ("size", "batch", "sequence", "pairs", "seconds")
     settings = {name: getattr(options, name) for name in names}
-    out = options.out or RESULTS / "safety" / "self_check.json"
-    cells = Cells(out, options.budget_s, settings)
+    cells = Cells(options.out, options.budget_s, settings)
     hidden, num_layers = map(int, options.size.split("x"))
     model = build(hidden, num_layers, device)
     torch.manual_seed(1)
@@ -146,7 +189,7 @@ def main() -> None:
     for plan in options.plans:
         cells.run(
             f"{options.size}/{plan}",
-            lambda p=plan: cost(model, x, p, options.pairs, options.steps),
+            lambda p=plan: cost(model, x, p, options.pairs, options.seconds),
         )
 
 

@@ -44,6 +44,26 @@ def verify(data: Data) -> str:
     return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
+def self_check(data: Data) -> str:
+    """What the checks that are always on cost."""
+    rows = []
+    for name, cell in data["cells"].items():
+        if "over" not in cell:
+            continue
+        low, high = (f"{100 * (end - 1):+.2f}" for end in cell["interval"])
+        over = f"{100 * (cell['over'] - 1):+.2f} %"
+        rows.append([name, f"{cell['step_ms']:.1f}", over, f"{low} to {high} %"])
+    settings = data["settings"]
+    text = (
+        "**What the checks cost that are always on** (one rebuilt tensor in 64 is "
+        "compared, no recipe passes a changed tensor): GPT blocks, batch "
+        f"{settings['batch']}, sequence {settings['sequence']}; steps with them over "
+        f"steps without, {settings['pairs']} pairs in turns."
+    )
+    head = ["hidden x layers, plan", "step, ms", "cost", "95 % interval"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}" if rows else ""
+
+
 def sanitize(data: Data) -> str:
     """Each process of the race checks, what it should say and what it did."""
     rows = [
