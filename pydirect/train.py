@@ -152,7 +152,10 @@ class NodeClassificationTrainer:
                 f"{100 * result.test_accuracy:.2f} %, "
                 f"{result.epoch_seconds:.2f} s an epoch"
             )
-        return {name: getattr(result, name) for name in result.__dataclass_fields__}
+        values = {name: getattr(result, name) for name in result.__dataclass_fields__}
+        if self.target.type != "cuda":
+            del values["peak_device_bytes"]  # nobody counts it
+        return {"device": str(self.target), **values, "losses": list(result.losses)}
 
     def fit(self) -> TrainResult:
         """Train the epochs that are left, then measure accuracy."""

@@ -147,7 +147,19 @@ class Session:
             measured,
             waits_ms=waits[0].waits_ms if waits else None,
             host_wait_module=waits[0].host_wait_module if waits else "",
+            free_bytes=self._free_bytes(last),
         )
+
+    def _free_bytes(self, step: StepReport | None) -> int | None:
+        """Device memory that a step left over; None where nobody counts it."""
+        device = self.cache.device
+        capacity_bytes, level = device.capacity_bytes(), device.memory()
+        if capacity_bytes is None or level is None:
+            return None
+        if step is None or step.allocated is None:
+            return None
+        used_bytes = level.allocated_bytes + step.allocated.forward_backward_bytes
+        return max(0, capacity_bytes - used_bytes)
 
     @property
     def regions_refused(self) -> dict[str, str]:

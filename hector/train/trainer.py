@@ -70,11 +70,11 @@ class TrainingResult:
         time_text = (
             "" if self.epoch_ms is None else f", {self.epoch_ms:.2f} ms an epoch"
         )
-        return (
-            f"test accuracy {100 * self.mean_accuracy:.2f} % +- "
-            f"{100 * pstdev(self.accuracies):.2f} (mean and deviation of "
-            f"{len(self.accuracies)} seeds){time_text}"
-        )
+        spread = " (one seed)"
+        if (count := len(self.accuracies)) > 1:
+            spread = f" +- {100 * pstdev(self.accuracies):.2f}"
+            spread += f" (mean and deviation of {count} seeds)"
+        return f"test accuracy {100 * self.mean_accuracy:.2f} %{spread}{time_text}"
 
 
 def load_data(config: DataConfig, seed: int) -> NodeClassification:
@@ -175,6 +175,7 @@ class NodeClassificationTrainer:
         return {
             **self.settings(),
             "trainer.epochs": self.epochs,
+            "device": str(self.device),
             "accuracies": list(result.accuracies),
             "mean_accuracy": result.mean_accuracy,
             "final_loss": result.losses[-1] if result.losses else None,

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.report.table import WITH, WITHOUT, bytes_text
+from ssdtrain.report.table import WITH, WITHOUT, bytes_text, label, text_of
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def sweep(args: argparse.Namespace) -> int:
         if code > 128:
             return code
         worst = max(worst, code if code >= 0 else 1)
-        found.append({"overrides": label, "status": code, **_figures(place)})
+        found.append({"overrides": label, "status": code, **figures_of(place)})
     (directory / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
     if args.json:
         print(json.dumps(found, indent=1))
@@ -87,7 +87,7 @@ def varying(job: Sequence[str], overrides: Sequence[str]) -> list[str]:
     return [own for own, given in zip(job, overrides, strict=True) if own != given]
 
 
-def _figures(directory: Path) -> dict[str, Any]:
+def figures_of(directory: Path) -> dict[str, Any]:
     """Return what the table shows of one run; empty where it wrote no result."""
     try:
         result = json.loads((directory / "result.json").read_text(encoding="utf-8"))
@@ -95,36 +95,64 @@ def _figures(directory: Path) -> dict[str, Any]:
         return {}
     legs = result.get("legs")
     if legs is None:  # a graph trainer's own figures
-        return {k: v for k, v in result.items() if isinstance(v, int | float | str)}
+        own = {name: v for name, v in result.items() if "." not in name}
+        return {k: v for k, v in own.items() if isinstance(v, int | float)}
     leg = legs.get(WITH) or legs[WITHOUT]
     return {
         "last_loss": leg["losses"][-1],
         "step_ms": leg["step_ms"],
         "step_ratio": result.get("step_ratio"),
         "peak_bytes": max(leg["peak_bytes"]),
+        "last_peak_bytes": max(leg["last_peak_bytes"]),
         "bytes_offloaded": leg["totals"].get("bytes_offloaded", 0),
     }
+
+
+# As the table of one run calls them; a line break stands where a heading may break.
+HEADINGS = {
+    "overrides": "setting",
+    "status": "result",
+    "last_loss": "last\nloss",
+    "step_ms": "step",
+    "step_ratio": "x\nwithout",
+    "peak_bytes": "peak,\nall steps",
+    "last_peak_bytes": "peak,\nlast step",
+    "bytes_offloaded": "offloaded",
+}
+LEAST_WIDTH = 12
+"""Of the column that tells the runs apart."""
+OUTCOMES = {0: "ok", 1: "FAILED", 2: "refused"}
+"""Of a run, by its exit status."""
 
 
 def table_of(found: Sequence[dict[str, Any]]) -> Table:
     """Return a row a run: what was set, and what came of it."""
     names = list(dict.fromkeys(name for run in found for name in run))
-    table = Table(title=f"{len(found)} runs")
-    for name in names:
-        # What tells the runs apart is never cut short, nor broken where it fits.
-        widest = max(len(run.get("overrides", "")) for run in found)
-        whole = name == "overrides" and widest <= 24
-        title = name.replace("_", " ")
-        table.add_column(title, justify="right", overflow="fold", no_wrap=whole)
+    shown = [n for n in names if any(run.get(n) is not None for run in found)]
+    all_ok = not any(run["status"] for run in found)
+    if all_ok:
+        shown.remove("status")
+    title = f"{len(found)} runs{', all ok' * all_ok}"
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0))
+    for name in shown:
+        heading = HEADINGS.get(name) or label(name).replace(" ", "\n")
+        if name == "overrides":  # folded where it must be, and never cut short
+            table.add_column(heading, overflow="fold", min_width=LEAST_WIDTH)
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
     for run in found:
         # As text: overrides hold brackets, which rich would take for markup.
-        table.add_row(*(Text(_text(name, run.get(name))) for name in names))
+        table.add_row(*(Text(_text(name, run.get(name))) for name in shown))
     return table
 
 
 def _text(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
+    if name == "status":
+        return OUTCOMES.get(value, f"status {value}")
+    if name == "step_ratio" and value is not None:
+        return f"x {value:.3f}"
+    if name == "step_ms" and value is not None:
+        return f"{value:.1f} ms"  # as in the table of one run
     if "bytes" in name:
         return bytes_text(value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text_of(name, value)

@@ -11,10 +11,20 @@ from ssdtrain.plan.timeline import Timeline
 
 # A stall below this fraction of the step is not worth a change.
 SMALL_STALL = 0.002
+# Unforeseen waits above this fraction of the step are told before anything else.
+MUCH_WAIT = 0.02
+# So many times a plan's peak, free in the device's memory, hold a larger micro-batch.
+MUCH_ROOM = 1.0
 # A wait below this is not told of.
 LEAST_MS = 0.05
 # A link busy for more than this fraction of its half of the step is the limit.
 BUSY = 0.85
+HOST = "host"
+"""Among measured waits: the device's for the host."""
+HOST_ADVICE = (
+    "the device waits for kernel launches; larger micro-batches, torch.compile or "
+    "fewer, larger tensors (min_bytes) help."
+)
 NO_MODULE = "(no module)"
 
 
@@ -77,6 +87,7 @@ def explain(
     *,
     waits_ms: Mapping[str, float] | None = None,
     host_wait_module: str = "",
+    free_bytes: int | None = None,
 ) -> str:
     """Write the stall report.
 
@@ -86,6 +97,8 @@ def explain(
         measured: `step_ms` and `stall_ms` of a step under the plan, where known.
         waits_ms: what the device waited for in a step, measured, by cause.
         host_wait_module: in which module's hooks it waited for the host most.
+        free_bytes: device memory that no step has needed yet; None: unknown, as on a
+            CPU.
     """
     prediction = plan.prediction
     if prediction is None:
@@ -93,8 +106,7 @@ def explain(
     out, back = prediction.links["d2h"], prediction.links["h2d"]
     hidden_ms = max(0.0, out.busy_ms + back.busy_ms - prediction.stall_ms)
     lines = [
-        f"Plan ({plan.policy}): step {prediction.step_ms:.1f} ms, "
-        f"{100 * prediction.overhead:+.1f} % over {_base(profile, prediction)}; peak "
+        f"Plan ({plan.policy}), as predicted: {_price(profile, prediction)}; peak "
         f"{_bytes(prediction.peak_bytes)} instead of "
         f"{_bytes(prediction.keep_peak_bytes)}.",
         f"Moved {_bytes(out.num_bytes)} out and {_bytes(back.num_bytes)} back, "
@@ -108,15 +120,18 @@ def explain(
         lines.append(_slowdowns(profile))
     if measured is not None and measured.get("step_ms"):
         error = measured["step_ms"] / prediction.step_ms - 1
+        off = f" ({100 * error:+.1f} % from the prediction)"
         lines.append(
-            f"Measured: step {measured['step_ms']:.1f} ms ({100 * error:+.1f} % from "
-            f"the prediction), stalled {measured.get('stall_ms', 0.0):.1f} ms."
+            f"Measured, last step: {measured['step_ms']:.1f} ms"
+            f"{off if _is_measured(profile) else ''}, stalled "
+            f"{measured.get('stall_ms', 0.0):.1f} ms."
         )
     if waits_ms:
         told = ", ".join(f"{ms:.1f} ms for {cause}" for cause, ms in waits_ms.items())
         at = f" (the host most at {host_wait_module})" if host_wait_module else ""
         lines.append(f"Measured waits of the device: {told}{at}.")
-    lines.append("Next: " + _advice(profile, prediction))
+    waited = _Waited.of(measured, waits_ms)
+    lines.append("Next: " + _advice(profile, prediction, waited, free_bytes))
     return "\n".join(lines)
 
 
@@ -146,11 +161,19 @@ def _regions(profile: Profile, plan: Plan) -> list[str]:
     return [f"{told}."]
 
 
-def _base(profile: Profile, prediction: Prediction) -> str:
-    """Return what a plan's overhead is counted from."""
+def _price(profile: Profile, prediction: Prediction) -> str:
+    """Return what a plan costs, and what that is counted from."""
+    cost = f"{100 * prediction.overhead:+.1f} %"
     if _is_measured(profile):
-        return f"a step without ssdtrain ({prediction.keep_ms:.1f} ms)"
-    return f"keeping everything ({prediction.keep_ms:.1f} ms by this profile)"
+        return (
+            f"step {prediction.step_ms:.1f} ms, {cost} over a step without ssdtrain "
+            f"({prediction.keep_ms:.1f} ms)"
+        )
+    return (
+        f"{cost} over keeping everything, by the times of the observed step "
+        f"({prediction.keep_ms:.1f} ms, watching included), which rank plans and "
+        "predict no step's time"
+    )
 
 
 def _is_measured(profile: Profile) -> bool:
@@ -173,10 +196,8 @@ def compared(profile: Profile, plan: Plan, *, without_ms: float, with_ms: float)
     if plan.prediction is None or _is_measured(profile):
         return told
     return (
-        f"{told} The plan's percentage is not that ratio: it counts from keeping "
-        f"everything in the observed step, {plan.prediction.keep_ms:.1f} ms, where "
-        "the observation itself takes time; a step without ssdtrain is measured for "
-        "it on a GPU alone."
+        f"{told} The plan's percentage is not that ratio: it counts from the observed "
+        "step, since a step without ssdtrain is measured for the plan on a GPU alone."
     )
 
 
@@ -232,25 +253,83 @@ def _where(profile: Profile, stalls: Sequence[PredictedStall]) -> str:
     return f" (most, {worst.ms:.1f} ms, at tensor {item.name}{module})"
 
 
-def _advice(profile: Profile, prediction: Prediction) -> str:
+class _Waited(NamedTuple):
+    """What a step under the plan waited for."""
+
+    ms: float
+    step_ms: float
+    """0: unknown."""
+    cause: str
+    """Of most of it."""
+
+    @classmethod
+    def of(
+        cls, measured: Mapping[str, float] | None, waits_ms: Mapping[str, float] | None
+    ) -> "_Waited | None":
+        """Return it, if a step was measured."""
+        found = dict(waits_ms or {})
+        if measured is None and not found:
+            return None
+        values = measured or {}
+        stall_ms = values.get("stall_ms", 0.0)
+        cause = max(found, key=lambda name: found[name], default="a copy")
+        ms = max(stall_ms, sum(found.values()))
+        return cls(ms, values.get("step_ms", 0.0), cause)
+
+
+def _told_waits(waited: _Waited | None) -> str:
+    """Return what is to be said of waits where none were predicted."""
+    if waited is None:
+        return "no wait is predicted"
+    if waited.ms < LEAST_MS:
+        return "nothing waits"
+    share = f", {100 * waited.ms / waited.step_ms:.1f} %" if waited.step_ms else ""
+    return f"waits are short ({waited.ms:.1f} ms of the last step{share})"
+
+
+def _unforeseen(profile: Profile, waited: _Waited) -> str:
+    """Return the advice where more was waited for than the plan foresaw."""
+    share = 100 * waited.ms / waited.step_ms
+    told = (
+        f"the last step waited {waited.ms:.1f} ms ({share:.1f} %), most for "
+        f"{waited.cause}, and the plan foresaw next to none"
+    )
+    if waited.cause == HOST:
+        return f"{told}: {HOST_ADVICE}"
+    if profile.device.startswith("cpu"):
+        return (
+            f"{told}: on a CPU copies share the cores with compute; a GPU has copy "
+            "engines."
+        )
+    return (
+        f"{told}: the links were slower than when they were measured, or other work "
+        "ran beside; `ssdtrain doctor` measures them again."
+    )
+
+
+def _advice(
+    profile: Profile,
+    prediction: Prediction,
+    waited: _Waited | None,
+    free_bytes: int | None,
+) -> str:
     if prediction.host_wait_ms > max(
         prediction.stall_ms, SMALL_STALL * prediction.step_ms
     ):
-        return (
-            "the host is the limit: the device waits for kernel launches; larger "
-            "micro-batches, torch.compile or fewer, larger tensors (min_bytes) help."
-        )
+        return f"the host is the limit: {HOST_ADVICE}"
     if prediction.stall_ms > SMALL_STALL * prediction.step_ms:
         link, what = _busiest(profile, prediction)
         return (
             f"the {link} is the limit ({what}); a faster link, a larger max_overhead "
             "or memory_budget_bytes, or more recipes would remove the wait."
         )
+    if waited and waited.step_ms and waited.ms > MUCH_WAIT * waited.step_ms:
+        return _unforeseen(profile, waited)
     link, what = _busiest(profile, prediction)
     if what and link:
         return (
-            f"nothing waits, and the {link} is nearly full ({what}): a lower peak "
-            "costs time now; raise max_overhead to buy it."
+            f"{_told_waits(waited)}, and the {link} is nearly full ({what}): a lower "
+            "peak costs time now; raise max_overhead to buy it."
         )
     if not any(load.num_bytes for load in prediction.links.values()):
         return (
@@ -267,7 +346,11 @@ def _advice(profile: Profile, prediction: Prediction) -> str:
             "most of the overhead is rebuilding; recompute='off' gives it back at the "
             "cost of memory."
         )
-    return "nothing waits and the links have room: a larger micro-batch would fit."
+    room = ""
+    if free_bytes is not None and free_bytes > MUCH_ROOM * prediction.peak_bytes:
+        room = f"; {_bytes(free_bytes)} of device memory are free, so a larger "
+        room += "micro-batch would fit"
+    return f"{_told_waits(waited)} and the links have room{room}."
 
 
 def _busiest(profile: Profile, prediction: Prediction) -> tuple[str, str]:

@@ -7,6 +7,7 @@ be mailed.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from ssdtrain.errors import ConfigError, DamagedFileError
@@ -28,6 +29,7 @@ from ssdtrain.report.table import (
     WITHOUT,
     bytes_text,
     caption,
+    figures,
     rows,
     steps_of,
 )
@@ -141,7 +143,7 @@ def page(runs: Sequence[Run]) -> str:
 def _sections(run: Run) -> list[str]:
     parts = [_head(run)]
     if "legs" not in run.result:  # a graph trainer's own figures
-        return [*parts, _plain_table(run.result), _details(run)]
+        return [*parts, _plain_table(run.result), *_epochs(run), _details(run)]
     parts.append(_table(run.result))
     if run.memory:
         parts.append(_memory(run))
@@ -150,7 +152,7 @@ def _sections(run: Run) -> list[str]:
     if run.trace:
         parts.append(_trace(run))
     if run.profile is not None:
-        parts += [_frontier(run.profile, run.plan), _stalls(run.profile, run.plan)]
+        parts += [_frontier(run.profile, run.plan), _stalls(run)]
     explained = (run.result["legs"].get(WITH) or {}).get("explained")
     if explained:
         parts += ["<h3>In words</h3>", f"<pre>{escaped(explained)}</pre>"]
@@ -165,7 +167,7 @@ def _head(run: Run) -> str:
         "started": record.get("started", ABSENT),
         "status": record.get("status", ABSENT),
         "device": result.get("device", ABSENT),
-        "ranks": result.get("num_ranks", 1),
+        "ranks": result.get("num_ranks", ABSENT),
         "figures": steps_of(result) or ABSENT,
         "versions": versions or ABSENT,
         "git": _git(record.get("git")),
@@ -173,6 +175,7 @@ def _head(run: Run) -> str:
     cells = "".join(
         f"<tr><th>{escaped(name)}</th><td>{escaped(value)}</td></tr>"
         for name, value in facts.items()
+        if value != ABSENT
     )
     return f"<table>{cells}</table>"
 
@@ -200,15 +203,16 @@ def _table(result: Mapping[str, Any]) -> str:
 
 def _plain_table(result: Mapping[str, Any]) -> str:
     body = "".join(
-        f"<tr><td>{escaped(name)}</td><td>{escaped(value)}</td></tr>"
-        for name, value in result.items()
+        f"<tr><td>{escaped(row.name)}</td>"
+        f"<td class='number'>{escaped(row.with_)}</td></tr>"
+        for row in figures(result)
     )
     return f"<table id='figures'>{body}</table>"
 
 
 def _comparison(runs: Sequence[Run]) -> str:
     """Return the rows of every run's `with` column side by side."""
-    columns = [{row.name: row.with_ for row in rows(run.result)} for run in runs]
+    columns = [{row.name: row.with_ for row in figures(run.result)} for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escaped(run.path.name)}</th>" for run in runs)
     body = ""
@@ -260,6 +264,24 @@ def _losses(runs: Sequence[Run]) -> str:
         if not several or leg == WITH
     ]
     return figure("Loss by step", lines, "step", "loss", from_zero=False)
+
+
+def _epochs(run: Run) -> list[str]:
+    """Return a graph trainer's losses and times, a line a seed."""
+    return [
+        figure("Loss by epoch", _by_seed(run, "loss"), "epoch", "loss"),
+        figure("Time of each epoch", _by_seed(run, "epoch_ms"), "epoch", "ms"),
+        figure("Time of each epoch", _by_seed(run, "seconds"), "epoch", "s"),
+    ]
+
+
+def _by_seed(run: Run, key: str) -> list[Line]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in run.metrics:
+        if "epoch" in line and isinstance(line.get(key), int | float):
+            name = f"seed {line['seed']}" if "seed" in line else "training"
+            found.setdefault(name, []).append((line["epoch"] + 1, line[key]))
+    return [Line(name, points) for name, points in found.items()]
 
 
 def _steps(run: Run) -> str:
@@ -362,10 +384,11 @@ def _steps_text(steps: Sequence[int]) -> str:
     return f"step {told[0]} was" if len(steps) == 1 else f"steps {', '.join(told)} were"
 
 
-def _stalls(profile: Profile, plan: Plan | None) -> str:
-    """Return where the device waits under the plan, and where each module's tensors
-    rest."""
-    if plan is None or plan.prediction is None:
+def _stalls(run: Run) -> str:
+    """Return where the device waits under the plan, by the plan and by measurement, and
+    where each module's tensors rest."""
+    profile, plan = run.profile, run.plan
+    if profile is None or plan is None or plan.prediction is None:
         return ""
     waits = []
     for stall in plan.prediction.stalls[:NUM_STALLS]:
@@ -380,8 +403,26 @@ def _stalls(profile: Profile, plan: Plan | None) -> str:
     return (
         "<h3>Where the device waits, as predicted</h3>"
         f"{told if waits else '<p>Nowhere, by the plan.</p>'}"
+        f"<p>{escaped(_measured_waits(run))}</p>"
         f"<details><summary>Where each module's tensors rest</summary>{where}</details>"
     )
+
+
+def _measured_waits(run: Run) -> str:
+    """Return what the steps under the plan waited for transfers."""
+    found = [
+        line["stall_ms"]
+        for line in run.metrics
+        if line.get("leg") == WITH
+        and line.get("phase") == FOLLOWING
+        and isinstance(line.get("stall_ms"), int | float)
+    ]
+    if not found:
+        return "No step under the plan was measured."
+    least, most = min(found), max(found)
+    span = f"{least:.2f} to {most:.2f} ms, {median(found):.2f} ms in the middle"
+    count = f"{len(found)} step{'s' * (len(found) > 1)}"
+    return f"Measured in the {count} that followed a plan: {span} (a step, first rank)."
 
 
 def _grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -397,7 +438,7 @@ def _by_leg(run: Run, key: str, scale: float) -> dict[str, list[tuple[float, flo
     """Return (step from 1, value) by leg; of a repeated step the last value."""
     found: dict[str, dict[int, float]] = {}
     for line in run.metrics:
-        if isinstance(line.get(key), int | float):
+        if "leg" in line and isinstance(line.get(key), int | float):
             found.setdefault(line["leg"], {})[line["step"] + 1] = line[key] * scale
     return {leg: sorted(values.items()) for leg, values in found.items()}
 

@@ -1,6 +1,6 @@
 """The end-of-run table: with ssdtrain beside without, and the verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -8,6 +8,8 @@ from rich.table import Table
 WITHOUT = "without ssdtrain"
 WITH = "with ssdtrain"
 ABSENT = "-"
+MOST_VALUES = 5
+"""Of a list that is written out."""
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -28,6 +30,52 @@ def bytes_text(num_bytes: float | None) -> str:
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def figures(result: Mapping[str, Any]) -> list[Row]:
+    """Return the lines for any trainer's `result.json`; a graph trainer's figures stand
+    in the column `with_`."""
+    if "legs" in result:
+        return rows(result)
+    # Its settings have dots in their names, and stand in the run's config.
+    own = {name: value for name, value in result.items() if "." not in name}
+    return [Row(label(name), ABSENT, text_of(name, own[name])) for name in own]
+
+
+_MEASURES = (("_ms", " time"), ("_seconds", " time"), ("_bytes", " memory"))
+
+
+def label(name: str) -> str:
+    """Return a figure's name in words; its unit goes with the value."""
+    for suffix, what in _MEASURES:
+        if name.endswith(suffix):
+            name = name.removesuffix(suffix) + what
+    return name.replace("_", " ")
+
+
+def text_of(name: str, value: Any) -> str:
+    """Write a figure with the unit that its name says."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, list):
+        return _texts(name, value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if name.endswith(("accuracy", "accuracies")):
+        return f"{100 * value:.2f} %"
+    if name.endswith("_bytes"):
+        return bytes_text(value)
+    for suffix, unit in (("_ms", "ms"), ("_seconds", "s")):
+        if name.endswith(suffix):
+            return f"{value:.2f} {unit}"
+    return f"{value:.6g}"
+
+
+def _texts(name: str, values: Sequence[Any]) -> str:
+    texts = [text_of(name, value) for value in values]
+    if len(texts) <= MOST_VALUES:
+        return ", ".join(texts)
+    return f"{texts[0]} to {texts[-1]} ({len(texts)} values)"
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:

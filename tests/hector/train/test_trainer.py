@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     make(seed=1, resume="never", **options).train()
     done = make(seed=1, **options).train()
     assert (done.losses, done.epoch_ms) == ((), None)
-    assert str(done).endswith("(mean and deviation of 1 seeds)")
+    assert str(done).endswith(" % (one seed)")
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -104,6 +104,54 @@ def test_figures_are_those_of_the_result(run: Path) -> None:
         assert part in text
 
 
+def test_measured_waits_stand_beside_the_predicted_ones(run: Path) -> None:
+    """The page said "Nowhere, by the plan." and no more, beside a curve of waits."""
+    profile = PROFILE_FILE.read(RECORDED)
+    PROFILE_FILE.write(run / "profile.json", profile)
+    PLAN_FILE.write(run / "plan.json", choose(profile, Goal(max_overhead=0.05), 1))
+    assert "No step under the plan was measured." in page([read_run(run)])
+    waits = [("observing", 90.0), *(("following", ms) for ms in (25.0, 7.5, 9.25))]
+    lines = [
+        {"leg": "with ssdtrain", "step": n, "loss": 1.0, "phase": phase, "stall_ms": ms}
+        for n, (phase, ms) in enumerate(waits)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    told = "Measured in the 3 steps that followed a plan: 7.50 to 25.00 ms, 9.25 ms in"
+    assert told in page([read_run(run)])
+
+
+@pytest.fixture
+def graph_run(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "graph"
+    path.mkdir(parents=True)
+    result = {"model.layer": "rgcn", "device": "cpu", "mean_accuracy": 0.51429}
+    result |= {"epoch_ms": 49.6934, "losses": [1.5] * 9, "peak_device_bytes": 2_500_000}
+    (path / "result.json").write_text(json.dumps(result))
+    rows = [{"seed": 0, "epoch": n, "loss": 1.0, "epoch_ms": 9.0} for n in range(3)]
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_graph_run_has_figures_with_units(graph_run: Path) -> None:
+    text = page([read_run(graph_run)])
+    cells = Cells()
+    cells.feed(text)
+    assert cells.rows == [
+        ["device", "cpu"],
+        ["mean accuracy", "51.43 %"],
+        ["epoch time", "49.69 ms"],
+        ["losses", "1.5 to 1.5 (9 values)"],
+        ["peak device memory", "2.50 MB"],
+    ]
+    assert "<h3>Loss by epoch</h3>" in text and "seed 0" in text
+    assert "<h3>Time of each epoch</h3>" in text and "<th>ranks</th>" not in text
+
+
+def test_a_graph_run_stands_beside_a_language_model(run: Path, graph_run: Path) -> None:
+    text = page([read_run(run), read_run(graph_run)])
+    assert "<td>mean accuracy</td><td class='number'>-</td>" in text
+
+
 def test_slow_steps_are_explained(tmp_path: Path) -> None:
     """Observed steps; and on a CPU the one that searched for a plan."""
     run = a_run(tmp_path / "one", device="cpu")
