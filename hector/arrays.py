@@ -52,6 +52,7 @@ class GraphArrays:
         self._indices: dict[tuple[Domain, Index], Tensor] = {}
         self._segments: dict[tuple[Domain, Index], Segments] = {}
         self._tiles: dict[tuple[Domain, Index, int], Tiles] = {}
+        self._segment_indices: dict[tuple[Domain, Index, Index], Tensor] = {}
         self._num_heavy: dict[tuple[Domain, Index, int], int] = {}
         self._longest: dict[tuple[Domain, Index], int] = {}
         self._remaps: dict[tuple[Domain, Index], Tensor] = {}
@@ -162,6 +163,16 @@ class GraphArrays:
             (Domain.DST_PAIR, Index.PAIR_NODE): lambda: target().by_node(),
         }[domain, index]()
         return Segments(group.ptr.to(self.dtype), group.items.to(self.dtype))
+
+    def segment_index(self, domain: Domain, group: Index, index: Index) -> Tensor:
+        """Where `index` leads from the items of `segments(domain, group)`, in their
+        order."""
+        key = (domain, group, index)
+        if key not in self._segment_indices:
+            items = self.segments(domain, group).items
+            found = self.index(domain, index)
+            self._segment_indices[key] = found if items is None else found[items]
+        return self._segment_indices[key]
 
     def heavy_first(self, domain: Domain, index: Index) -> Tensor:
         """Groups by falling size: the row remapping that balances load (Table 3.6)."""

@@ -167,7 +167,7 @@ class CostModel:
         chosen = self._schedule(k)
         if not isinstance(chosen, TraversalSchedule):
             return 1
-        if chosen.mapping is not SegmentMapping.SPLIT:
+        if not chosen.mapping.is_split:
             return 1
         longest = self.arrays.longest(k.loop.domain, k.loop.group)
         return 2 if longest > chosen.heavy_rows else 1

@@ -111,7 +111,7 @@ def emit(
     if isinstance(kernel, Outer) and isinstance(schedule, OuterSchedule):
         return [emit_outer(kernel, name, schedule, precision)]
     if isinstance(kernel, Traversal) and isinstance(schedule, TraversalSchedule):
-        if schedule.mapping is SegmentMapping.SPLIT:
+        if schedule.mapping.is_split:
             return emit_split(kernel, name, schedule)
         return [emit_traversal(kernel, name, schedule)]
     if isinstance(kernel, Parameters):
@@ -135,7 +135,7 @@ def sums_of(kernel: Kernel, schedule: Schedule | None) -> list[Sum]:
 
 
 def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emitted]:
-    """The heavy groups, a program each; then the others, a lane each."""
+    """The heavy groups, a program each; then the others, a lane or a program each."""
     heavy = replace(
         schedule,
         mapping=SegmentMapping.PROGRAM,
@@ -143,7 +143,9 @@ def emit_split(k: Traversal, name: str, schedule: TraversalSchedule) -> list[Emi
         num_warps=schedule.heavy_warps,
         heavy_first=True,
     )
-    light = replace(schedule, mapping=SegmentMapping.LANE, heavy_first=True)
+    lanes = schedule.mapping is SegmentMapping.SPLIT
+    mapping = SegmentMapping.LANE if lanes else SegmentMapping.PROGRAM
+    light = replace(schedule, mapping=mapping, heavy_first=True)
     return [
         emit_traversal(k, f"{name}_heavy", heavy, Groups.HEAVY),
         emit_traversal(k, f"{name}_light", light, Groups.LIGHT),

@@ -40,6 +40,10 @@ MANY_GROUPS = 1 << 17
 """So many programs take longer to start (0.6 ns each on an H200) than to fill it."""
 SMALL_GROUP = 16
 """Mean rows of groups that are too small for a program of their own."""
+LARGE_GROUP = 32
+"""Mean rows of groups that fill the steps of a program of their own."""
+LOAD_ELEMENTS = 4
+"""Of float32, what a thread loads at once: 16 bytes."""
 LANE_TILE = 1024
 """Elements of the tile that lanes hold: groups a program times the row's width."""
 NARROW_TILE, WIDE_TILE = 64, 128
@@ -54,6 +58,11 @@ MAX_TILE = 4096
 HEAVY_TILE = 8192
 """The same of a program that has a heavy group to itself: the longest group is walked
 by one program, step after step, so its steps are few and wide."""
+HEAVY_MEANS = 4
+"""A group of so many times the mean rows is heavy. With fewer, half of all groups are,
+and each starts wide steps that are mostly empty."""
+LEAST_HEAVY, MOST_HEAVY = 64, 512
+"""Rows of the smallest and largest group from which on it may be heavy."""
 MAX_HELD = 96
 """Elements of all tiles that a thread holds: registers that let programs share a
 multiprocessor."""
@@ -148,8 +157,8 @@ def programs(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
     if target in TYPE_DOMAINS:
         return -(-rows // schedule.chunk_rows)
     groups = arrays.rows(target)
-    one = schedule.mapping is SegmentMapping.PROGRAM
-    return groups if one else -(-groups // schedule.block)
+    lanes = schedule.mapping in (SegmentMapping.LANE, SegmentMapping.SPLIT)
+    return groups if not lanes else -(-groups // schedule.block)
 
 
 def _traversal(
@@ -160,7 +169,13 @@ def _traversal(
     # Of one relation, edges are sorted by destination.
     one = arrays.rows(Domain.ETYPE) == 1 and k.loop.domain is Domain.EDGE
     in_order = one and k.loop.group is Index.DST
-    return replace(made, block_columns=columns, in_order=in_order)
+    # A sampled graph, whose mapping is given, would make the array in every step.
+    ends = one and not in_order and mapping is None and not _walks_types(k)
+    return replace(made, block_columns=columns, in_order=in_order, ends_in_order=ends)
+
+
+def _walks_types(k: Traversal) -> bool:
+    return k.loop.group is None or TARGET[k.loop.domain, k.loop.group] in TYPE_DOMAINS
 
 
 def _columns(k: Traversal, arrays: Sizes) -> int:
@@ -206,8 +221,10 @@ def _walk(
         many = mean <= SMALL_GROUP and groups >= MANY_GROUPS
         if many or longest > LONG_WALK * block:
             mapping = SegmentMapping.SPLIT
+            if not many and mean >= LARGE_GROUP and apart(k) is not None:
+                return _two_steps(width)
     if mapping not in (None, SegmentMapping.PROGRAM):
-        return _shared(width, mapping)
+        return _shared(width, mapping, mean)
     tile = block * width
     warps = 1 if tile <= 1024 else 2 if tile <= 2048 else 4
     while warps < 8 and tile * _num_tiles(k, width) > MAX_HELD * 32 * warps:
@@ -221,11 +238,35 @@ def _num_tiles(k: Traversal, width: int) -> int:
     return sum(pow2(n.type.width) == width for n in (*k.loads, *sums))
 
 
-def _shared(width: int, mapping: SegmentMapping) -> TraversalSchedule:
-    """Several groups a program."""
+def _shared(width: int, mapping: SegmentMapping, mean: int) -> TraversalSchedule:
+    """Several groups a program; what is several times the mean has one to itself."""
     block = _fit(min(max(LANE_TILE // width, 1), 128), width)
+    rows = min(max(pow2(HEAVY_MEANS * mean), LEAST_HEAVY), MOST_HEAVY)
     return _with_heavy(
-        TraversalSchedule(mapping=mapping, block=block, heavy_first=True, num_warps=4),
+        TraversalSchedule(
+            mapping=mapping,
+            block=block,
+            heavy_first=True,
+            heavy_rows=rows,
+            num_warps=4,
+        ),
+        width,
+    )
+
+
+def _two_steps(width: int) -> TraversalSchedule:
+    """A program for each group, in steps of one load a thread: many programs share a
+    multiprocessor, and hide what each of them waits for."""
+    warps = 4
+    block = max(1, min(LOAD_ELEMENTS * 32 * warps // width, 32))
+    return _with_heavy(
+        TraversalSchedule(
+            mapping=SegmentMapping.TWO_STEPS,
+            block=block,
+            heavy_first=True,
+            heavy_rows=LONG_WALK * block,
+            num_warps=warps,
+        ),
         width,
     )
 
@@ -246,10 +287,14 @@ def walk_steps(k: Traversal, schedule: TraversalSchedule, arrays: Sizes) -> int:
     longest = arrays.longest(k.loop.domain, group)
     if schedule.mapping is SegmentMapping.PROGRAM:
         steps = -(-longest // schedule.block)
-    elif schedule.mapping is SegmentMapping.LANE or longest <= schedule.heavy_rows:
+    elif schedule.mapping is SegmentMapping.LANE:
         steps = longest
     else:
-        steps = schedule.heavy_rows + -(-longest // schedule.heavy_block)
+        one = schedule.mapping is SegmentMapping.TWO_STEPS
+        block = schedule.block if one else 1
+        steps = -(-min(longest, schedule.heavy_rows) // block)
+        if longest > schedule.heavy_rows:
+            steps += -(-longest // schedule.heavy_block)
     return steps * len(phases_of(k))
 
 
@@ -294,7 +339,12 @@ def _with_columns(
     for made in _traversal_candidates(k, first):
         for columns in (ALL_COLUMNS, 32, 64):
             if columns == ALL_COLUMNS or columns < width:
-                yield replace(made, in_order=first.in_order, block_columns=columns)
+                yield replace(
+                    made,
+                    in_order=first.in_order,
+                    ends_in_order=first.ends_in_order,
+                    block_columns=columns,
+                )
 
 
 def _traversal_candidates(
@@ -317,11 +367,14 @@ def _traversal_candidates(
                 yield TraversalSchedule(
                     block=_fit(block, width), num_warps=warps, heavy_first=heavy
                 )
+    yield _two_steps(min(width, first.block_columns))
     for elements in (256, 512, 1024):
-        split = TraversalSchedule(
-            mapping=SegmentMapping.SPLIT,
-            block=max(1, elements // width) if width > 4 else 128,
-            heavy_first=True,
-            num_warps=max(1, elements // 256) if width > 4 else 4,
-        )
-        yield _with_heavy(split, width)
+        for rows in (LEAST_HEAVY, MOST_HEAVY):
+            split = TraversalSchedule(
+                mapping=SegmentMapping.SPLIT,
+                block=max(1, elements // width) if width > 4 else 128,
+                heavy_first=True,
+                heavy_rows=rows,
+                num_warps=max(1, elements // 256) if width > 4 else 4,
+            )
+            yield _with_heavy(split, width)

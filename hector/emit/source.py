@@ -16,6 +16,8 @@ class ArgKind(Enum):
     """An index array of the graph."""
     SEGMENT_PTR = "segment_ptr"
     SEGMENT_ITEMS = "segment_items"
+    SEGMENT_INDEX = "segment_index"
+    """Where the items of segments lead, in the segments' order."""
     REMAP = "remap"
     TILE_TYPE = "tile_type"
     TILE_START = "tile_start"

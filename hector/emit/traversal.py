@@ -16,6 +16,8 @@ from hector.ir.types import COMPOSE, TARGET, TYPE_DOMAINS, Domain, Index
 
 ONLY_ROW = "0"
 """Where a value of one row is read; its partial sums have a row a tile."""
+ITEM = "item"
+"""A row that is found by the list of its group's."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class _Scope:
 
 
 class Groups(Enum):
-    """Which groups one launch takes; see `SegmentMapping.SPLIT`."""
+    """Which groups one launch takes; see `SegmentMapping.is_split`."""
 
     ALL = "all"
     HEAVY = "heavy"
@@ -122,11 +124,16 @@ class _Traversal:
                 light = ("light", self.group_domain, block, *self._heavy)
                 grid = (light, self.parts, 1)
         else:
-            src.emit("first = tl.program_id(0)")
+            first = "tl.program_id(0)"
             self.seg_mask = None
             grid = (("rows", self.group_domain, 1), self.parts, 1)
             if self.groups is Groups.HEAVY:
                 grid = (("heavy", *self._heavy), self.parts, 1)
+            if self.groups is Groups.LIGHT:
+                first += f" + {src.arg(ArgKind.COUNT, self._heavy, 'heavy')}"
+                light = ("light", self.group_domain, 1, *self._heavy)
+                grid = (light, self.parts, 1)
+            src.emit(f"first = {first}")
         if self.group is not None:
             self._group_header(loop.domain)
         self.segment = _Cursor(self.group_domain, "seg", 0)
@@ -209,8 +216,9 @@ class _Traversal:
             # These items lie in the order of their groups.
             return _Cursor(self.k.loop.domain, "pos", 1)
         items = self.src.arg(ArgKind.SEGMENT_ITEMS, key, "items")
-        self._line(1, f"item = tl.load({items} + pos, mask=ok, other=0)")
-        return _Cursor(self.k.loop.domain, "item", 1)
+        # Triton leaves it out where nothing of the item's own is read.
+        self._line(1, f"{ITEM} = tl.load({items} + pos, mask=ok, other=0)")
+        return _Cursor(self.k.loop.domain, ITEM, 1)
 
     def _accumulate(self, node: Node, acc: str, element: _Cursor) -> None:
         value = self.value(node.inputs[0], element)
@@ -318,10 +326,16 @@ class _Traversal:
         key = (cursor.var, index)
         scope = self.scopes[cursor.level]
         if key not in scope.cursors:
-            table = self.src.arg(ArgKind.INDEX, (cursor.domain, index), "index")
             mask = self._mask(cursor.level)
             extra = f", mask={mask}, other=0" if mask else ""
-            text = f"tl.load({table} + {cursor.var}{extra})"
+            place = cursor.var
+            if place == ITEM and self.schedule.ends_in_order:
+                what: object = (cursor.domain, self.group, index)
+                table = self.src.arg(ArgKind.SEGMENT_INDEX, what, "ends")
+                place = "pos"
+            else:
+                table = self.src.arg(ArgKind.INDEX, (cursor.domain, index), "index")
+            text = f"tl.load({table} + {place}{extra})"
             found = self._variable(text, cursor.level, "at")
             target = TARGET[cursor.domain, index]
             scope.cursors[key] = _Cursor(target, found.text, cursor.level)

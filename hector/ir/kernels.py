@@ -199,6 +199,15 @@ class SegmentMapping(Enum):
     """Two launches: PROGRAM for the groups of more than `heavy_rows` rows, LANE for all
     others. Starting a program costs as much as summing a few rows, so millions of small
     groups must share programs; but a lane walks its group alone."""
+    TWO_STEPS = "two-steps"
+    """Two launches of PROGRAM: in wide steps for the groups of more than `heavy_rows`
+    rows, in steps of `block` for all others. For large groups of which a few are so
+    large that one program would walk them when all others have ended."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether heavy groups have a launch of their own."""
+        return self in (SegmentMapping.SPLIT, SegmentMapping.TWO_STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,19 +246,22 @@ class TraversalSchedule:
     """PROGRAM: rows of a group taken at once. LANE and ungrouped: rows a program.
     SPLIT: groups a program of the small ones."""
     heavy_first: bool = False
-    """Row remapping: start with the largest groups. SPLIT always does."""
+    """Row remapping: start with the largest groups. Two launches always do."""
     heavy_rows: int = 64
-    """SPLIT: rows of the largest group that a lane walks."""
+    """Two launches: rows of the largest group of the second."""
     heavy_block: int = 64
-    """SPLIT: rows of a larger group taken at once."""
+    """Two launches: rows of a larger group taken at once."""
     heavy_warps: int = 8
-    """SPLIT: warps of the program that walks a larger group."""
+    """Two launches: warps of the program that walks a larger group."""
     chunk_rows: int = 1024
     """For sums into types: rows one program takes."""
     block_columns: int = ALL_COLUMNS
     """Columns of a program where columns do not meet; see [Note: columns apart]."""
     in_order: bool = False
     """The rows of a group lie one behind another: no list of them is read."""
+    ends_in_order: bool = False
+    """Where the rows of a group lead is kept in the list's order, and not looked up
+    through the list: one array more, and one read less that waits for another."""
     num_warps: int = 2
     num_stages: int = 2
 

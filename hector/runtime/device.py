@@ -253,6 +253,8 @@ class DevicePlan:
                 return a.segments(*what).ptr  # type: ignore[misc]
             case ArgKind.SEGMENT_ITEMS:
                 return a.segments(*what).items  # type: ignore[misc]
+            case ArgKind.SEGMENT_INDEX:
+                return a.segment_index(*what)  # type: ignore[misc]
             case ArgKind.REMAP:
                 return a.heavy_first(*what)  # type: ignore[misc]
         tiles = a.tiles(*what)  # type: ignore[misc]

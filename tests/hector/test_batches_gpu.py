@@ -11,6 +11,7 @@ from hector.capture import CapturedBatches, CapturedSampler, CapturedStep
 from hector.graph import HeteroGraph, subgraph
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.sampling import NeighborSampler
+from tests.no_waits import no_waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,13 +73,10 @@ def test_batches(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "compile", never)
     monkeypatch.setattr("triton.runtime.jit.JITFunction._do_compile", never)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for found in batches:
             conv.zero_grad()
             conv(x[found.node_ids], found.graph).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_batch_of_tensors_does_not_wait() -> None:
@@ -95,8 +93,7 @@ def test_a_batch_of_tensors_does_not_wait() -> None:
 
     conv(x, graph(ends))
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         good = conv(x, graph(ends))
         bad = ends.clone()
         bad[0, 3] += 1000
@@ -104,8 +101,6 @@ def test_a_batch_of_tensors_does_not_wait() -> None:
         torch.cuda._sleep(200_000_000)
         wrong = graph(bad)
         out = conv(x, wrong)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert bool(good.isfinite().all()) and bool(out.isnan().all())
     with pytest.raises(ValueError, match="below its numbers"):
         conv(x, wrong)

@@ -220,7 +220,7 @@ def test_tiles_of_products(width: int, num_kinds: int) -> None:
 
 
 def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
-    """SPLIT with some heavy groups, with none, and with nothing but heavy ones."""
+    """Two launches with some heavy groups, with none, and with nothing else."""
     arrays = GraphArrays(random_graph((20, 70, 2, 2), DEVICE))
     split = SegmentMapping.SPLIT
     walks: dict[object, Kernel] = {}
@@ -234,8 +234,11 @@ def test_small_groups_share_programs_and_heavy_ones_have_their_own() -> None:
     for k in walks.values():
         first = TraversalSchedule(mapping=split, block=4)
         want = run(k, arrays, replace(first, mapping=SegmentMapping.PROGRAM))
-        for rows, wide in ((0, 2), (2, 64), (64, 64)):
-            schedule = replace(first, heavy_rows=rows, heavy_block=wide)
+        pairs = product((split, SegmentMapping.TWO_STEPS), ((0, 2), (2, 64), (64, 64)))
+        for mapping, (rows, wide) in pairs:
+            schedule = replace(
+                first, mapping=mapping, heavy_rows=rows, heavy_block=wide
+            )
             launches.add(_count_launches(k, arrays, schedule))
             for a, b in zip(run(k, arrays, schedule), want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -267,16 +270,19 @@ def test_edges_of_one_relation_need_no_list() -> None:
     ends = torch.randint(15, (2, 40)).to(DEVICE)
     kinds = torch.zeros_like(ends[0])
     arrays = GraphArrays(HeteroGraph.from_arrays(*ends, kinds, num_nodes=15))
-    listed = 0
+    seen: set[str] = set()
     for _, plan in plans("rgat", 8, Optimizations()):
         for k in plan.kernels:
             first = default_schedule(k, arrays)
-            if isinstance(first, TraversalSchedule) and first.in_order:
+            if not isinstance(first, TraversalSchedule):
+                continue
+            kinds_of_lists = {"in_order": first.in_order, "ends": first.ends_in_order}
+            if any(kinds_of_lists.values()):
                 found = run(k, arrays, first)
-                want = run(k, arrays, replace(first, in_order=False))
-                assert all(map(torch.equal, found, want))
-                listed += 1
-    assert listed
+                plain = replace(first, in_order=False, ends_in_order=False)
+                assert all(map(torch.equal, found, run(k, arrays, plain)))
+                seen |= {name for name, is_so in kinds_of_lists.items() if is_so}
+    assert seen == {"in_order", "ends"}
 
 
 def _count_launches(k: Kernel, arrays: GraphArrays, schedule: Schedule) -> int:

@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from hector.emit.gemm import EXACT, DotPrecision, emit_gemm, emit_outer
+from hector.emit.phases import apart
 from hector.emit.schedules import Sizes, candidates, default_schedule
-from hector.ir.kernels import Gemm, GemmSchedule, Outer, OuterSchedule
+from hector.ir.kernels import (
+    Gemm,
+    GemmSchedule,
+    Outer,
+    OuterSchedule,
+    SegmentMapping,
+    Traversal,
+    TraversalSchedule,
+)
 from hector.ir.types import Domain, Index
 from hector.passes.pipeline import Optimizations
 from hector.runtime.tune import schedules_for
@@ -140,3 +149,45 @@ def test_schedules_follow_the_precision_that_pytorch_allows(
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert set(wide[0]) == {64} and set(wide[1]) == {128}
+
+
+class Friends:
+    """Nodes of one kind, edges of one relation, ends of a power law: Reddit's sizes."""
+
+    def rows(self, domain: Domain) -> int:
+        found = {Domain.NODE: 232_965, Domain.EDGE: 22_923_183}
+        return found.get(domain, 1)
+
+    def longest(self, domain: Domain, index: Index) -> int:
+        return 47_406
+
+
+def test_groups_near_the_mean_do_not_start_the_steps_of_the_largest() -> None:
+    """With heavy groups from 64 rows on, most of those with 98 in the mean were."""
+    found = []
+    for _, plan in plans("rgcn", 128, Optimizations()):
+        for k in plan.kernels:
+            chosen = default_schedule(k, Friends())
+            if isinstance(k, Traversal) and isinstance(chosen, TraversalSchedule):
+                if k.loop.domain is Domain.EDGE and apart(k) is not None:
+                    found.append((k.loop.group, chosen))
+    groups = {group for group, _ in found}
+    assert {Index.DST, Index.SRC} <= groups
+    for group, chosen in found:
+        if group not in (Index.DST, Index.SRC):
+            continue
+        assert chosen.mapping is SegmentMapping.TWO_STEPS
+        assert chosen.block_columns * chosen.block == 512 and chosen.num_warps == 4
+        assert chosen.heavy_rows == 2048 < 47_406
+        # Edges lie in the order of their destinations; their other ends are kept so.
+        assert chosen.in_order is (group is Index.DST)
+        assert chosen.ends_in_order is (group is Index.SRC)
+
+
+def test_a_sampled_graph_keeps_no_ends_in_order() -> None:
+    """Its mapping is given; the array would be made in every step."""
+    for _, plan in plans("rgcn", 128, Optimizations()):
+        for k in plan.kernels:
+            chosen = default_schedule(k, Friends(), SegmentMapping.PROGRAM)
+            if isinstance(chosen, TraversalSchedule):
+                assert not chosen.ends_in_order
