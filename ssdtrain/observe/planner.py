@@ -36,7 +36,7 @@ from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.peaks import PeakWatch
-from ssdtrain.plan.adapt import Drift, Trial
+from ssdtrain.plan.adapt import Drift, Overhead, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
@@ -73,7 +73,9 @@ FIRST_SAMPLE = 3
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
 MOST_TIGHTENED = 4
-"""Plans that leave more room under a memory limit than the one before."""
+"""Plans that leave more room under a limit than the one before."""
+GONE_BACK = 0.5
+"""Part of the overhead that may be predicted behind a plan that was given up."""
 SAMPLED_STEPS = 128
 """One step in so many has its hooks timed."""
 
@@ -172,8 +174,9 @@ class Planner:
         self._meter: HostMeter | None = None
         """Of the step that is being timed."""
         self._peaks = PeakWatch(cache.device, cache.ledger)
+        self._overhead = Overhead()
         self._num_tightened = 0
-        """How often steps went beyond a memory limit."""
+        """How often steps went beyond a limit."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
 
@@ -184,10 +187,13 @@ class Planner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the running step is neither a warm-up nor observed, and no other plan
-        is searched for."""
-        settled = self._stage in (Stage.FOLLOWING, Stage.RESTING)
-        return settled and self._search is None and self._taken is None
+        """Whether the running step is neither a warm-up nor observed, no other plan is
+        searched for, and the one in force was compared with plain steps."""
+        if self._search is not None or self._taken is not None:
+            return False
+        if self._stage is Stage.FOLLOWING and self._is_by_overhead:
+            return self._overhead.is_judged
+        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
 
     def step_starts(self, num_steps: int) -> None:
         """Decide what the step is for whose first forward runs next.
@@ -485,6 +491,9 @@ class Planner:
         Raises:
             ConfigError: none reaches the goal.
         """
+        measured = self._last_step_ms()
+        if measured is not None and isinstance(self._cache.bypass, Unhooked):
+            self._overhead.plain_step(measured)
         answer = self._next_answer()
         if answer is not None:
             self._take_answer(answer)
@@ -601,7 +610,7 @@ class Planner:
             self._peaks.planned()
         if self.plan.prediction is not None:
             self._drift.planned(self.plan.prediction.step_ms)
-        self._starts.clear()
+        self._overhead.planned()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, self.plan.policy)
 
     def _hand_over(self, plan: Plan) -> None:
@@ -683,6 +692,7 @@ class Planner:
 
     def _rest(self, stage: Stage) -> None:
         self._stage = stage
+        self._starts.clear()
         self._recording = None
         self._cache.regions.choice = self._first_regions
         self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME, spares_held=True)
@@ -697,26 +707,31 @@ class Planner:
         self._sample_host()
         self._make_room()
         self._keep_within()
-        clock = self._cache.ledger.clock
-        if self._starts and self._cache.course.num_resized:
-            self._starts[-1] = self._starts[-1][0], False
-        self._starts.append((clock.now(), True))
-        measured = None
-        if len(self._starts) >= 3:
-            # The last step may still run on the device; the one before has ended.
-            (before, is_alike), (after, _) = self._starts[-3], self._starts[-2]
-            if is_alike:  # or its batch was of another size than the observed one
-                measured = clock.ms_between(before, after)
-            del self._starts[0]
+        measured = self._last_step_ms()
         if measured is not None and self._trial is not None:
             before = self._trial.step(measured)
             if before is not None:
                 self._go_back(before)
                 return
+        self._hold_overhead(measured)
         drifts = self._drift.step(measured, self._cache.course.num_strayed)
         if self.peers.observes(drifts, self._step):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
+
+    def _last_step_ms(self) -> float | None:
+        """Time of the last step that has ended for sure, from its start to that of the
+        next; None if it is not known, or its batch was of another size."""
+        clock, starts = self._cache.ledger.clock, self._starts
+        if starts and self._cache.course.num_resized:
+            starts[-1] = starts[-1][0], False
+        starts.append((clock.now(), True))
+        if len(starts) < 3:
+            return None
+        # The last step may still run on the device; the one before has ended.
+        (before, is_alike), (after, _), _ = starts
+        del starts[0]
+        return clock.ms_between(before, after) if is_alike else None
 
     def _go_back(self, before: Plan) -> None:
         """Return to the plan before: the one in force is slower than predicted."""
@@ -724,6 +739,42 @@ class Planner:
         self._stop_search()
         self.plan, self._trial = before, Trial(before)
         self._follow_from_now()
+        if self._is_by_overhead:
+            self._aim_lower(GONE_BACK)  # or the next search would find it again
+
+    @property
+    def _is_by_overhead(self) -> bool:
+        """Whether this process alone holds an overhead."""
+        return not self._goal.is_by_memory and isinstance(self.peers, Alone)
+
+    def _hold_overhead(self, measured_ms: float | None) -> None:
+        """Plan for less where steps take more than they may: see
+        [Note: the measured overhead]."""
+        plan = self.plan
+        if not self._is_by_overhead or plan is None or plan.prediction is None:
+            return
+        part = self._overhead.step(
+            measured_ms, plan.prediction.overhead, self._goal.max_overhead
+        )
+        if part is not None:
+            self._aim_lower(part)
+
+    def _aim_lower(self, part: float) -> None:
+        """Search for a plan that promises only this part of the overhead that plans
+        may have by now."""
+        if self._num_tightened == MOST_TIGHTENED:
+            return
+        self._num_tightened += 1
+        self._goal = replace(self._goal, aim=self._goal.aim * part)
+        logger.info(
+            "ssdtrain: plan %d takes longer than it may: the next one may predict "
+            "%.2f %%",
+            self.num_plans,
+            100 * self._goal.overhead,
+        )
+        self._stop_search()
+        self._trial = None  # the plan before promised as much
+        self._begin_search(SEARCH_MARKS)
 
     def _make_room(self) -> None:
         """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""

@@ -4,10 +4,22 @@
 A single slow step is noise: the middle of the last steps must be off, in the same
 direction, and after every new plan the next look comes twice as late. A plan that is
 not clearly better than the one in force is not taken.
+
+[Note: the measured overhead]
+`max_overhead` is what a step may take more than one without ssdtrain, as users measure
+it. A prediction errs by a percent or two, as much as is asked for: copies slow kernels
+down by what no probe resolves, and a busy machine's host is slower than it was. So
+where plain steps were measured, a plan's steps are compared with them, and if they are
+beyond the goal by more than `GAIN`, the next plan may predict only the part of the
+overhead that comes out right: a plan that took three times its overhead is followed by
+one that promises a third of it.
+(tests/ssdtrain/plan/test_adapt.py, tests/ssdtrain/observe/test_overhead.py)
 """
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssdtrain.plan.plan import Plan, Prediction
@@ -22,6 +34,12 @@ GAIN = 0.01
 """A new plan must be better by this fraction."""
 LEAST_STEPS = 3
 """Measured under a plan before another is compared with it."""
+NEW_STEPS = 3
+"""Under a new plan tables and memory are made: they say nothing of it."""
+JUDGED_STEPS = 9
+"""Whose median a plan is judged by."""
+LEAST_AIM = 0.1
+"""No judgement shrinks what may be predicted by more than to this part."""
 
 
 @dataclass
@@ -109,6 +127,68 @@ class Trial:
         lost_ms = statistics.median(self._measured) - before_ms
         said_ms = ours.step_ms - theirs.step_ms
         return before.plan if lost_ms > max(0.0, said_ms) + GAIN * before_ms else None
+
+
+class Overhead:
+    """Compares a plan's measured steps with plain ones: [Note: the measured overhead].
+    Reads no clock."""
+
+    def __init__(self) -> None:
+        self._plain: deque[float] = deque(maxlen=JUDGED_STEPS)
+        self._measured: list[float] = []
+        self._num_steps = 0
+
+    def plain_step(self, measured_ms: float) -> None:
+        """Count a step without ssdtrain."""
+        self._plain.append(measured_ms)
+
+    def planned(self) -> None:
+        """Another plan is in force."""
+        self._measured.clear()
+        self._num_steps = 0
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the plan in force was compared, or nothing can be."""
+        is_known = len(self._plain) >= LEAST_STEPS
+        return not is_known or self._num_steps >= NEW_STEPS + JUDGED_STEPS
+
+    def step(
+        self, measured_ms: float | None, predicted: float, max_overhead: float
+    ) -> float | None:
+        """Count a step under the plan.
+
+        Args:
+            measured_ms: what it took; None if it is not known.
+            predicted: the plan's overhead, a fraction.
+            max_overhead: the goal, a fraction.
+
+        Returns:
+            By what the overhead that may be predicted is to be multiplied; None: the
+            plan keeps the goal, or is not judged now.
+        """
+        if self.is_judged:
+            return None
+        self._num_steps += 1
+        if measured_ms is not None and self._num_steps > NEW_STEPS:
+            self._measured.append(measured_ms)
+        if not self.is_judged or len(self._measured) < LEAST_STEPS:
+            return None
+        plain_ms = statistics.median(self._plain)
+        found = statistics.median(self._measured) / plain_ms - 1
+        error_ms = math.hypot(_error(self._plain), _error(self._measured))
+        if found - 2 * error_ms / plain_ms <= max_overhead + GAIN:
+            return None
+        return max(LEAST_AIM, min(max(predicted, 0.0), max_overhead) / found)
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the median, by the median distance from it: a few long steps
+    do not count."""
+    middle = statistics.median(values)
+    spread = statistics.median(abs(value - middle) for value in values)
+    # 1.48 distances are a standard deviation; a median's error is 1.25 of a mean's.
+    return 1.25 * 1.48 * spread / math.sqrt(len(values))
 
 
 def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -> bool:

@@ -58,7 +58,7 @@ LONG_MARKS = 6_000_000
 QUICK_MARKS = 120_000
 """Of a search on the training thread: some tenths of a second."""
 HOOKS_OVERHEAD = 0.002
-"""Part of `max_overhead` that is left for the hooks where their host time is unknown;
+"""Part of the overhead that is left for the hooks where their host time is unknown;
 never more than half of it."""
 
 
@@ -103,7 +103,7 @@ class Judge:
         """Whether a candidate would fit if there were more host memory."""
         self._most_bytes = goal.most_bytes(timeline.profile)
         self._fitting_bytes = goal.fitting_bytes(timeline.profile)
-        allowed = goal.max_overhead
+        allowed = goal.overhead
         if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
             allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
         self._most_ms = self.keep.step_ms * (1 + allowed)

@@ -30,11 +30,20 @@ class Goal:
     writes more is never chosen: keeping everything writes nothing."""
     spare_bytes: int = 0
     """Of a memory limit, left free because steps needed more than was predicted."""
+    aim: float = 1.0
+    """Part of `max_overhead` that a prediction may use, as steps took more than was
+    predicted: [Note: the measured overhead] in adapt.py."""
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
         """Return whether a step of `step_ms` may write `ssd_bytes`."""
         rate = self.ssd_bytes_per_s
         return rate is None or ssd_bytes <= rate * step_ms / 1e3
+
+    @property
+    def overhead(self) -> float:
+        """What a plan may cost by its prediction, over the step with everything
+        kept."""
+        return self.max_overhead * self.aim
 
     @property
     def is_by_memory(self) -> bool:

@@ -2,7 +2,9 @@
 
 import itertools
 
-from ssdtrain.plan.adapt import Drift, Trial, is_better
+import pytest
+
+from ssdtrain.plan.adapt import LEAST_AIM, Drift, Overhead, Trial, is_better
 from ssdtrain.plan.plan import Plan, Prediction
 
 
@@ -104,3 +106,47 @@ def test_a_later_plan_that_is_slower_than_it_said_goes() -> None:
 
 def test_a_plan_that_was_hardly_measured_is_no_judge() -> None:
     assert tried(said=101.0, ran=120.0, num_before=2) is None
+
+
+def judged(
+    plain: list[float], measured: list[float | None], predicted: float = 0.01
+) -> list[float | None]:
+    """What the steps of a plan say, one after the other."""
+    overhead = Overhead()
+    for ms in plain:
+        overhead.plain_step(ms)
+    overhead.planned()
+    return [overhead.step(ms, predicted, 0.01) for ms in measured]
+
+
+def test_a_plan_that_takes_longer_than_it_may_aims_lower() -> None:
+    steps = [400.0, 150.0, 120.0] + [104.0] * 20  # tables are made in the first ones
+    found = judged([100.0] * 12, steps)
+    assert found[11] == pytest.approx(0.25) and found.count(None) == len(steps) - 1
+    found = judged([100.0] * 12, steps, predicted=0.005)
+    assert found[11] == pytest.approx(0.125)
+    assert judged([100.0] * 12, [190.0] * 20)[11] == LEAST_AIM
+
+
+def test_what_is_within_the_goal_or_not_known_is_left_alone() -> None:
+    assert not any(judged([100.0] * 12, [101.9] * 30))
+    assert not any(judged([100.0] * 2, [150.0] * 30))  # hardly a plain step
+    assert not any(judged([100.0] * 12, [None] * 30))  # batches of other sizes
+
+
+def test_noise_is_no_overhead() -> None:
+    noisy = [97.0, 111.0, 100.0, 106.0, 94.0, 109.0, 99.0, 104.0, 96.0, 108.0]
+    assert not any(judged([100.0, 95.0, 104.0, 98.0] * 3, noisy * 3))
+
+
+def test_whether_a_plan_was_judged() -> None:
+    overhead = Overhead()
+    assert overhead.is_judged  # nothing to compare with
+    for _ in range(5):
+        overhead.plain_step(100.0)
+    assert not overhead.is_judged
+    for ms in [None, 100.0] * 6:
+        overhead.step(ms, 0.01, 0.01)
+    assert overhead.is_judged
+    overhead.planned()
+    assert not overhead.is_judged

@@ -1,0 +1,103 @@
+"""Plans whose steps take longer than they may are followed by some that promise less."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.observe import planner
+from ssdtrain.observe.planner import Planner
+from ssdtrain.plan.search import Request, Search
+from ssdtrain.transfer.device import CpuDevice
+from tests.ranks import LONGEST_S
+from tests.ssdtrain.virtual_time import VirtualTime
+
+STEP_S = 1.0
+MAX_OVERHEAD = 0.02
+
+
+class Net(nn.Module):
+    """Takes a second of virtual time, and more under hooks than any profile knows."""
+
+    def __init__(self, clock: VirtualTime, slower: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self._clock, self._slower = clock, slower
+        self.is_planned = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        slower = self._slower if hooked and self.is_planned else 1.0
+        for layer in self.layers:
+            self._clock.sleep(slower * STEP_S / len(self.layers))
+            x = torch.sin(layer(x))
+        return x.square().sum()
+
+
+class Requests:
+    """What was searched for; every answer is waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Request] = []
+        self._searches: list[Search] = []
+        monkeypatch.setattr(CpuDevice, "runs_beside", True)
+        monkeypatch.setattr(Planner, "_may_run_plain", lambda planner: True)
+        monkeypatch.setattr(planner, "Search", self._search)
+
+    def _search(self, request: Request) -> Search:
+        self.asked.append(request)
+        self._searches.append(Search(request))
+        return self._searches[-1]
+
+    def wait(self) -> None:
+        """All answers of the last search are there."""
+        end = time.monotonic() + LONGEST_S
+        search = self._searches[-1] if self._searches else None
+        while search is not None and not search.is_over:
+            if (search.folder / "2.json").exists() or not search.folder.exists():
+                break
+            if search.is_sending:
+                search.advance()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def train(
+    monkeypatch: pytest.MonkeyPatch, clock: VirtualTime, slower: float
+) -> tuple[Requests, ssdtrain.Session, list[bool]]:
+    requests, settled = Requests(monkeypatch), []
+    torch.manual_seed(0)
+    model = Net(clock, slower)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    settings: dict[str, Any] = {"target": "host", "min_bytes": 1}
+    with ssdtrain.offload(model, max_overhead=MAX_OVERHEAD, **settings) as session:
+        for step in range(80):
+            model.is_planned = session.plan is not None
+            if step >= 12:  # until then steps are plain
+                requests.wait()
+            model(torch.randn(8, 32)).backward()
+            optimizer.step()
+            settled.append(session.is_settled)
+    return requests, session, settled
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.07])
+def test_the_next_plan_promises_less(
+    slower: float, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, session, settled = train(monkeypatch, virtual_time, slower)
+    overheads = [request.goal.overhead for request in requests.asked]
+    assert overheads[0] == MAX_OVERHEAD
+    if slower == 1.0:
+        assert len(set(overheads)) == 1
+    else:
+        # 7 % where 2 were allowed.
+        assert overheads[1] <= 0.5 * MAX_OVERHEAD
+        assert sorted(overheads, reverse=True) == overheads
+        plan = session.plan
+        assert plan is not None and plan.prediction is not None
+        assert plan.prediction.overhead <= overheads[-1]
+    assert settled[-1]
