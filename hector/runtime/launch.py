@@ -103,30 +103,48 @@ def prepare_compiler() -> "Future[None]":
     its driver beside the caller's work.
 
     Every look-up in Triton's cache begins with that hash: with the driver it is more
-    than the rest of a start with kept kernels. Called for the first graph on a GPU.
+    than the rest of a start with kept kernels, so each has a thread. Called for the
+    first graph on a GPU.
     """
     found: Future[None] = Future()
 
     def prepare() -> None:
-        try:
+        with _told("Triton is not ready"):
             from triton.compiler import compiler
             from triton.runtime import cache, driver
 
-            for module in (cache, compiler):
-                if hasattr(module, "triton_key"):
-                    module.triton_key()
-            # The first argument of a kernel that is looked at imports it.
-            with contextlib.suppress(ImportError):
-                importlib.import_module("triton.experimental.gluon")
-            add_shipped()
-            driver.active.get_current_device()
-        except Exception:
-            # Whoever compiles meets the same error, where it belongs.
-            logger.debug("Triton is not ready", exc_info=True)
+            # What is imported below needs nothing that this thread would import.
+            hashing = Thread(target=_hash_triton, args=((cache, compiler),))
+            hashing.start()
+            try:
+                # The first argument of a kernel that is looked at imports it.
+                with contextlib.suppress(ImportError):
+                    importlib.import_module("triton.experimental.gluon")
+                add_shipped()
+                driver.active.get_current_device()
+            finally:
+                hashing.join()
         found.set_result(None)
 
     Thread(target=prepare, name="hector-compiler", daemon=True).start()
     return found
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Go on after an error: whoever compiles meets the same one, where it belongs."""
+    try:
+        yield
+    except Exception:
+        logger.debug(what, exc_info=True)
+
+
+def _hash_triton(modules: Sequence[Any]) -> None:
+    """Python's lock is free while the libraries are read, hundreds of megabytes."""
+    with _told("Triton's files have no hash"):
+        for module in modules:
+            if hasattr(module, "triton_key"):
+                module.triton_key()
 
 
 def _load(device: int | None, kernel: Any) -> None:

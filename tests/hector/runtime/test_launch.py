@@ -138,3 +138,27 @@ def test_one_thread_at_a_time_parses(monkeypatch: pytest.MonkeyPatch) -> None:
         for thread in threads:
             thread.join()
     assert overlaps == [False, False]
+
+
+def test_triton_is_hashed_beside_the_rest_of_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each waits for the other to have begun: one after the other, both give up."""
+    from triton.runtime import cache
+
+    hashing, adding = threading.Event(), threading.Event()
+    met: list[bool] = []
+
+    def key() -> str:
+        hashing.set()
+        met.append(adding.wait(20))
+        return "key"
+
+    def add() -> None:
+        adding.set()
+        met.append(hashing.wait(20))
+
+    monkeypatch.setattr(cache, "triton_key", key)
+    monkeypatch.setattr("hector.runtime.launch.add_shipped", add)
+    prepare_compiler.__wrapped__().result(60)
+    assert met == [True, True]
