@@ -1,16 +1,25 @@
 """Scales a shipped device to the machine at hand: a minute of kernels and host time.
 
 A sample of the random design is timed; per family the median of measured over predicted
-time is the family's scale. The host's scale comes from one step that it binds, of as
-many operators as models have: with more of them than fit into its caches each takes the
-host longer. What products draw is found on one at length, where the power limit holds
-the clock.
+time is the family's scale. What products draw is found on one at length, where the
+power limit holds the clock.
+
+[Note: the host's scale]
+One step is not enough to know a host by. Its operators' times are means over models, so
+that a step of few kinds of operators is off by as much as they are; a step without an
+optimizer knows nothing of the Python that it runs for each weight; and what others do
+on the machine makes the same step half as long again from one second to the next. So
+three whole steps are measured that the host binds (blocks, tables, relations), in turn
+and several times over, and medians are taken, of rounds and then of programs. The
+blocks are as many as models have: operators that do not fit into caches take the host
+longer.
+(tests/ssdtrain/foresight/test_gather.py)
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +36,8 @@ from ssdtrain.foresight.tracing import step_us
 
 # Fewer measurements than this say nothing of a family.
 LEAST_SAMPLES = 8
+# Of every program that measures the host.
+NUM_ROUNDS = 3
 # A square product of this size is arithmetic and nothing else; so long it runs.
 SUSTAINED_SIZE, SUSTAINED_S = 8192, 1.5
 # Above it the power limit does not hold the clock, and nothing is known of the power.
@@ -67,7 +78,7 @@ class _Block(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.second(x)))), 0.1)
 
 
-class _Small(nn.Module):
+class _Blocks(nn.Module):
     """Blocks so small that the host binds, as many as models have."""
 
     def __init__(self, width: int = 64, depth: int = 20) -> None:
@@ -81,27 +92,100 @@ class _Small(nn.Module):
         return x.float().square().mean()
 
 
-def _small(kind: Kind) -> tuple[nn.Module, Callable[[], Any]]:
+class _Tables(nn.Module):
+    """A lookup a table, products of pairs and a perceptron, as recommenders have."""
+
+    def __init__(self, tables: int = 20, rows: int = 64, width: int = 16) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        layers = [nn.Linear(tables * tables, 64), nn.ReLU(), nn.Linear(64, 1)]
+        self.top = nn.Sequential(*layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(tables, batch) to a scalar."""
+        rows = [table(ids[at]) for at, table in enumerate(self.tables)]
+        stacked = torch.stack(rows, dim=1)
+        pairs = torch.bmm(stacked, stacked.transpose(1, 2)).flatten(1)
+        return self.top(pairs).square().mean()  # type: ignore[no-any-return]
+
+
+class _Relations(nn.Module):
+    """Rows of one end of every edge, a product, a sum into the other end."""
+
+    def __init__(self, relations: int = 16, width: int = 32) -> None:
+        super().__init__()
+        shape = (2, relations, width, width)
+        self.weight = nn.Parameter(torch.randn(shape) * width**-0.5)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        """(nodes, width) and (relations, edges) to a scalar."""
+        for layer in self.weight:
+            out = torch.zeros_like(x)
+            for weight, ends in zip(layer, edges, strict=True):
+                out = out.index_add(0, ends, x.index_select(0, ends) @ weight)
+            x = torch.relu(out)
+        return x.square().mean()
+
+
+class Program(NamedTuple):
+    """A training step that the host binds."""
+
+    model: nn.Module
+    forward: Callable[[], Tensor]
+    optimizer: str
+    """`adamw` or `sgd`, fused."""
+
+    def step(self) -> Callable[[], None]:
+        """All of it: gradients' reset, forward, backward, update."""
+        kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        optimizer = kinds[self.optimizer](self.model.parameters(), lr=0.0, fused=True)
+
+        def run() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            self.forward().backward()
+            optimizer.step()
+
+        return run
+
+
+def programs(kind: Kind) -> list[Program]:
+    """On torch's present default device."""
     dtype = torch.bfloat16 if kind is Kind.CUDA else torch.float32
-    model = _Small().to(dtype).train()
+    blocks, tables, relations = _Blocks().to(dtype), _Tables(), _Relations()
     x = torch.randn(2, 32, 64, dtype=dtype)
-    return model, lambda: model(x)
+    ids = torch.zeros(20, 64, dtype=torch.long)
+    nodes, edges = torch.randn(64, 32), torch.zeros(16, 64, dtype=torch.long)
+    return [
+        Program(blocks, lambda: blocks(x), "adamw"),
+        Program(tables, lambda: tables(ids), "sgd"),
+        Program(relations, lambda: relations(nodes, edges), "adamw"),
+    ]
 
 
-def host_scale(device: Device, seconds: float = 1.0) -> float:
-    """Measured over predicted time of a small step on this machine."""
+def host_scale(device: Device, seconds: float = 5.0) -> float:
+    """Measured over predicted time of small steps on this machine: the median of three
+    programs, of each the median of its rounds. See [Note: the host's scale]."""
     kind = device.spec.kind
     with torch.device("meta"):
-        model, forward = _small(kind)
-        predicted = estimate_step(capture(model, forward, on=kind), device).step_us
+        predicted = [
+            estimate_step(
+                capture(each.model, each.forward, optimizer=each.optimizer, on=kind),
+                device,
+            ).step_us
+            for each in programs(kind)
+        ]
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model, forward = _small(kind)
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        forward().backward()
-
-    return step_us(step, seconds=seconds) / predicted
+        steps = [each.step() for each in programs(kind)]
+    share = seconds / (NUM_ROUNDS * len(steps))
+    rounds = [
+        [step_us(step, seconds=share) for step in steps] for _ in range(NUM_ROUNDS)
+    ]
+    measured: list[float] = [
+        statistics.median(times) for times in zip(*rounds, strict=True)
+    ]
+    return statistics.median(
+        us / expected for us, expected in zip(measured, predicted, strict=True)
+    )
 
 
 def measured_power(power: Power) -> Power:

@@ -195,14 +195,19 @@ def _below(span: _Span) -> Iterable[_Span]:
         yield from _below(inner)
 
 
+def reach(values: Sequence[float]) -> tuple[float, float]:
+    """Q1 - 1.5 IQR and Q3 + 1.5 IQR: what lies outside is an outlier."""
+    low, _, high = statistics.quantiles(values, n=4)
+    beyond = 1.5 * (high - low)
+    return low - beyond, high + beyond
+
+
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean within [Q1 - 1.5 IQR, Q3 + 1.5 IQR]."""
+    """The mean of what is no outlier."""
     if len(values) < 4:
         return statistics.fmean(values)
-    low, _, high = statistics.quantiles(values, n=4)
-    reach = 1.5 * (high - low)
-    kept = [v for v in values if low - reach <= v <= high + reach]
-    return statistics.fmean(kept)
+    least, most = reach(values)
+    return statistics.fmean(v for v in values if least <= v <= most)
 
 
 def summary(seen: Sequence[Seen]) -> list[dict[str, Any]]:

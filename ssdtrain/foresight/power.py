@@ -16,6 +16,8 @@ from ssdtrain.foresight.call import Call, Family
 
 LOWEST_CLOCK = 0.4
 BISECTIONS = 40
+# Of waits and clock, which depend on one another.
+SETTLING = 12
 # Families whose kernels follow the clock as far as they are bound by FLOPs.
 MULTIPLYING = (Family.PRODUCT, Family.ATTENTION, Family.CONVOLUTION)
 
@@ -73,25 +75,32 @@ class Settled:
     """What a step that was seen at a high clock takes among many like it.
 
     The observed step of a plan waits and is early: its compute times are of a higher
-    clock than those of later steps without waits. `full_watts` is what a device draws
-    above idle at the highest clock and without waits, `bound_share` the part of compute
-    that goes with the clock. Found for wide transformer blocks in bf16 on H200s
-    (recipes/bench/results/foresight/plans.json).
+    clock than those of later steps without waits. Slower compute gives copies more
+    time, but only a part of it comes off the waits: a wait is for one copy, and most of
+    a step's compute lies behind other rows' copies. Found for wide transformer blocks
+    in bf16 on H200s (recipes/bench/results/foresight/plans.json).
     """
 
     limit_watts: float = 700.0
     idle_watts: float = 100.0
-    full_watts: float = 970.0
+    full_watts: float = 800.0
+    """Drawn above idle at the highest clock and without waits."""
     bound_share: float = 0.8
-    exponent: float = 4.0
+    """Of compute, what goes with the clock."""
+    exponent: float = 2.0
+    relief: float = 0.3
+    """Of what compute takes longer, the part that waits for copies get shorter by."""
+    beside_copies: float = 3.0
+    """How much more copies slow compute down than the links' measured fraction says:
+    that is of products, and other kernels want the memory that copies use."""
 
     def step_ms(self, step_ms: float, compute_ms: float, stall_ms: float) -> float:
         """A step's time with the clock that its waits allow.
 
         Args:
-            step_ms: at the highest clock, waits included.
-            compute_ms: of it, the compute stream is busy.
-            stall_ms: of it, compute waits for copies, which slower compute shortens.
+            step_ms: at the highest clock, waits and what copies cost included.
+            compute_ms: of it, the compute stream would be busy without copies.
+            stall_ms: of it, compute waits for copies.
         """
         power = Power(
             limit_watts=self.limit_watts,
@@ -100,10 +109,16 @@ class Settled:
             joules_per_gb=0.0,
             exponent=self.exponent,
         )
+        copies = max(0.0, step_ms - compute_ms - stall_ms) * self.beside_copies
         bound = self.bound_share * compute_ms
         joules = self.full_watts * compute_ms * 1e-3
-        clock = power.clock(step_ms * 1e3, bound * 1e3, joules)
-        return step_ms + max(0.0, bound * (1.0 / clock - 1.0) - stall_ms)
+        waits, working = stall_ms, compute_ms + copies
+        for _ in range(SETTLING):  # shorter waits lower the clock, which shortens them
+            clock = power.clock((working + waits) * 1e3, bound * 1e3, joules)
+            longer = bound * (1.0 / clock - 1.0)
+            given = self.relief * (longer + copies * (1.0 - 1.0 / self.beside_copies))
+            waits = (waits + max(0.0, stall_ms - given)) / 2
+        return working + longer + waits
 
 
 def bound_us(call: Call, us: float, compute_us: float) -> float:

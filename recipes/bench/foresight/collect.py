@@ -3,9 +3,13 @@
     python -m recipes.bench.foresight.collect steps --out steps.json --budget-s 45
     python -m recipes.bench.foresight.collect kernels --out kernels.json --budget-s 60
     python -m recipes.bench.foresight.collect traces --out traces.json --budget-s 20
+    python -m recipes.bench.foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks, then products and copies at length; `kernels`: the
-random design (resumable); `traces`: host times of operators. Each part is a process of
+random design (resumable); `traces`: host times of operators; `hosts`: the same steps
+that the host binds over and over, and calibration's programs between them, with and
+without a watch of the clock beside: how much a host's speed differs from one second to
+the next, and what of it is the measurement's. Each part is a process of
 its own: a profiler that was used once slows every later launch. `--shapes tiny` runs
 all paths on a CPU.
 """
@@ -13,10 +17,12 @@ all paths on a CPU.
 import argparse
 import gc
 import json
+import statistics
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +30,11 @@ import torch
 
 from recipes.bench.foresight import subjects
 from ssdtrain.foresight import sustained
+from ssdtrain.foresight.calibrate import programs
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.gather import gather
 from ssdtrain.foresight.overheads import by_shape, summary
+from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.tracing import step_us, traced
 
 COUNTS = {
@@ -154,9 +162,33 @@ def steps(out: Out, kinds: list[str]) -> None:
     out.save()
 
 
+def hosts(out: Out, kinds: list[str]) -> None:
+    """Rounds of steps that the host binds, every second one watched."""
+    todo = {c.model: built(c) for c in cells(kinds) if c.at == 0}
+    kind = Kind.CUDA if torch.cuda.is_available() else Kind.CPU
+    for number, program in enumerate(programs(kind)):
+        todo[f"program {number}"] = program.step()
+    rows = out.content["rounds"] = []
+    while out.left_s > 0:
+        watched = bool(len(rows) % 2)
+        with sustained.Watch() if watched else nullcontext():
+            found = {name: step_us(step, seconds=0.25) for name, step in todo.items()}
+        rows.append({"watched": watched, "step_us": found})
+        out.save()
+    for name in todo:
+        for watched in (False, True):
+            us = [r["step_us"][name] for r in rows if r["watched"] is watched]
+            if us:
+                print(
+                    f"{name:>10} {'watched' if watched else 'alone':>8} median "
+                    f"{statistics.median(us) / 1e3:.2f} ms ({min(us) / 1e3:.2f} to "
+                    f"{max(us) / 1e3:.2f}, {len(us)} rounds)"
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["steps", "kernels", "traces"])
+    parser.add_argument("part", choices=["steps", "kernels", "traces", "hosts"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -169,6 +201,8 @@ def main() -> None:
     out = Out(args.out, args.budget_s)
     if args.part == "steps":
         steps(out, args.shapes)
+    elif args.part == "hosts":
+        hosts(out, args.shapes)
     elif args.part == "traces":
         todo = [c for c in cells(args.shapes) if c.at == 0]
         todo += [c for c in cells(args.shapes) if c.at == 2]

@@ -3,7 +3,8 @@
     python -m recipes.bench.foresight.evaluate --device h100 --kind test RESULT.json
 
 Every step is captured on the meta device here and priced by the shipped device; nothing
-of the measured step goes in. `kernels` adds up the same kernel times and knows no host,
+of the measured step goes in; a recorded file of such steps is priced again by the
+present code. `kernels` adds up the same kernel times and knows no host,
 clock or gaps; `constant` takes one rate of FLOPs, the best for these very steps.
 """
 
@@ -39,6 +40,23 @@ def graph_of(cell: dict[str, Any]) -> Graph:
         return capture(subject.model, subject.forward, optimizer=subject.optimizer)
 
 
+def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Measured steps of a kind, as `collect` gives them or as they were recorded."""
+    rows = result["steps"]
+    if all("measured_us" not in row for row in rows):
+        return [cell for cell in rows if cell.get("kind", "explore") == kind]
+    kept = ("model", "batch", "peak_bytes")
+    return [
+        {
+            **{key: row[key] for key in kept if key in row},
+            "shape": subjects.SHAPES[kind][row["model"]][0],
+            "step_us": row["measured_us"],
+            "clock": row["measured_clock"],
+        }
+        for row in rows
+    ]
+
+
 def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
     """A row of predictions beside what was measured."""
     graph = graph_of(cell)
@@ -47,6 +65,7 @@ def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
     row = {
         "model": cell["model"],
         "batch": cell["batch"],
+        "shape": cell["shape"],
         "measured_us": cell["step_us"],
         "predicted_us": step.step_us,
         "kernels_us": sum(priced.by_family_us.values()),
@@ -112,8 +131,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result, device = json.loads(args.result.read_text()), load_device(args.device)
-    cells = [c for c in result["steps"] if c.get("kind", "explore") == args.kind]
-    rows = [predicted(cell, device) for cell in cells]
+    rows = [predicted(cell, device) for cell in cells_of(result, args.kind)]
     with_constant(rows)
     found: dict[str, Any] = {"device": result["device"], "steps": rows}
     for name in ("predicted_us", "kernels_us", "constant_us"):

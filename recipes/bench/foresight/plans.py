@@ -1,49 +1,68 @@
 """Plans' predicted steps with the clock modelled, against recorded steps.
 
-    python -m recipes.bench.foresight.plans
+    python -m recipes.bench.foresight.plans [--source REGRET.json --out PLANS.json]
 
-Reads `results/planner/planner.json`: plans of three models, drawn at random and chosen,
-each with its predicted and its measured step on an H200. One power model serves all
-three; it was found on two of them and is judged on the third, in turn, or on the plain
-step alone, which a run measures in any case.
+Reads what `planner.regret --only prediction` wrote (`results/planner/planner.json`):
+plans of three models, drawn at random and chosen, each with its predicted and its
+measured step on an H200. The power is found on a model's plain step alone, which a run
+measures in any case; all else of the clock's model is as shipped, or found on two of
+the three and judged on the third, in turn.
 """
 
+import argparse
 import itertools
 import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from ssdtrain.foresight.power import Settled
 
+Row = dict[str, Any]
 MOST_WATTS, BISECTIONS = 5000.0, 40
 GRID = [
-    Settled(full_watts=float(watts), exponent=float(exponent))
-    for watts in range(640, 1040, 20)
-    for exponent in (1, 2, 3, 4)
+    Settled(exponent=exponent, bound_share=share, relief=relief, beside_copies=beside)
+    for exponent in (1.0, 2.0, 3.0, 4.0)
+    for share in (0.5, 0.8, 1.0)
+    for relief in (0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+    for beside in (1.0, 2.0, 3.0, 4.0)
 ]
+"""Everything but the power, which is each run's own."""
 
 
-def settled_ms(plan: dict[str, Any], keep_ms: float, model: Settled) -> float:
-    """The plan's step with the clock modelled."""
-    compute = keep_ms + plan["recompute_ms"]
-    return model.step_ms(plan["predicted_ms"], compute, plan["predicted_stall_ms"])
-
-
-def errors(plans: Sequence[dict[str, Any]], model: Settled | None) -> list[float]:
-    """|predicted - measured| / measured."""
-    keep_ms = next(p["predicted_ms"] for p in plans if p["policy"] == "keep-all")
+def predicted_ms(plans: Sequence[Row], model: Settled | None) -> list[float]:
+    """The plans' steps, with the clock modelled where there is a model."""
+    if model is None:
+        return [p["predicted_ms"] for p in plans]
+    keep_ms = _plain(plans)["predicted_ms"]
     return [
-        abs(
-            (p["predicted_ms"] if model is None else settled_ms(p, keep_ms, model))
-            / p["step_ms"]
-            - 1
+        model.step_ms(
+            p["predicted_ms"], keep_ms + p["recompute_ms"], p["predicted_stall_ms"]
         )
         for p in plans
     ]
+
+
+def errors(plans: Sequence[Row], model: Settled | None) -> list[float]:
+    """|predicted - measured| / measured."""
+    return [
+        abs(predicted / p["step_ms"] - 1)
+        for predicted, p in zip(predicted_ms(plans, model), plans, strict=True)
+    ]
+
+
+def _plain(plans: Sequence[Row]) -> Row:
+    return next(p for p in plans if p["policy"] == "keep-all")
+
+
+def of_the_plain_step(model: Settled, plans: Sequence[Row]) -> Settled:
+    """The same with the power that the plans' own plain step tells."""
+    plain = _plain(plans)
+    return as_plain(model, plain["predicted_ms"], plain["step_ms"])
 
 
 def as_plain(model: Settled, observed_ms: float, steady_ms: float) -> Settled:
@@ -64,64 +83,59 @@ def as_plain(model: Settled, observed_ms: float, steady_ms: float) -> Settled:
     return replace(model, full_watts=low)
 
 
-def kendall_tau(plans: Sequence[dict[str, Any]], model: Settled | None) -> float:
-    """Of predicted and measured order."""
-    keep_ms = next(p["predicted_ms"] for p in plans if p["policy"] == "keep-all")
-    pairs = [
-        (
-            p["predicted_ms"] if model is None else settled_ms(p, keep_ms, model),
-            p["step_ms"],
-        )
-        for p in plans
-    ]
-    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in itertools.combinations(pairs, 2)]
-    agree, differ = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
-    return (agree - differ) / max(1, agree + differ)
-
-
-def _repeated(plans: Sequence[dict[str, Any]]) -> float:
-    """Of the plans' medians and their least steps: what no prediction can pass by
-    much, as plans whose times differ by less are ordered by chance."""
-    pairs = [(p["least_ms"], p["step_ms"]) for p in plans]
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Of two orders of the same plans."""
+    pairs = list(zip(first, second, strict=True))
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in itertools.combinations(pairs, 2)]
     agree, differ = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
     return (agree - differ) / max(1, agree + differ)
 
 
 def main() -> None:
-    cells = json.loads((RESULTS / "planner" / "planner.json").read_text())["cells"]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", type=Path, help="what `planner.regret` wrote")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    source = args.source or RESULTS / "planner" / "planner.json"
+    cells = json.loads(source.read_text())["cells"]
     models = {
         name.removeprefix("prediction/"): cell["plans"]
         for name, cell in cells.items()
-        if name.startswith("prediction/")
+        if name.startswith("prediction/") and cell.get("plans")
     }
     found: dict[str, Any] = {}
     for name, plans in models.items():
         others = [p for other, p in models.items() if other != name]
         best = min(
-            GRID, key=lambda m: sum(statistics.fmean(errors(p, m)) for p in others)
+            GRID,
+            key=lambda m: sum(
+                statistics.fmean(errors(p, of_the_plain_step(m, p))) for p in others
+            ),
         )
-        shipped = Settled()
-        plain = next(p for p in plans if p["policy"] == "keep-all")
-        by_plain = as_plain(shipped, plain["predicted_ms"], plain["step_ms"])
+        steps, least = ([p[key] for p in plans] for key in ("step_ms", "least_ms"))
         found[name] = {
             "plans": len(plans),
             "without_clock": _summary(plans, None),
-            "found_on_the_others": _summary(plans, best),
-            "shipped": _summary(plans, shipped),
-            "found_on_the_plain_step": _summary(plans, by_plain),
-            "tau_of_two_measurements": round(_repeated(plans), 3),
+            "shipped": _summary(plans, Settled()),
+            "found_on_the_plain_step": _summary(
+                plans, of_the_plain_step(Settled(), plans)
+            ),
+            "found_on_the_others": _summary(plans, of_the_plain_step(best, plans)),
+            # No prediction can pass it by much: plans whose times differ by less are
+            # ordered by chance.
+            "tau_of_two_measurements": round(kendall_tau(least, steps), 3),
         }
     print(json.dumps(found, indent=1))
-    results.write(RESULTS / "foresight" / "plans.json", found)
+    results.write(args.out or RESULTS / "foresight" / "plans.json", found)
 
 
-def _summary(plans: Sequence[dict[str, Any]], model: Settled | None) -> dict[str, Any]:
+def _summary(plans: Sequence[Row], model: Settled | None) -> Row:
     seen = errors(plans, model)
+    steps = [p["step_ms"] for p in plans]
     return {
         "mean_error": round(statistics.fmean(seen), 4),
         "worst_error": round(max(seen), 4),
-        "tau": round(kendall_tau(plans, model), 3),
+        "tau": round(kendall_tau(predicted_ms(plans, model), steps), 3),
     }
 
 

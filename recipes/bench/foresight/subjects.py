@@ -192,9 +192,9 @@ MAKERS: dict[str, Callable[..., Subject]] = {
     "dlrm": dlrm,
     "relational": relational,
 }
-# Shapes by purpose: `explore` while the models were made, `test` and `held` predicted
-# before they ran, `cpu` likewise in fp32 on one thread. The host binds the first batch
-# of each.
+# Shapes by purpose: `explore` while the models were made, `test` and `held`, `held2`
+# and `held3` predicted before they ran, `cpu` likewise in fp32 on one thread. The host
+# binds the first batch of each.
 SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
     "tiny": {
         "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
@@ -235,6 +235,25 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
         "vit": (dict(hidden=1152, layers=16, sequence=256), (6, 40, 128)),
         "dlrm": (dict(hidden=1536, layers=26, sequence=100_000), (2048, 8192, 32768)),
         "relational": (dict(hidden=192, layers=16, sequence=24_000), (3, 24, 90)),
+    },
+    "held2": {
+        "bert": (dict(hidden=896, layers=18, sequence=320), (3, 20, 72)),
+        "gpt": (dict(hidden=1152, layers=14, sequence=896), (1, 8, 20)),
+        "llama": (dict(hidden=2560, layers=8, sequence=3072), (1, 2, 5)),
+        "vit": (dict(hidden=960, layers=14, sequence=288), (5, 36, 110)),
+        "dlrm": (
+            dict(hidden=1280, layers=18, sequence=120_000),
+            (1500, 10_000, 40_000),
+        ),
+        "relational": (dict(hidden=160, layers=20, sequence=36_000), (4, 40, 110)),
+    },
+    "held3": {
+        "bert": (dict(hidden=640, layers=20, sequence=448), (2, 28, 80)),
+        "gpt": (dict(hidden=1408, layers=12, sequence=640), (1, 9, 24)),
+        "llama": (dict(hidden=3072, layers=7, sequence=1536), (1, 3, 8)),
+        "vit": (dict(hidden=896, layers=18, sequence=320), (3, 28, 90)),
+        "dlrm": (dict(hidden=1792, layers=22, sequence=60_000), (1200, 7000, 28_000)),
+        "relational": (dict(hidden=224, layers=14, sequence=28_000), (3, 36, 100)),
     },
 }
 

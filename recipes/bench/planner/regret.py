@@ -308,7 +308,7 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     sizes = SMALL if small else TARGETS
     labs = SMALL_LABS if small else LABS
     first, second = labs[min(labs)], labs[max(labs)]
-    num_random, num_budgets = (4, 4) if small else (45, 50)
+    num_random, num_budgets = (4, 4) if small else (options.random, 50)
     found: Jobs = {}
 
     def column(size: Size, how: Callable[[Any], Any], steps: int) -> Any:
@@ -323,7 +323,7 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
 
     for name in list(sizes)[:3]:
         both(name)
-    found |= _predictions(labs, device, num_random)
+    found |= _predictions(labs, device, num_random, options.prediction_s)
     for name in list(sizes)[3:]:
         both(name)
     for name, (size, _) in sizes.items():
@@ -347,10 +347,12 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     return found
 
 
-def _predictions(labs: dict[str, Size], device: torch.device, num_random: int) -> Jobs:
+def _predictions(
+    labs: dict[str, Size], device: torch.device, num_random: int, limit_s: float
+) -> Jobs:
     return {
         f"prediction/{name}": (
-            150,
+            limit_s,
             lambda r, size=size: prediction(size, device, num_random, r),
         )
         for name, size in labs.items()
@@ -361,6 +363,12 @@ def main() -> None:
     """Run the cells that are missing."""
     parser = arguments(__doc__, 250, "planner/planner")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument(
+        "--random", type=int, default=45, help="random plans of each prediction cell"
+    )
+    parser.add_argument(
+        "--prediction-s", type=float, default=150.0, help="limit of each of them"
+    )
     parser.add_argument("--only", nargs="+", help="cells whose name begins so")
     parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
     options = parser.parse_args()

@@ -1,15 +1,17 @@
 """Timing kernels: the design runs on a CPU, resumes, and keeps what failed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ssdtrain.foresight import bodies, calls, design, gather
-from ssdtrain.foresight.calibrate import family_scales, host_scale
+from ssdtrain.foresight import bodies, calibrate, calls, design, gather
+from ssdtrain.foresight.calibrate import family_scales, host_scale, programs
 from ssdtrain.foresight.call import Call, Family
+from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import bare_device
 from ssdtrain.foresight.spec import Kind
 from ssdtrain.foresight.tracing import composites, traced
@@ -114,8 +116,42 @@ def test_scales_are_medians_of_measured_over_predicted() -> None:
     assert device.kernel_us(call) > 0
 
 
-def test_the_host_is_measured() -> None:
-    assert host_scale(bare_device("h100"), seconds=0.0) > 0
+def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole steps of three programs, in turn; one round in which the machine is busy,
+    and one program that is priced wrong, change nothing."""
+    asked: list[int] = []
+
+    def seen_us(step: Callable[[], None], *, seconds: float) -> float:
+        step()
+        asked.append(len(asked))
+        program, is_busy = len(asked) % 3, len(asked) > 6
+        return (1.0, 2.0, 9.0)[program] * (5.0 if is_busy else 1.0)
+
+    for each in programs(Kind.CPU):
+        before = [parameter.detach().clone() for parameter in each.model.parameters()]
+        each.step()()
+        assert all(p.grad is not None for p in each.model.parameters())
+        assert all(map(torch.equal, before, each.model.parameters()))
+    monkeypatch.setattr(calibrate, "step_us", seen_us)
+    monkeypatch.setattr(
+        calibrate, "estimate_step", lambda graph, device: SimpleNamespace(step_us=0.5)
+    )
+    assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
+    assert len(asked) == 9
+
+
+def test_the_host_s_programs_have_what_models_have() -> None:
+    """An optimizer's update of every weight, lookups, sums into rows, attention."""
+    with torch.device("meta"):
+        found = {
+            node.name
+            for each in programs(Kind.CUDA)
+            for node in capture(
+                each.model, each.forward, optimizer=each.optimizer
+            ).nodes
+        }
+    assert {"aten::embedding", "aten::index_add", "aten::native_layer_norm"} <= found
+    assert {"aten::_fused_adamw_", "aten::_fused_sgd_", "aten::bmm"} <= found
 
 
 def test_a_trace_names_what_a_dispatch_mode_sees() -> None:

@@ -191,6 +191,26 @@ def test_a_table_gives_back_what_a_trace_took() -> None:
     assert not again.knows("aten::bmm")
 
 
+def _launched(name: str, **more: float) -> dict[str, Any]:
+    row = {"phase": "forward", "name": f"aten::{name}", "count": 1, "num_events": 0}
+    usual = {"t1": 5.0, "t2": 8.0, "t3": 2.0, "t4": 6.0, "t5": 0.0, "num_launches": 1}
+    return {**row, **usual, **more}
+
+
+def test_a_wait_inside_an_operator_is_not_its_overhead() -> None:
+    """A kernel that was loaded at its first launch; Python before an operator stays."""
+    rows = [_launched(str(at), t2=8.0 + at / 4) for at in range(8)]
+    rows += [_launched("gather", t2=1783.0, t4=50.0), _launched("alias", t1=110.0)]
+    table = HostTable(rows)
+    gather = table.cost(Phase.FORWARD, "aten::gather")
+    assert (gather.t2, gather.t4) == (pytest.approx(9.0, abs=0.5), 6.0)
+    assert table.cost(Phase.FORWARD, "aten::alias").t1 == 110.0
+    assert table.cost(Phase.FORWARD, "aten::7").t2 == 8.0 + 7 / 4
+    assert HostTable.from_dict(table.as_dict()).as_dict() == table.as_dict()
+    few = HostTable([_launched("0"), _launched("gather", t2=1783.0)])
+    assert few.cost(Phase.FORWARD, "aten::gather").t2 == 1783.0
+
+
 def test_outliers_do_not_move_the_mean() -> None:
     assert trimmed_mean([1.0] * 20 + [1000.0]) == 1.0
 
@@ -248,7 +268,24 @@ def test_a_settled_step_is_longer_without_waits_only() -> None:
     """An H200's step of 135 ms that was seen with waits takes 146.6 without any; one
     that waits for 220 ms keeps its time (recipes/bench/results/planner)."""
     assert Settled().step_ms(135.0, 135.0, 0.0) == pytest.approx(146.6, rel=0.03)
-    assert Settled().step_ms(355.7, 135.0, 220.4) == pytest.approx(355.7)
+    assert Settled().step_ms(355.7, 135.0, 220.4) == pytest.approx(355.7, rel=0.002)
+
+
+def test_waits_give_back_a_part_of_what_a_lower_clock_takes() -> None:
+    """Recorded steps of an H200 that wait for 0, 6, 28 and 50 ms; of plans that wait a
+    little none takes what another takes, and none takes what it was seen to take."""
+    seen = [(218.1, 0.0), (232.6, 11.46), (252.3, 33.29), (270.6, 52.29)]
+    settled = [Settled().step_ms(step, 217.5, wait) for step, wait in seen]
+    assert settled == pytest.approx([238.9, 244.3, 256.9, 274.4], rel=0.02)
+    little = [Settled().step_ms(217.5 + wait, 217.5, wait) for wait in (1.0, 3.0, 5.0)]
+    assert little == sorted(set(little)) and little[0] > 230.0
+
+
+def test_copies_slow_compute_more_than_their_links_say() -> None:
+    assert Settled().step_ms(101.0, 100.0, 0.0) > Settled().step_ms(100.0, 100.0, 0.0)
+    calm = Settled(full_watts=0.0)
+    assert calm.step_ms(101.0, 100.0, 0.0) == pytest.approx(103.0)
+    assert calm.step_ms(111.0, 100.0, 10.0) == pytest.approx(112.4)
 
 
 def test_geometric_mean_error_of_exact_predictions_is_small() -> None:

@@ -1,0 +1,48 @@
+"""What the foresight benchmarks compute from recorded numbers."""
+
+from typing import Any
+
+import pytest
+
+from recipes.bench.foresight.evaluate import cells_of
+from recipes.bench.foresight.host_left_out import left_out
+from recipes.bench.foresight.plans import errors, kendall_tau, of_the_plain_step
+from ssdtrain.foresight.power import Settled
+
+
+def test_a_step_is_judged_by_the_others_of_its_run() -> None:
+    rows = [
+        {"measured_us": 2.0 * us, "host_us": us, "model": str(us)}
+        for us in (10.0, 20.0, 30.0)
+    ]
+    odd = {"measured_us": 500.0, "host_us": 100.0, "model": "odd"}
+    found = {row["model"]: row["predicted_us"] for row in left_out([*rows, odd])}
+    assert found == {"10.0": 20.0, "20.0": 40.0, "30.0": 60.0, "odd": 200.0}
+
+
+def test_recorded_steps_are_priced_again() -> None:
+    row = {"model": "bert", "batch": 3, "measured_us": 7.0, "measured_clock": {}}
+    [cell] = cells_of({"steps": [row]}, "held2")
+    assert (cell["step_us"], cell["shape"]["layers"]) == (7.0, 18)
+    fresh = {"model": "bert", "batch": 3, "step_us": 7.0}
+    kinds = [{**fresh, "kind": kind} for kind in ("held", "held2")]
+    assert cells_of({"steps": kinds}, "held2") == kinds[1:]
+
+
+def test_plans_are_judged_by_their_order_and_by_the_plain_step_s_power() -> None:
+    assert kendall_tau([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    assert kendall_tau([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == -1.0
+    model = Settled()
+    seen: list[dict[str, Any]] = [
+        {"policy": name, "predicted_ms": ms, "recompute_ms": 0.0}
+        | {"predicted_stall_ms": wait}
+        for name, ms, wait in (("keep-all", 200.0, 0.0), ("other", 230.0, 30.0))
+    ]
+    for plan in seen:
+        wait = plan["predicted_stall_ms"]
+        plan["step_ms"] = model.step_ms(plan["predicted_ms"], 200.0, wait)
+    assert errors(seen, None)[0] > 0.05
+    unknown = Settled(full_watts=0.0)
+    assert errors(seen, of_the_plain_step(unknown, seen)) == pytest.approx(
+        [0.0, 0.0], abs=1e-9
+    )
