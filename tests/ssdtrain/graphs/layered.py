@@ -55,6 +55,11 @@ def attributes(model: Model) -> None:
         layer.scale = _toggled(layer.scale)
 
 
+def causal(model: Model) -> None:
+    for layer in model.layers:
+        layer.causal = not layer.causal
+
+
 def contents(model: Model) -> None:
     for layer in model.layers:
         layer.table["x"] = _toggled(layer.table["x"])
@@ -130,6 +135,7 @@ def partial(model: Model) -> None:
 
 CHANGES: dict[str, Callable[[Model], Any]] = {
     "attributes": attributes,
+    "causal": causal,
     "contents": contents,
     "rates": rates,
     "submodule": submodule,
@@ -149,6 +155,8 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
 IN_FORWARD = ("write", "foreign epsilon", "attribute", "thread", "hook", "cast weight")
 IN_FORWARD += ("counter", "appended", "global counter", "buffer", "python's draw")
 IN_FORWARD += ("numpy's draw", "other order", "layer twice", "fewer layers")
+IN_FORWARD += ("other attention", "attention's metric", "other kernel")
+IN_FORWARD += ("mode in a layer",)
 AROUND = ("optimizer", "forward mode", "foreign optimizer", "other operators", "fork")
 AROUND += ("other size", "twice", "two forwards", "no backward", "evaluation")
 AROUND += ("large base", "penalty", "parts", "no number")

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.ssdtrain.graphs import surprises
@@ -95,7 +97,7 @@ class Layer(nn.Module):
         self.drop, self.scripted = nn.Dropout(0.4), Tanh()
         self.register_buffer("running", torch.zeros(WIDTH))
         self.script, self.length = script, length
-        self.scale, self.num_calls = 1.0, 0
+        self.scale, self.num_calls, self.causal = 1.0, 0, True
         self.table, self.log, self.options = {"x": 1.0}, [1.0], Options()
 
     def surprised(self, name: str) -> bool:
@@ -179,6 +181,76 @@ def made(layer: Layer, x: Tensor) -> Tensor:
     return (x * torch.full((WIDTH,), 1 / 3)).to(x.dtype)
 
 
+def heads(x: Tensor, number: int = 2) -> Tensor:
+    """(rows, columns) to (1, number, rows, columns / number)."""
+    return x.reshape(1, len(x), number, -1).transpose(1, 2)
+
+
+def attended(layer: Layer, x: Tensor) -> Tensor:
+    """Attention whose results a plan may store; some calls before it are like it, save
+    nothing and are none of them."""
+    causal = layer.causal != layer.surprised("other attention")
+    q, k, v = (heads(linear(x.float())) for linear in layer.linears)
+    if layer.surprised("attention's metric"):
+        with torch.no_grad():
+            gate = F.scaled_dot_product_attention(k, q, v, is_causal=causal).mean()
+        q = q * (1 + gate)
+    with ExitStack() as stack:
+        if layer.surprised("other kernel"):
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if layer.surprised("mode in a layer"):
+            stack.enter_context(Doubled())
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return found.transpose(1, 2).reshape(x.shape)
+
+
+def attended_twice(layer: Layer, x: Tensor) -> Tensor:
+    """One behind the other, and a gate made of both."""
+    q, k, v = (heads(linear(x.float())) for linear in layer.linears)
+    first = F.scaled_dot_product_attention(q, k, v)
+    second = F.scaled_dot_product_attention(first, k, v, scale=layer.scale)
+    return (torch.sigmoid(first) * second).transpose(1, 2).reshape(x.shape)
+
+
+def attended_in_groups(layer: Layer, x: Tensor) -> Tensor:
+    """Grouped heads behind a learnt mask, in a lower precision."""
+    with torch.autocast("cpu", torch.bfloat16):
+        q = heads(layer.linears[0](x.float()), 4)
+        k, v = (heads(layer.linears[1](x.float())[:, ::2], 2) for _ in range(2))
+        mask = layer.linears[2](x.float())[:, : x.shape[0]]
+        found = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    return found.transpose(1, 2).reshape(x.shape)
+
+
+def attended_by_none(layer: Layer, x: Tensor) -> Tensor:
+    """A call that needs no gradient and looks like the one behind it, and decides what
+    happens next."""
+    own, other = heads(layer.linears[2](x.float())), heads(x.detach().float())
+    with torch.no_grad():
+        free = F.scaled_dot_product_attention(other, other, other)
+    found = F.scaled_dot_product_attention(own, own, own)
+    if free.sum() > 0:
+        found = torch.sigmoid(found) * free
+    return found.transpose(1, 2).reshape(x.shape)
+
+
+def attended_in_checkpoint(layer: Layer, x: Tensor) -> Tensor:
+    found: Tensor = checkpoint(attended_twice, layer, x, use_reentrant=False)
+    return found
+
+
+class Doubled(TorchDispatchMode):
+    """Doubles what attention gives, below autograd."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if "scaled_dot_product" in func.__name__ and isinstance(found, tuple):
+            return found[0] * 2, *found[1:]
+        return found
+
+
 Operator = Callable[[Any, Tensor], Tensor]
 OPERATORS: dict[str, Operator] = {
     **surprises.OPERATORS,
@@ -191,6 +263,11 @@ OPERATORS: dict[str, Operator] = {
     "cast inside": cast_inside,
     "made": made,
     "custom": lambda layer, x: Square.apply(x),
+    "attention": attended,
+    "attention twice": attended_twice,
+    "grouped attention": attended_in_groups,
+    "attention of none": attended_by_none,
+    "checkpointed attention": attended_in_checkpoint,
     "written": lambda layer, x: torch.sigmoid(x).mul_(2.0),
 }
 
@@ -207,6 +284,11 @@ OPERATOR_OF = {
     "python's draw": "drawn",
     "numpy's draw": "drawn",
     "settings": "made",
+    "other attention": "attention",
+    "attention's metric": "attention",
+    "other kernel": "attention",
+    "mode in a layer": "attention",
+    "causal": "attention",
 }
 """Surprises that happen in an operator."""
 

@@ -31,10 +31,10 @@ import ssdtrain
 from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Placements
+from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.regions import by_yield, part_items, spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.timeline import Timeline
 
@@ -249,14 +249,19 @@ def random_plans(seed: int) -> Iterator[None]:
 def random_plan(profile: Profile, draw: random.Random) -> Plan:
     """A plan of the observed step: anything that may happen, regions included."""
     timeline = Timeline(profile)
-    placements: Placements = {
+    placements: dict[str, Sequence[Placement]] = {
         kind: [draw.choice(options(timeline, item)) for item in items]
         for kind, items in profile.kinds.items()
     }
     regions = spread(timeline)
     if regions:
         chosen = draw.sample(regions, draw.randint(0, len(regions)))
-        placements = with_regions(timeline, placements, chosen)
+        storing = [each for each in by_yield(timeline) if draw.random() < 0.7]
+        for kind, item in ((r[0], at) for r in storing for at in part_items(timeline, r)):
+            allowed = options(timeline, profile.kinds[kind][item])
+            stays = [each for each in allowed if each not in AGAIN_PLACEMENTS]
+            placements[kind][item] = draw.choice(stays)
+        placements = with_regions(timeline, placements, chosen, storing)
     window = draw.choice([None, 1, 1 << 9])
     orders = schedule(timeline, placements, Style(window_bytes=window))
     return Plan(orders=orders, policy=RANDOM)
