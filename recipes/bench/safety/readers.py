@@ -45,13 +45,10 @@ from ssdtrain.report.plan_command import read_link_curves
 from ssdtrain.report.rok_command import read_points
 from ssdtrain.storage.wear import WearLog
 from ssdtrain.train.checkpoint import fitting, read_checkpoint
-from ssdtrain.train.compose import (
-    compose_config,
-    explained,
-    values_of,
-)
+from ssdtrain.train.compose import compose_config, values_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
+from ssdtrain.train.refused import explained
 from ssdtrain.train.settings import DataSettings, RunSettings
 
 CPU = torch.device("cpu")

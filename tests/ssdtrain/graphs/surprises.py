@@ -31,7 +31,7 @@ import ssdtrain
 from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
+from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placements
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import by_yield, part_items, spread, with_regions
@@ -249,19 +249,21 @@ def random_plans(seed: int) -> Iterator[None]:
 def random_plan(profile: Profile, draw: random.Random) -> Plan:
     """A plan of the observed step: anything that may happen, regions included."""
     timeline = Timeline(profile)
-    placements: dict[str, Sequence[Placement]] = {
+    drawn = {
         kind: [draw.choice(options(timeline, item)) for item in items]
         for kind, items in profile.kinds.items()
     }
+    placements: Placements = drawn
     regions = spread(timeline)
     if regions:
         chosen = draw.sample(regions, draw.randint(0, len(regions)))
         storing = [each for each in by_yield(timeline) if draw.random() < 0.7]
-        for kind, item in ((r[0], at) for r in storing for at in part_items(timeline, r)):
-            allowed = options(timeline, profile.kinds[kind][item])
-            stays = [each for each in allowed if each not in AGAIN_PLACEMENTS]
-            placements[kind][item] = draw.choice(stays)
-        placements = with_regions(timeline, placements, chosen, storing)
+        for kind, number in storing:
+            for item in part_items(timeline, (kind, number)):
+                allowed = options(timeline, profile.kinds[kind][item])
+                stays = [each for each in allowed if each not in AGAIN_PLACEMENTS]
+                drawn[kind][item] = draw.choice(stays)
+        placements = with_regions(timeline, drawn, chosen, storing)
     window = draw.choice([None, 1, 1 << 9])
     orders = schedule(timeline, placements, Style(window_bytes=window))
     return Plan(orders=orders, policy=RANDOM)
