@@ -342,7 +342,12 @@ def offload(
         if _may_run_again(settings):
             _attach_regions(cache, modules, patches, settings)
         session._plan(settings, modules)
-        cache.captures.attach(modules[0], lambda: session.is_settled)
+        planner = session._planner
+        cache.captures.attach(
+            modules[0],
+            lambda: session.is_settled,
+            lambda: None if planner is None else planner.captured_plan(),
+        )
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
         elif megatron.is_megatron(modules):

@@ -15,12 +15,14 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
+from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.record import Lane, Record
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
 from ssdtrain.transfer.graphs import GraphCopies, relaxed_capture
 from ssdtrain.transfer.offloader import Drain
 
@@ -41,14 +43,31 @@ class Captures:
         """Whether a captured forward is running."""
         self._model: nn.Module | None = None
         self._is_settled: Callable[[], bool] = lambda: True
+        self._plan_of: Callable[[], Plan | None] = lambda: None
         self._is_sweeping = False
 
-    def attach(self, model: nn.Module, is_settled: Callable[[], bool]) -> None:
+    def attach(
+        self,
+        model: nn.Module,
+        is_settled: Callable[[], bool],
+        plan_of: Callable[[], Plan | None],
+    ) -> None:
         """The graphs will be of this model.
 
-        is_settled: whether the plan that a graph would hold is made.
+        is_settled: whether the plan that a graph would hold is made. plan_of: the plan
+        that is made for graphs; None: the one in force holds for them, too.
         """
-        self._model, self._is_settled = model, is_settled
+        self._model, self._is_settled, self._plan_of = model, is_settled, plan_of
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to happen in a graph that is captured now."""
+        if not self._is_settled():
+            return False
+        own = self._plan_of()
+        return (
+            isinstance(self._cache.bypass, Unhooked) if own is None else own.keeps_all
+        )
 
     @property
     def must_wait(self) -> bool:
@@ -68,11 +87,15 @@ class Captures:
         copies = self._open()
         lane.is_captured = self.is_forward = True
         pack = owned(untraced(self._cache.pack), self._cache)
+        course = self._cache.course
+        eager = course.plan
+        course.plan = self._plan_of() or eager
         try:
             with saved_tensors_hooks(pack, untraced(self._cache.unpack)):
                 yield
         finally:
             self.is_forward = False
+            course.plan = eager
             copies.join()
 
     def _check(self) -> None:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, Fallback, StepReport
@@ -195,8 +194,8 @@ class Hints:
     def _captured(self, chunk: str, micro_batch: int | None) -> Iterator[None]:
         """Around a forward that is captured into a CUDA graph: not part of a step."""
         cache = self._cache
-        if isinstance(cache.bypass, Unhooked):
-            yield  # the plan keeps everything
+        if cache.captures.keeps_all:
+            yield
             return
         lane = cache.lanes.begin(chunk, micro_batch)
         cache.recipes.forward_begins()

@@ -13,6 +13,12 @@ A loss that the host reads (`item`, in the model or in the loop) is copied out l
 saved tensor, and the copy engine serves in order: the small copy waits for all large
 ones, compute and the host wait for the small copy. Torch can warn of each such call
 (`torch.cuda.set_sync_debug_mode`), which tells at which marks a forward has them.
+
+[Note: a step that is held]
+Where the host bounds a step, its device idles between operators, and their times are
+those of the launches. A CUDA graph has no launches. So another step is run in which the
+device waits at every look at the clock for as long as the host takes to the next one:
+what comes behind is launched before it begins, and takes the device's own time.
 (tests/ssdtrain/observe/test_paced.py)
 """
 
@@ -39,6 +45,8 @@ STRIDE = 8
 """Marks from one look at the clock to the next."""
 LONG_SHARE = 0.005
 """Share of the step behind which a mark has a segment of its own."""
+HOLD_MS, HOLD_FACTOR = 0.1, 1.5
+"""For how long the device is held: at least, and over the host's time."""
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 """What torch's warning says."""
 
@@ -50,6 +58,8 @@ class Moment(NamedTuple):
     device: Any
     host_ns: int
     """On its clock, without the time spent in these hooks."""
+    begins: Any
+    """When the device went on: later than `device` where it was held."""
 
 
 class Watched(NamedTuple):
@@ -66,10 +76,18 @@ class Paced(Bypass):
         profile: of the observed step, whose marks they are.
         packs: how often `pack` was called up to each mark, its own call included.
         listens: whether to find results that are read back; on a GPU.
+        before: of a step like this one, whose host times say for how long the device
+            is held; None: it is not.
     """
 
     def __init__(
-        self, cache: TensorCache, profile: Profile, packs: list[int], *, listens: bool
+        self,
+        cache: TensorCache,
+        profile: Profile,
+        packs: list[int],
+        *,
+        listens: bool,
+        before: Pace | None = None,
     ) -> None:
         super().__init__(cache.ledger.clock)
         self._cache = cache
@@ -78,6 +96,11 @@ class Paced(Bypass):
         self._to_pack, self._to_use = looked_at(profile, packs)
         self._num_wanted = len(self._to_pack) + len(self._to_use)
         self._moments: list[Moment] = []
+        self.is_held = before is not None
+        segments = () if before is None else before.segments
+        self._holds_ms = {
+            each.start: HOLD_MS + HOLD_FACTOR * each.host_ms for each in segments
+        }
         self._spent_ns = 0
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
@@ -116,7 +139,7 @@ class Paced(Bypass):
             segments=tuple(
                 Segment(
                     start=one.mark,
-                    ms=max(0.0, ms(one.device, after.device)),
+                    ms=max(0.0, ms(one.begins, after.device)),
                     host_ms=(after.host_ns - one.host_ns) / 1e6,
                     reads_back=number in self._reads,
                 )
@@ -127,7 +150,11 @@ class Paced(Bypass):
 
     def _note(self, mark: int) -> None:
         host_ns = time.monotonic_ns() - self._spent_ns
-        self._moments.append(Moment(mark, self._clock.now(), host_ns))
+        came = begins = self._clock.now()
+        if mark in self._holds_ms:
+            self._cache.device.hold(self._holds_ms[mark])
+            begins = self._clock.now()
+        self._moments.append(Moment(mark, came, host_ns, begins))
 
     def _pack(self, tensor: Tensor) -> Any:
         if may_meddle():

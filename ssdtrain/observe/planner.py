@@ -38,7 +38,14 @@ from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.peaks import PeakWatch
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.plan.calibrate import Corrections, PlainTimes, RegionTimes, corrected
+from ssdtrain.plan.calibrate import (
+    Corrections,
+    Pace,
+    PlainTimes,
+    RegionTimes,
+    captured,
+    corrected,
+)
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -177,6 +184,8 @@ class Planner:
         self._overhead = Overhead()
         self._num_tightened = 0
         """How often steps went beyond a limit."""
+        self._captured: tuple[Plan, Plan | None] | None = None
+        """The plan in force, and the one that CUDA graphs hold meanwhile."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
 
@@ -325,7 +334,7 @@ class Planner:
         self._seen, self._keep_bytes = profile, None
         self._corrections = replace(self._corrections, host_costs=None)
         if self._planned and self._planned != profile.signature():
-            self._corrections = replace(self._corrections, pace=None)
+            self._corrections = replace(self._corrections, pace=None, held_pace=None)
         may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
@@ -362,8 +371,7 @@ class Planner:
         timer, cache.timer = cache.timer, None
         before = bypass if timer is None else timer
         if isinstance(before, Paced):
-            self._corrections = replace(self._corrections, pace=before.pace())
-            self._plan()
+            self._take_pace(before)
             return
         if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
             own = before.times(self._plain_start, cache.ledger.closed)
@@ -394,6 +402,41 @@ class Planner:
         else:
             cache.timer = measured
             cache.ledger.clock.keep_spans = True
+
+    def _take_pace(self, paced: Paced) -> None:
+        """Take what a paced step told; where the host bounds it, run a held one."""
+        pace = paced.pace()
+        if paced.is_held:
+            self._corrections = replace(self._corrections, held_pace=pace)
+            self._plan()
+            return
+        self._corrections = replace(self._corrections, pace=pace)
+        if pace is None or self._seen is None or not self._may_hold(pace):
+            self._plan()
+            return
+        self._cache.bypass = Paced(
+            self._cache, self._seen, self._packs, listens=False, before=pace
+        )
+
+    def _may_hold(self, pace: Pace) -> bool:
+        """Whether a held step would show anything, and nobody waits for it."""
+        return self._is_on_gpu and pace.is_hosted and isinstance(self.peers, Alone)
+
+    def captured_plan(self) -> Plan | None:
+        """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
+        None: the one in force is not the planner's own, or none reaches the goal."""
+        seen, plan = self._seen, self.plan
+        if self._stage is not Stage.FOLLOWING or seen is None or plan is None:
+            return None
+        if self._captured is None or self._captured[0] is not plan:
+            found: Plan | None = None
+            try:
+                profile = captured(seen, self._corrections)
+                found = choose(profile, self._goal, SEARCH_MARKS)
+            except ConfigError as error:
+                logger.warning("ssdtrain: a graph holds the eager plan: %s", error)
+            self._captured = plan, found
+        return self._captured[1]
 
     def _without_reruns(self, step: PlainTimes) -> PlainTimes:
         """Subtract the regions' second forwards and their stalls from the last step."""

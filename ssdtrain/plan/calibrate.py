@@ -22,6 +22,14 @@ long as a kernel. In a settled step the host's forward so looks as long as the d
 What it takes by itself shows in a forward that starts on an idle device, the first
 plain step's: the least of both counts.
 
+[Note: captured steps]
+A CUDA graph's replay has no host: no operator waits for a launch, no hook runs. Where
+the host bounds the eager step, the device idles in it, and copies planned into that
+time would make the graph several times as long. So the plan that a graph holds is made
+for a profile without the host, in times of a step whose every operator was launched
+before the device came to it (`held_pace`). What a captured forward cannot do is left
+out: regions do not run again in it, and nothing is compared at its rebuilds.
+
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
 at most the device's. Where two measurements say otherwise, the host's is cut: the step
@@ -39,6 +47,10 @@ from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
 NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
+HOSTED_SHARE = 0.7
+"""From this share of the device's time on, the host's may bound a step."""
+NEVER_MS = 1e9
+"""Of what cannot run in a captured step."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
 """A step outside of these bounds was another one than the observed one. An observed
 step that is bound by the host takes several times the plain one."""
@@ -83,6 +95,12 @@ class Pace:
     end: Natural
     """The mark at which the last one ends; those from there on are as they were."""
 
+    @property
+    def is_hosted(self) -> bool:
+        """Whether the device waits for the host for much of the time."""
+        ms = sum(segment.ms for segment in self.segments)
+        return sum(segment.host_ms for segment in self.segments) > HOSTED_SHARE * ms
+
 
 class RegionTimes(NamedTuple):
     """A step in which all regions ran again: [Note: the step of regions]."""
@@ -115,6 +133,9 @@ class Corrections:
     """Under which name the profile tells of them."""
     pace: Pace | None = None
     """None: as the observed step's."""
+    held_pace: Pace | None = None
+    """Of a step whose operators never waited for the host: [Note: captured steps].
+    None: as `pace`."""
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     host_costs: HostCosts | None = None
@@ -131,6 +152,45 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
         profile = with_reruns(profile, by.rerun_ms)
     profile = with_host_in_step(profile)
     return profile if by.host_costs is None else repriced(profile, by.host_costs)
+
+
+def captured(profile: Profile, by: Corrections) -> Profile:
+    """Return the profile that plans of a CUDA graph are made for: [Note: captured
+    steps]."""
+    eager = corrected(profile, by)
+    before_ms = eager.compute_ms - eager.tail_ms
+    if by.held_pace is not None:
+        eager = paced(eager, by.held_pace, eager.compute_ms)
+    eager = replace(eager, tail_ms=0.0)
+    # Launches bound rebuilds as they bound the step.
+    factor = min(1.0, eager.compute_ms / before_ms) if before_ms else 1.0
+    compares = eager.notes.get("recompute") == "full"
+    kinds = {
+        kind: tuple(
+            replace(
+                item,
+                recipe=None if compares else item.recipe,
+                recipe_ms=item.recipe_ms * factor,
+                recipe_host_ms=0.0,
+            )
+            for item in items
+        )
+        for kind, items in eager.kinds.items()
+    }
+    regions = {
+        kind: tuple(replace(run, ms=NEVER_MS, host_ms=0.0) for run in runs)
+        for kind, runs in eager.regions.items()
+    }
+    return replace(
+        eager,
+        kinds=kinds,
+        regions=regions,
+        marks=tuple(replace(mark, host_ms=0.0) for mark in eager.marks),
+        head_host_ms=0.0,
+        tail_host_ms=0.0,
+        host_lead_ms=0.0,
+        host_costs=HostCosts(),
+    )
 
 
 def repriced(profile: Profile, costs: HostCosts) -> Profile:

@@ -109,6 +109,9 @@ class Device(Protocol):
             outwards: it is a copy out, for the account of waits.
         """
 
+    def hold(self, ms: float) -> None:
+        """Keep compute from what comes next for about so long."""
+
     def is_capturing(self) -> bool:
         """Whether the caller's compute order is captured into a graph."""
 
@@ -235,6 +238,9 @@ class CpuDevice:
             if outwards:
                 self._out_ns += self._stall_ns - before_ns
 
+    def hold(self, ms: float) -> None:
+        """Nothing: the CPU computes what its program says at once."""
+
     def is_capturing(self) -> bool:
         """There are no graphs."""
         return False
@@ -334,6 +340,10 @@ class CpuDevice:
         return done
 
 
+CYCLES_PER_MS = 1.8e6
+"""Of a device's clock, more or less."""
+
+
 class CudaDevice:
     """Three CUDA streams; the compute stream is whatever is current at the call."""
 
@@ -410,6 +420,10 @@ class CudaDevice:
             return
         with Stall(stream, self._out_stalls if outwards else self._stalls):
             stream.wait_event(event)
+
+    def hold(self, ms: float) -> None:
+        """A kernel that waits."""
+        torch.cuda._sleep(int(ms * CYCLES_PER_MS))
 
     def is_capturing(self) -> bool:
         """Whether the current stream is captured; True at least once: captures count

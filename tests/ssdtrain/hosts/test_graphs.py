@@ -12,6 +12,8 @@ import ssdtrain
 from ssdtrain import api
 from ssdtrain.cache.captured import MEMORY
 from ssdtrain.errors import CaptureError
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
@@ -167,6 +169,39 @@ def test_a_captured_step_moves_and_rebuilds(
             assert same(step(model), theirs)
         assert used.isdisjoint(start for _, start, _ in device.copies[again:])
     assert getattr(model, MEMORY), "the graphs may outlive the session"
+
+
+def test_a_graph_holds_a_plan_of_its_own(
+    device: GraphDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no host to wait for, and no region runs again in it: what pays in the
+    eager step may not pay there. The eager steps keep theirs."""
+    theirs, model = step(made()), made()
+    asked: list[Profile] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ssdtrain.offload(model, **SETTINGS, plan="auto") as session:
+        for _ in range(4):
+            assert same(step(model), theirs)
+            optimizer.step()
+        eager, moves = session.plan, all_moved(session)
+        reports = len(session.steps)
+
+        def choose(profile: Profile, *whatever: Any) -> Plan:
+            asked.append(profile)
+            return moves
+
+        monkeypatch.setattr("ssdtrain.observe.planner.choose", choose)
+        for _ in range(2):
+            before = len(device.copies)
+            with device.graph():
+                assert same(step(model), theirs)
+            assert len(device.copies) - before > 2 * len(model)
+        assert session.plan is eager and len(session.steps) == reports
+        before = len(device.copies)
+        assert same(step(model), theirs)
+        assert len(device.copies) == before
+    (profile,) = asked
+    assert profile.host_ms == 0.0 and profile.tail_ms == 0.0
 
 
 def test_forward_and_backward_in_graphs_of_their_own(device: GraphDevice) -> None:

@@ -23,6 +23,7 @@ from ssdtrain.plan.plan import Wait
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.plan.profiles import MB, chain
 
@@ -89,6 +90,39 @@ def test_a_paced_step_stands_behind_the_plain_ones(
     assert bool(profile.regions) == (choice is Choice.ALL)
     assert found.num_marks == len(profile.marks)
     assert "plain_step_ms" in profile.notes
+
+
+def test_a_held_step_takes_the_devices_own_time(
+    paces: list[Pace | None], monkeypatch: pytest.MonkeyPatch, virtual_time: Any
+) -> None:
+    """The device waits at each moment, a second here, and none of it is counted."""
+    holds: list[float] = []
+
+    def hold(self: CpuDevice, ms: float) -> None:
+        holds.append(ms)
+        virtual_time.sleep(1.0)
+
+    monkeypatch.setattr(CpuDevice, "hold", hold)
+    monkeypatch.setattr(Planner, "_may_hold", lambda *whatever: True)
+    theirs, net = train(Net(), 8), Net()
+    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
+        assert same_bits(train(net, 8), theirs)
+        assert session.plan is not None
+    eager, held = paces
+    assert eager is not None and held is not None
+    assert len(holds) == len(eager.segments) == len(held.segments)
+    for ms, segment in zip(holds, eager.segments, strict=True):
+        assert ms > segment.host_ms
+    assert sum(segment.ms for segment in held.segments) < 1000.0
+    assert sum(segment.host_ms for segment in held.segments) < 1000.0
+
+
+def test_a_step_is_held_where_the_host_bounds_it() -> None:
+    segment = Segment(start=0, ms=10.0, host_ms=8.0)
+    pace = Pace(num_marks=2, head_ms=0.0, head_host_ms=0.0, segments=(segment,), end=1)
+    assert pace.is_hosted
+    idle = replace(pace, segments=(replace(segment, host_ms=5.0),))
+    assert not idle.is_hosted
 
 
 class Saving(torch.autograd.Function):

@@ -1,13 +1,33 @@
 """Times of an observed step in those of the plain one."""
 
+from dataclasses import replace
+
 import pytest
 
 from ssdtrain.curves import Curve, Links
-from ssdtrain.plan.calibrate import PlainTimes, RegionTimes, calibrated, with_reruns
+from ssdtrain.plan.calibrate import (
+    Corrections,
+    Pace,
+    PlainTimes,
+    RegionTimes,
+    Segment,
+    calibrated,
+    captured,
+    corrected,
+    with_reruns,
+)
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import (
+    HostCost,
+    HostCosts,
+    Item,
+    Mark,
+    Phase,
+    Profile,
+    RegionRun,
+)
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -132,3 +152,36 @@ def test_another_number_of_reruns_is_not_believed() -> None:
     profile = layers(1.0)
     for times in ((9.0,) * (NUM_LAYERS - 1), (9.0,) * (NUM_LAYERS + 1), ()):
         assert with_reruns(profile, {"model/0": times}) == profile
+
+
+def test_a_captured_step_has_no_host() -> None:
+    """20 ms bound by the host; 1 + 4 * 2 ms by itself. A move that the eager step hides
+    would take the graph longer."""
+    cost = HostCost(pack_ms=1.0, use_ms=1.0)
+    item = Item(name="a", num_bytes=8, recipe="r", recipe_ms=2.0, recipe_host_ms=2.0)
+    eager = replace(
+        profile(),
+        kinds={"model/0": (item, replace(item, name="b"))},
+        regions={"model/0": (RegionRun(ms=1.0, host_ms=3.0),)},
+        marks=tuple(replace(mark, host_ms=mark.ms) for mark in profile().marks),
+        head_host_ms=1.0,
+        host_costs=HostCosts(keep=cost, host=cost),
+        host_lead_ms=0.5,
+    )
+    segments = tuple(Segment(start=at, ms=2.0, host_ms=4.0) for at in range(3))
+    pace = Pace(num_marks=4, head_ms=1.0, head_host_ms=1.0, segments=segments, end=3)
+    found = captured(eager, Corrections(held_pace=pace))
+    assert [mark.ms for mark in found.marks] == [2.0, 2.0, 2.0, 5.0]
+    assert found.compute_ms == 12.0 and found.tail_ms == 0.0
+    assert found.host_ms == 0.0 and found.host_costs == HostCosts()
+    own = found.kinds["model/0"][0]
+    assert own.recipe == "r" and own.recipe_host_ms == 0.0
+    assert own.recipe_ms == pytest.approx(2.0 * 12.0 / 19.0)
+    (run,) = found.regions["model/0"]
+    assert run.ms > 1e6
+    # Without such a step, the eager times are the best that is known.
+    plain = captured(eager, Corrections())
+    assert [mark.ms for mark in plain.marks] == [4.0, 4.0, 5.0, 5.0]
+    compared = captured(replace(eager, notes={"recompute": "full"}), Corrections())
+    assert compared.kinds["model/0"][0].recipe is None
+    assert corrected(eager, Corrections(held_pace=pace)).marks[0].ms == 4.0
