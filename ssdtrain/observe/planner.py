@@ -432,7 +432,9 @@ class Planner:
             found: Plan | None = None
             try:
                 profile = captured(seen, self._corrections)
-                found = choose(profile, self._goal, SEARCH_MARKS)
+                # What eager steps took beside their plan says nothing of a replay.
+                goal = replace(self._goal, aim=1.0)
+                found = choose(profile, goal, SEARCH_MARKS)
             except ConfigError as error:
                 logger.warning("ssdtrain: a graph holds the eager plan: %s", error)
             self._captured = plan, found
