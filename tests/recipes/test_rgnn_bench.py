@@ -204,6 +204,25 @@ def test_speedup_is_over_the_best_other_of_the_same_machine() -> None:
     )
 
 
+def test_captured_steps_are_compared_with_captured_steps() -> None:
+    works = plan([Phase.CAPTURED], ["aifb"])
+    assert {w.key()["what"] for w in works} == {"captured"}
+    assert {w.cell.key()["model"] for w in works} == {"rgat"}
+    records = [
+        record("hector", 2.0),
+        record("pyg", 5.0),
+        record("hector", 1.0),
+        record("pyg", 4.0),
+    ]
+    for one in records[2:]:
+        one["key"]["what"] = "captured"
+    rows = rgnn_table.summary(results_of(*records)).splitlines()[2:]
+    assert [row.split("|")[1:3] for row in rows] == [
+        [" rgcn training float32 ", " 2.50 "],
+        [" rgcn training float32 captured ", " 4.00 "],
+    ]
+
+
 def test_summary_counts_our_own_failures() -> None:
     results = results_of(
         record("hector", 2.0),

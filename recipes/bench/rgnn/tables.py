@@ -44,8 +44,10 @@ def summary(results: Records) -> str:
     """Geometric mean, worst and best speed-up, out-of-memory counts."""
     groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
     for _, cell in cells(results):
-        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
-        group[cell["graph"]] = compare(results, **cell)
+        for what in ("time", "captured"):
+            kind = cell["dtype"] if what == "time" else f"{cell['dtype']} captured"
+            group = groups.setdefault((cell["model"], cell["task"], kind), {})
+            group[cell["graph"]] = compare(results, what=what, **cell)
     rows = []
     for (model, task, dtype), row in groups.items():
         found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
@@ -260,7 +262,8 @@ def rgnn(results: Path) -> str:
             "**Relational layers.** One layer, 64 channels, one head, loss on random "
             "labels, 24 GiB: the fastest other of PyG's layers, a sorted per-relation "
             "product and torch's grouped product, over ours. "
-            "Medians of 20 steps, all in one process."
+            "Medians of 20 steps, all in one process. *Captured*: each contender's "
+            "step as one CUDA graph, where it can be one."
         )
         sections = {name: build(found) for name, build in ON_THE_PAGE.items()}
         # A table without rows is a header and a line.
