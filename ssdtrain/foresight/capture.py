@@ -14,7 +14,7 @@ an error.
 (tests/ssdtrain/foresight/test_graph.py, tests/ssdtrain/foresight/test_own.py)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,7 +103,6 @@ class AsOn(TorchFunctionMode):
 
     def __init__(self, kind: Kind = Kind.CUDA) -> None:
         super().__init__()
-        self._attention = ATTENTION[kind]
         self._kind = kind
 
     def __torch_function__(
@@ -111,7 +110,7 @@ class AsOn(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            found = self._attention(*args, **kwargs)
+            found = fused_attention(self._kind, *args, **kwargs)
             if found is not None:
                 return found
         if func is F.dropout and self._kind is Kind.CUDA:
@@ -121,7 +120,8 @@ class AsOn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def flash_attention(
+def fused_attention(
+    kind: Kind,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -130,36 +130,18 @@ def flash_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> Tensor | None:
-    """What CUDA runs for unmasked attention in half precision; else None."""
-    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
+    """What the device runs for unmasked attention, CUDA in half precision and a CPU
+    without dropout; else None."""
+    if kind is Kind.CUDA:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention
+        fits = query.dtype in (torch.float16, torch.bfloat16)
+    else:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        fits = dropout_p == 0.0
+    if attn_mask is not None or not fits:
         return None
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    scale = more.get("scale")
-    out = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    out = fused(query, key, value, dropout_p, is_causal, scale=more.get("scale"))[0]
     return out  # type: ignore[no-any-return]
-
-
-def cpu_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **more: Any,
-) -> Tensor | None:
-    """What a CPU runs for unmasked attention without dropout; else None."""
-    if attn_mask is not None or dropout_p > 0.0:
-        return None
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out = flash(query, key, value, 0.0, is_causal, scale=more.get("scale"))[0]
-    return out  # type: ignore[no-any-return]
-
-
-ATTENTION: Mapping[Kind, Callable[..., Tensor | None]] = {
-    Kind.CUDA: flash_attention,
-    Kind.CPU: cpu_attention,
-}
 
 
 def fused_dropout(

@@ -102,22 +102,25 @@ class GdsStorage(ForwardingStorage):
         if not buffer.is_cuda:
             self._posix.write(slot, buffer)
             return
-        data, what = self._checked(slot, buffer), self._name("write to", slot)
-        file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
-        moved = _call(what, lambda: file.write(data, size, slot.offset, task))
-        _check_count(moved, size, what)
-        self._count(written=size)
+        self._move(slot, buffer, "write to", lambda file, *part: file.write(*part))
+        self._count(written=buffer.numel())
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Fill the whole buffer, host or CUDA; see `Storage.read`."""
         if not buffer.is_cuda:
             self._posix.read(slot, buffer)
             return
-        data, what = self._checked(slot, buffer), self._name("read from", slot)
+        self._move(slot, buffer, "read from", lambda file, *part: file.read(*part))
+        self._count(read=buffer.numel())
+
+    def _move(
+        self, slot: Slot, buffer: torch.Tensor, verb: str, move: Callable[..., int]
+    ) -> None:
+        """All bytes between a CUDA buffer and its slot, or an error that names it."""
+        data, what = self._checked(slot, buffer), self._name(verb, slot)
         file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
-        moved = _call(what, lambda: file.read(data, size, slot.offset, task))
+        moved = _call(what, lambda: move(file, data, size, slot.offset, task))
         _check_count(moved, size, what)
-        self._count(read=size)
 
     def write_async(
         self, slot: Slot, buffer: torch.Tensor, stream: int

@@ -9,6 +9,18 @@ TARGETS = tuple(target.value for target in Target)
 STAGED = tuple(target.value for target in Target if target.is_staged)
 
 
+def all_written(directory: Path) -> dict[str, Any]:
+    """What `ssdtrain.offload` is given so that every tensor goes to the disk."""
+    return {
+        "target": "ssd",
+        "directory": str(directory),
+        "min_bytes": 0,
+        "plan": "offload-all",
+        "recompute": "off",
+        "window_bytes": 1,
+    }
+
+
 def settings_of(target: str, directory: Path) -> dict[str, Any]:
     """What `ssdtrain.offload` is given for a target: a directory if it has a disk."""
     if not Target(target).has_disk:

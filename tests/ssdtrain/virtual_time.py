@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 
+from ssdtrain.storage import Storage, ThrottledStorage
+
 
 class VirtualTime:
     """Stands in for the module `time`, whole or as a clock and a sleep."""
@@ -51,6 +53,12 @@ class VirtualTime:
     def monotonic_ns(self) -> int:
         """Nanoseconds."""
         return round(self.monotonic() * 1e9)
+
+    def throttled(self, storage: Storage, **rates: float) -> ThrottledStorage:
+        """The storage at these rates and latencies, in this time."""
+        return ThrottledStorage(
+            storage, clock=self.monotonic, sleep=self.sleep, **rates
+        )
 
     perf_counter = monotonic
     perf_counter_ns = monotonic_ns

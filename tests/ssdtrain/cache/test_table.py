@@ -1,5 +1,6 @@
 """The compiled plan: rows act on what they were made for, and on nothing else."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -108,13 +109,19 @@ def test_a_settled_step_is_served_by_rows(moved: bool) -> None:
     )
 
 
+def all_moved_steps(net: nn.Module, session: Any, num_steps: int) -> Iterator[Any]:
+    """Steps of which four have passed: under the plan, from here on under another."""
+    steps = train(net, plain_step, num_steps)
+    for _ in range(4):
+        next(steps)
+    session.follow(all_moved(session))
+    return steps
+
+
 def test_rows_are_what_their_tensors_are() -> None:
     net = model()
     with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
-        steps = train(net, plain_step, 9)
-        for _ in range(4):
-            next(steps)
-        session.follow(all_moved(session))
+        steps = all_moved_steps(net, session, 9)
         next(steps)
         names = rows_of(session)
         assert names.count("ParameterRow") >= 2 * NUM_BLOCKS
@@ -328,10 +335,7 @@ def test_a_changed_weight_raises(name: str) -> None:
 def test_places_are_used_again_and_given_back() -> None:
     net = model()
     with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
-        steps = train(net, plain_step, 20)
-        for _ in range(4):
-            next(steps)
-        session.follow(all_moved(session))
+        steps = all_moved_steps(net, session, 20)
         for _ in range(4):
             next(steps)
         pool = session.cache.offloader.pool

@@ -156,6 +156,15 @@ def reference(name: str, checkpointing: str, precision: str) -> Outcome:
     return train(name, checkpointing, precision, None)
 
 
+def assert_same(ours: Outcome, theirs: Outcome) -> None:
+    """Byte for byte, with the random numbers left where they were: dropout's masks are
+    drawn again in backward."""
+    assert same_bits(ours.losses, theirs.losses)
+    assert same_bits(ours.gradients, theirs.gradients)
+    assert same_bits(ours.parameters, theirs.parameters)
+    assert same_bits(ours.random_state, theirs.random_state)
+
+
 @pytest.mark.parametrize("settings", [ALONE, OFFLOADING], ids=["alone", "offloading"])
 @pytest.mark.parametrize(
     ("name", "checkpointing", "precision"),
@@ -166,11 +175,7 @@ def test_bitwise_law(
 ) -> None:
     theirs = reference(name, checkpointing, precision)
     ours = train(name, checkpointing, precision, settings)
-    assert same_bits(ours.losses, theirs.losses)
-    assert same_bits(ours.gradients, theirs.gradients)
-    assert same_bits(ours.parameters, theirs.parameters)
-    # Dropout masks drawn again in backward leave the random numbers where they were.
-    assert same_bits(ours.random_state, theirs.random_state)
+    assert_same(ours, theirs)
     assert len(ours.reports) == NUM_STEPS
     last = ours.reports[-1]
     # The scaled sequence in front of T5's head; under autocast the cast to the dtype
@@ -197,10 +202,7 @@ def test_bitwise_law_of_plans(name: str, checkpointing: str, precision: str) -> 
     """A warm-up, an observed step, then two under the chosen plan."""
     theirs = reference(name, checkpointing, precision)
     ours = train(name, checkpointing, precision, PLANNED)
-    assert same_bits(ours.losses, theirs.losses)
-    assert same_bits(ours.gradients, theirs.gradients)
-    assert same_bits(ours.parameters, theirs.parameters)
-    assert same_bits(ours.random_state, theirs.random_state)
+    assert_same(ours, theirs)
     last = ours.reports[-1]
     assert set(last.fallbacks) <= {Fallback.RECIPE_UNSAVED.value}
     assert last.plan_error is not None

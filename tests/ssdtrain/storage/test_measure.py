@@ -70,12 +70,8 @@ def choose(
     monkeypatch.setattr(
         measure,
         "StagedPath",
-        lambda storage, _: ThrottledStorage(
-            storage,
-            write_gb_per_s=staged,
-            read_gb_per_s=staged,
-            clock=time.monotonic,
-            sleep=time.sleep,
+        lambda storage, _: time.throttled(
+            storage, write_gb_per_s=staged, read_gb_per_s=staged
         ),
     )
     found = Availability(

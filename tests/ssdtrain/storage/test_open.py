@@ -26,6 +26,7 @@ from ssdtrain.storage.open import (
 )
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import MeteredStorage, WearLog, disk_of
+from tests.ssdtrain.targets import all_written
 
 PAGE = 4096
 CUDA = torch.device("cuda")
@@ -130,13 +131,8 @@ def test_a_session_reports_wear_and_holds_the_budget(
     model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
     session = ssdtrain.offload(
         model,
-        target="ssd",
-        directory=str(directory),
-        min_bytes=0,
-        plan="offload-all",
-        recompute="off",
+        **all_written(directory),
         host_bytes=1 << 26,
-        window_bytes=1,
         write_budget=budget,
         ssd_rated_bytes=10**15,
     )

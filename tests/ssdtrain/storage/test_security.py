@@ -14,6 +14,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.errors import ActivationChangedError, ConfigError
 from ssdtrain.storage.posix import PosixStorage
+from tests.ssdtrain.targets import all_written
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("cache", "hosts", "plan", "remat", "storage", "transfer")
@@ -122,16 +123,7 @@ def test_tampered_bytes_are_only_data(tmp_path: Path) -> None:
     place = tmp_path / "activations"
     place.mkdir(mode=0o700)
     net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-    with ssdtrain.offload(
-        net,
-        target="ssd",
-        directory=str(place),
-        min_bytes=0,
-        plan="offload-all",
-        recompute="off",
-        window_bytes=1,
-        verify="checksum",
-    ) as session:
+    with ssdtrain.offload(net, **all_written(place), verify="checksum") as session:
         loss = net(torch.randn(32, 64, requires_grad=True)).sum()
         offloader = session.cache.offloader
         offloader.wait_io()

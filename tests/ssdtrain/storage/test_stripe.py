@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from ssdtrain.storage import (
     MemoryStorage,
     Slot,
     Storage,
-    ThrottledStorage,
     open_storage,
 )
 from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -67,9 +65,8 @@ def test_speeds_are_learned_from_transfers(
     """One member is 4 times slower, nobody says so: the shares find out."""
     monkeypatch.setattr(rates, "WINDOW_BYTES", 2 * MIB)
     time = VirtualTime()
-    clocks: dict[str, Any] = {"clock": time.monotonic, "sleep": time.sleep}
     members = [
-        ThrottledStorage(memory(), write_gb_per_s=rate, read_gb_per_s=100.0, **clocks)
+        time.throttled(memory(), write_gb_per_s=rate, read_gb_per_s=100.0)
         for rate in (0.4, 0.1)
     ]
     stripe = StripeStorage(members, clock=time.monotonic)
@@ -188,13 +185,7 @@ def test_impossible_members() -> None:
 
 def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
     time = VirtualTime()
-    slow = ThrottledStorage(
-        memory(),
-        write_gb_per_s=0.2,
-        read_gb_per_s=0.2,
-        clock=time.monotonic,
-        sleep=time.sleep,
-    )
+    slow = time.throttled(memory(), write_gb_per_s=0.2, read_gb_per_s=0.2)
     rate = round_trip_gb_per_s(slow, record_bytes=8 * MIB, clock=time.monotonic)
     # Half of each direction's; `Link.SLACK_S` a direction is 2.4 % of it.
     assert rate == pytest.approx(0.1, rel=0.025)

@@ -27,13 +27,7 @@ Aligned = Callable[..., torch.Tensor]
 @pytest.mark.parametrize("size", [64 * 1024, 2 * MIB])
 def test_rate(aligned: Aligned, num_threads: int, size: int) -> None:
     rate, time = 0.2, VirtualTime()
-    store = ThrottledStorage(
-        MemoryStorage(),
-        write_gb_per_s=rate,
-        read_gb_per_s=2 * rate,
-        clock=time.monotonic,
-        sleep=time.sleep,
-    )
+    store = time.throttled(MemoryStorage(), write_gb_per_s=rate, read_gb_per_s=2 * rate)
     total = 48 * MIB
     slot, buffer = store.allocate(size), aligned(size)
     for call, expected in ((store.write, rate), (store.read, 2 * rate)):
@@ -68,13 +62,7 @@ def test_threads_queue_and_idle_time_is_not_saved_up() -> None:
 
 def test_directions_are_independent_and_latency_adds(aligned: Aligned) -> None:
     time = VirtualTime()
-    store = ThrottledStorage(
-        MemoryStorage(),
-        write_gb_per_s=0.01,
-        latency_ms=30,
-        clock=time.monotonic,
-        sleep=time.sleep,
-    )
+    store = time.throttled(MemoryStorage(), write_gb_per_s=0.01, latency_ms=30)
     slot, buffer = store.allocate(PAGE), aligned(PAGE)
     store.write(slot, buffer)
     begin = time.monotonic()
