@@ -1,4 +1,4 @@
-"""Plans whose steps take longer than they may are followed by some that promise less."""
+"""Plans whose steps take longer than they may give way to some that promise less."""
 
 import time
 from typing import Any
