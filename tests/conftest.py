@@ -11,15 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 INTERPRET = "TRITON_INTERPRET"
 
 
 def pytest_configure() -> None:
     """Take interrupts: a shell starts what runs in the background without them, and
-    tests interrupt processes, this one too."""
+    tests interrupt processes, this one too. How busy the machine is fails no test."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("any", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any")
     if os.environ.get(INTERPRET) == "1":
         interpret_for_good()
 

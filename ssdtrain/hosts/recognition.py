@@ -1,5 +1,6 @@
 """What `offload` was given: modules and their device, or what to give instead."""
 
+import weakref
 from typing import Any
 
 import torch
@@ -115,11 +116,12 @@ class Own:
 
     They may be replaced while a session lives (`load_state_dict(assign=True)`, adapters
     that come later): where an optimizer has none of them, the model is asked again.
+    It holds no module: torch's list of hooks, which holds this, is the process's.
     (tests/ssdtrain/hosts/test_plain.py)
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
+        self._modules = [weakref.ref(module) for module in modules]
         self._ids: set[int] = set()
         self._ask()
 
@@ -135,7 +137,8 @@ class Own:
         """Look which they are now; whether there is any."""
         self._ids = {
             id(parameter)
-            for module in self._modules
+            for module in (own() for own in self._modules)
+            if module is not None
             for parameter in nn.Module.parameters(module)
             if parameter.requires_grad
         }

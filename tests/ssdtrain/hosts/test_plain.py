@@ -1,8 +1,10 @@
 """Any loop: where one step ends and the next begins."""
 
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -100,6 +102,23 @@ def test_close_takes_the_hook_back(everything: dict[str, Any]) -> None:
 class Named(nn.Linear):
     def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
         return super().forward(x) * scale
+
+
+@pytest.mark.parametrize("plan", ["offload-all", "auto"])
+def test_a_model_that_nobody_holds_goes_with_its_session(
+    plan: str, everything: dict[str, Any]
+) -> None:
+    """torch's list of hooks of optimizers is the process's, and must hold neither."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    optim = AdamW(model.parameters())
+    session = ssdtrain.offload(model, **{**everything, "plan": plan})
+    for _ in range(3):
+        model(torch.randn(8, 32)).sum().backward()
+        optim.step()
+    gone = weakref.ref(model), weakref.ref(session)
+    del model, session, optim
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
 
 
 def test_name_and_signature_stay(everything: dict[str, Any]) -> None:
