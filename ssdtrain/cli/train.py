@@ -344,7 +344,9 @@ class _Run:
             return
         how = f"go on with: ssdtrain train resume={path}"
         if not stopped.checkpoint:
-            how = "no checkpoint was due (train.checkpoint_every), so it starts anew"
+            how = "without train.checkpoint_every=N no step is saved; it starts anew"
+            if self._config.train.checkpoint_every:  # the first of two compared runs
+                how = "steps without ssdtrain are not saved; it starts anew"
         print(f"ssdtrain: {stopped}; {how}", file=sys.stderr)
 
     def _conclude(self, result: Mapping[str, Any], directory: Path) -> int:

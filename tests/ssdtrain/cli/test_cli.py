@@ -19,6 +19,7 @@ from ssdtrain.train.memory import Sample
 from ssdtrain.train.ranks import RUN_DIRECTORY
 from ssdtrain.train.runs import CHECKPOINT, FINISHED, RunDirectory
 from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.stop import Stop
 from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.cli.conftest import TINY, Refused
@@ -366,3 +367,26 @@ def test_a_run_that_does_not_exist(refused: Refused) -> None:
     made_run("1-gpt", [*TINY])
     assert "did you mean 'latest'?" in refused("train", "resume=latst")
     assert "did you mean 'latest'?" in refused("report", "latst")
+
+
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [
+        (0, "without train.checkpoint_every=N no step is saved; it starts anew"),
+        (1, "steps without ssdtrain are not saved; it starts anew"),
+    ],
+)
+def test_a_run_stopped_before_a_checkpoint_says_why_there_is_none(
+    every: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of two compared runs the first one is without ssdtrain."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Stop, "agreed", lambda self, ranks: signal.SIGINT)
+    words = [f"train.checkpoint_every={every}", f"data.cache_directory={tmp_path}"]
+    assert main(["train", "-q", *TINY, *words]) == 128 + signal.SIGINT
+    error = capsys.readouterr().err
+    assert f"stopped by SIGINT after step 1, without ssdtrain; {told}" in error
