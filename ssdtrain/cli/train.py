@@ -244,6 +244,9 @@ class _Run:
         ready = False
         try:
             self._config.run_directory = str(path)
+            graph = "train" not in self._config  # others tell what they prepare
+            if graph and self._ranks.is_first and not self._quiet:
+                print(f"ssdtrain: preparing {self._label()} ...", flush=True)
             trainer = build_trainer(self._config)
             to_start = getattr(trainer, "ranks_to_start", int)()
             if to_start:
@@ -326,6 +329,10 @@ class _Run:
         chosen = [w.split("=")[1] for w in self._args.overrides if w.startswith("gnn=")]
         if chosen:
             return str(chosen[-1])
+        if "train" not in config:  # chosen in the user's file
+            own = config.trainer.get("model", config.trainer)
+            named = own.get("layer") or str(own.get("_target_", "run"))
+            return str(named).rpartition(".")[2].lower()
         model = config.get("model", {}).get("family", "run")
         return f"{model}-{(config.get('offload') or {}).get('target', 'none')}"
 

@@ -390,3 +390,21 @@ def test_a_run_stopped_before_a_checkpoint_says_why_there_is_none(
     assert main(["train", "-q", *TINY, *words]) == 128 + signal.SIGINT
     error = capsys.readouterr().err
     assert f"stopped by SIGINT after step 1, without ssdtrain; {told}" in error
+
+
+def test_a_graph_run_says_that_it_is_prepared_and_is_named_by_its_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Reading a graph takes a while; the model may be chosen in a file."""
+    monkeypatch.chdir(tmp_path)
+    data = "{scale: 0.05, num_labelled: 20}"
+    Path("my.yaml").write_text(f"gnn: hgt\ntrainer:\n  epochs: 1\n  data: {data}\n")
+    assert main(["train", "--config", "my.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "ssdtrain: loading torch and the settings ...",
+        "ssdtrain: preparing hgt ...",
+    ]
+    assert Path("runs/latest").resolve().name.endswith("-hgt")
