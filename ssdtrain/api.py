@@ -210,6 +210,13 @@ class Session:
         return self._steps.reports()
 
     @property
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph may be captured: what its plan is made of is observed.
+        Earlier than `is_settled`, for a graph has a plan of its own."""
+        planner = self._planner
+        return self.is_settled or planner is None or planner.has_observed
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of saved tensors alive on the device now."""
         return self.cache.ledger.live_bytes
@@ -345,7 +352,7 @@ def offload(
         planner = session._planner
         cache.captures.attach(
             modules[0],
-            lambda: session.is_settled,
+            lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
         )
         if engine and deepspeed.is_pipeline(model):

@@ -126,6 +126,8 @@ class TensorCache:
         """While a step's hooks are timed on the host."""
         self.regions = Regions(self)
         self.captures = Captures(self)
+        self.is_compiled = False
+        """Whether the model's forward runs under a compiler."""
         self._left_alone = False
         self._closed = False
         self.lock = self._lock = threading.RLock()

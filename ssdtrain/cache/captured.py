@@ -42,27 +42,29 @@ class Captures:
         self.is_forward = False
         """Whether a captured forward is running."""
         self._model: nn.Module | None = None
-        self._is_settled: Callable[[], bool] = lambda: True
+        self._is_ready: Callable[[], bool] = lambda: True
         self._plan_of: Callable[[], Plan | None] = lambda: None
         self._is_sweeping = False
 
     def attach(
         self,
         model: nn.Module,
-        is_settled: Callable[[], bool],
+        is_ready: Callable[[], bool],
         plan_of: Callable[[], Plan | None],
     ) -> None:
         """The graphs will be of this model.
 
-        is_settled: whether the plan that a graph would hold is made. plan_of: the plan
-        that is made for graphs; None: the one in force holds for them, too.
+        Args:
+            model: that keeps their memory.
+            is_ready: whether the plan that a graph would hold can be made.
+            plan_of: the plan that is made for graphs; None: the one in force holds.
         """
-        self._model, self._is_settled, self._plan_of = model, is_settled, plan_of
+        self._model, self._is_ready, self._plan_of = model, is_ready, plan_of
 
     @property
     def keeps_all(self) -> bool:
         """Whether nothing is to happen in a graph that is captured now."""
-        if not self._is_settled():
+        if not self._is_ready():
             return False
         own = self._plan_of()
         return (
@@ -100,10 +102,10 @@ class Captures:
 
     def _check(self) -> None:
         cache = self._cache
-        if not self._is_settled():
+        if not self._is_ready():
             raise CaptureError(
-                "a CUDA graph is being captured, and the plan that it would hold is "
-                "not made yet; run eager steps until session.is_settled is True."
+                "a CUDA graph is being captured, and what its plan is made of is not "
+                "observed yet; run eager steps until session.can_capture is True."
             )
         if cache.verifier.checks_all:
             raise CaptureError(

@@ -132,6 +132,11 @@ class Hints:
         self._inside: weakref.ref[_Forward] | None = None
         """The forward that runs. By its life: an interrupt may skip any line."""
 
+    def is_compiled(self) -> None:
+        """A compiler is around the forwards: hooks on modules would be compiled, too,
+        and everything again behind them."""
+        self._cache.is_compiled = True
+
     @contextmanager
     def forward(
         self, *, micro_batch: int | None = None, chunk: str | None = None

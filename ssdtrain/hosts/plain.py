@@ -28,7 +28,7 @@ from torch import nn
 from torch.jit._trace import TopLevelTracedModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from ssdtrain.cache.traced import Untraced
+from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.patch import Patches
@@ -84,6 +84,9 @@ def _wrap(
         inner = method_of(self, name, before)
         if self is not root or not attached:
             return inner(*args, **kwargs)
+        # Here: what is untraced sees no compiler around it.
+        if tracer():
+            hints.is_compiled()
         with Untraced(lambda: hints.forward(chunk=chunk)):
             return inner(*args, **kwargs)
 

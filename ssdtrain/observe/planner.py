@@ -184,8 +184,8 @@ class Planner:
         self._overhead = Overhead()
         self._num_tightened = 0
         """How often steps went beyond a limit."""
-        self._captured: tuple[Plan, Plan | None] | None = None
-        """The plan in force, and the one that CUDA graphs hold meanwhile."""
+        self._captured: tuple[Profile, Corrections, Plan | None] | None = None
+        """The plan that CUDA graphs hold, and what it was made for."""
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
 
@@ -203,6 +203,11 @@ class Planner:
         if self._stage is Stage.FOLLOWING and self._is_by_overhead:
             return self._overhead.is_judged
         return self._stage in (Stage.FOLLOWING, Stage.RESTING)
+
+    @property
+    def has_observed(self) -> bool:
+        """Whether what a plan is made of is known, or none can be made."""
+        return self._stage in (Stage.SEARCHING, Stage.FOLLOWING, Stage.RESTING)
 
     def step_starts(self, num_steps: int) -> None:
         """Decide what the step is for whose first forward runs next.
@@ -310,7 +315,8 @@ class Planner:
         self._num_spans = len(self._trace.spans())
         self._trace.enabled = True
         cache.device.watch_copies()
-        self._names.start()
+        if not cache.is_compiled:
+            self._names.start()
         self._recording = Recording(
             cache.device,
             cache.ledger,
@@ -425,20 +431,21 @@ class Planner:
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
         None: the one in force is not the planner's own, or none reaches the goal."""
-        seen, plan = self._seen, self.plan
-        if self._stage is not Stage.FOLLOWING or seen is None or plan is None:
+        seen, by = self._seen, self._corrections
+        if self._stage not in (Stage.SEARCHING, Stage.FOLLOWING) or seen is None:
             return None
-        if self._captured is None or self._captured[0] is not plan:
+        known = self._captured
+        if known is None or known[0] is not seen or known[1] is not by:
             found: Plan | None = None
             try:
-                profile = captured(seen, self._corrections)
+                profile = captured(seen, by)
                 # What eager steps took beside their plan says nothing of a replay.
                 goal = replace(self._goal, aim=1.0)
                 found = choose(profile, goal, SEARCH_MARKS)
             except ConfigError as error:
                 logger.warning("ssdtrain: a graph holds the eager plan: %s", error)
-            self._captured = plan, found
-        return self._captured[1]
+            known = self._captured = seen, by, found
+        return known[2]
 
     def _without_reruns(self, step: PlainTimes) -> PlainTimes:
         """Subtract the regions' second forwards and their stalls from the last step."""

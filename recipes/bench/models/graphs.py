@@ -28,7 +28,7 @@ from recipes.bench.common.cells import Cells, arguments
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
-"""A plan is searched for beside training, whose steps here take milliseconds."""
+"""Steps are few, but plain, observed and held ones are among them."""
 BUDGET_SHARE = 0.45
 """Of the plain graph's pool, in the row that is given a budget."""
 ROWS: dict[str, dict[str, Any]] = {
@@ -136,17 +136,17 @@ def ms_of(run: Callable[[], None], count: int) -> float:
 
 
 def settle(model: nn.Module, x: Tensor, session: Any) -> int:
-    """Eager steps until the plan is made; how many."""
+    """Eager steps until they are observed; how many."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     end = time.monotonic() + SETTLED_WITHIN_S
     for number in itertools.count():
-        if number >= 3 and session.is_settled:
+        if number >= 3 and session.can_capture:
             return number
         if time.monotonic() > end:
             break
         eager(model, x)
         optimizer.step()
-    raise RuntimeError(f"the plan is not made after {SETTLED_WITHIN_S:.0f} s")
+    raise RuntimeError(f"nothing is observed after {SETTLED_WITHIN_S:.0f} s")
 
 
 def inputs_of(x: Tensor, number: int) -> Tensor:

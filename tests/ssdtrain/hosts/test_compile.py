@@ -1,5 +1,6 @@
-"""torch.compile works bitwise wherever it stands; CUDA graph capture is refused."""
+"""torch.compile works bitwise wherever it stands; one graph for all is refused."""
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.plans import all_moved, every_other_moved
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -39,10 +41,10 @@ def step(call: Callable[[Tensor], Tensor], net: nn.Module) -> list[Tensor]:
 Opened = tuple[nn.Module, Callable[[Tensor], Tensor], ssdtrain.Session]
 
 
-def offloaded_then_compiled(**settings: Any) -> Opened:
+def offloaded_then_compiled(backend: str = BACKEND, **settings: Any) -> Opened:
     net = model()
     session = ssdtrain.offload(net, **settings)
-    return net, torch.compile(net, backend=BACKEND), session
+    return net, torch.compile(net, backend=backend), session
 
 
 def compiled_then_offloaded(**settings: Any) -> Opened:
@@ -58,10 +60,10 @@ def compiled_in_place(**settings: Any) -> Opened:
     return net, net, session
 
 
-def compiled_layers(**settings: Any) -> Opened:
+def compiled_layers(backend: str = BACKEND, **settings: Any) -> Opened:
     net = model()
     for layer in net[::2]:
-        layer.compile(backend=BACKEND)
+        layer.compile(backend=backend)
     return net, net, ssdtrain.offload(net, **settings)
 
 
@@ -93,6 +95,37 @@ def test_compiled_models_are_offloaded(way: Any, recompute: str) -> None:
         assert report.num_verified >= report.num_records > 0
     if recompute == "off":
         assert all(report.bytes_reloaded > 0 for report in reports)
+
+
+@pytest.mark.slow
+# Inductor imports scripted modules.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("plan", ["offload-all", "auto"])
+@pytest.mark.parametrize("way", [offloaded_then_compiled, compiled_layers])
+def test_inductors_kernels_are_offloaded(way: Any, plan: str) -> None:
+    """What its kernels save is moved, under a plan that changes under way as well."""
+    settings = {**SETTINGS, "plan": plan, "verify": "off"}
+    found = []
+    for ours in (False, True):
+        torch._dynamo.reset()
+        net, call, session = way(backend="inductor", **settings)
+        if not ours:
+            session.close()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        found.append([])
+        for number in range(6):
+            if ours and session.plan is not None and number in (3, 5):
+                change = all_moved if number == 3 else every_other_moved
+                session.follow(change(session))
+            found[-1] += step(call, net)
+            optimizer.step()
+        found[-1] += [p.detach().clone() for p in net.parameters()]
+    reports = session.steps
+    session.close()
+    assert same_bits(found[1], found[0])
+    assert len(reports) == 6
+    assert all(report.bytes_offloaded > 0 for report in reports[-3:])
 
 
 def test_one_graph_is_refused_by_dynamo() -> None:

@@ -229,7 +229,7 @@ ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
     [
         *(({**ALL_LEAVE, "target": each}, "target='host'") for each in STAGED),
         ({**ALL_LEAVE, "verify": "shadow"}, "verify='off'"),
-        ({**SETTINGS, "plan": "auto"}, "is_settled"),
+        ({**SETTINGS, "plan": "auto"}, "can_capture"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(

@@ -96,7 +96,7 @@ def test_a_plan_that_is_not_made_is_refused() -> None:
     x, model = inputs(0), made()
     warm_up(model, x)
     with ssdtrain.offload(model, target="host", min_bytes=1):
-        with pytest.raises(CaptureError, match="is_settled"):
+        with pytest.raises(CaptureError, match="can_capture"):
             captured(model, x)
         torch.cuda.synchronize()
         model(x).square().mean().backward()

@@ -52,8 +52,9 @@ def test_a_session_with_nothing_to_plan_is_settled() -> None:
     with ssdtrain.offload(model, target="host", plan="auto") as session:
         train(model, model.parameters(), 2)
         assert not session.is_settled
+        assert not session.can_capture
         train(model, model.parameters(), 1)
-        assert session.is_settled
+        assert session.is_settled and session.can_capture
         assert session.plan is None
 
 
