@@ -200,7 +200,7 @@ class Planner:
         searched for, and the one in force was compared with plain steps."""
         if self._search is not None or self._taken is not None:
             return False
-        if self._stage is Stage.FOLLOWING and self._is_by_overhead:
+        if self._stage is Stage.FOLLOWING and self._holds_overhead:
             return self._overhead.is_judged
         return self._stage in (Stage.FOLLOWING, Stage.RESTING)
 
@@ -637,7 +637,7 @@ class Planner:
         self._taken = None
         self.plan, self._planned = plan, self._seen.signature()
         self.num_plans += 1
-        if isinstance(self.peers, Alone):
+        if isinstance(self.peers, Alone) and not self._holds_overhead:
             self._trial = Trial(plan, self._trial)
         self._follow_from_now()
 
@@ -791,19 +791,20 @@ class Planner:
         self._stop_search()
         self.plan, self._trial = before, Trial(before)
         self._follow_from_now()
-        if self._is_by_overhead:
+        if not self._goal.is_by_memory:
             self._aim_lower(GONE_BACK)  # or the next search would find it again
 
     @property
-    def _is_by_overhead(self) -> bool:
-        """Whether this process alone holds an overhead."""
-        return not self._goal.is_by_memory and isinstance(self.peers, Alone)
+    def _holds_overhead(self) -> bool:
+        """Whether this process alone holds an overhead over steps that it measured."""
+        is_own = not self._goal.is_by_memory and isinstance(self.peers, Alone)
+        return is_own and self._overhead.knows_plain
 
     def _hold_overhead(self, measured_ms: float | None) -> None:
         """Plan for less where steps take more than they may: see
         [Note: the measured overhead]."""
         plan = self.plan
-        if not self._is_by_overhead or plan is None or plan.prediction is None:
+        if not self._holds_overhead or plan is None or plan.prediction is None:
             return
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.max_overhead

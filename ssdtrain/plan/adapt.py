@@ -7,12 +7,13 @@ not clearly better than the one in force is not taken.
 
 [Note: the measured overhead]
 `max_overhead` is what a step may take more than one without ssdtrain, as users measure
-it. A prediction errs by a percent or two, as much as is asked for: copies slow kernels
-down by what no probe resolves, and a busy machine's host is slower than it was. So
-where plain steps were measured, a plan's steps are compared with them, and if they are
-beyond the goal by more than `GAIN`, the next plan may predict only the part of the
-overhead that comes out right: a plan that took three times its overhead is followed by
-one that promises a third of it.
+it. Predictions err by up to `ERROR`; where more is wrong (a host that is busier than
+it was, copies that slow kernels down as no probe saw), another prediction of the same
+kind would be as wrong. So where plain steps were measured, a plan's steps are compared
+with them, and if they are beyond the goal by more than that, the next plan may predict
+only the part of the overhead that comes out right: a plan that took three times its
+overhead is followed by one that promises a third of it. Such a plan is not compared
+with the one before it: it may cost more than that one, within the goal.
 (tests/ssdtrain/plan/test_adapt.py, tests/ssdtrain/observe/test_overhead.py)
 """
 
@@ -38,6 +39,8 @@ NEW_STEPS = 3
 """Under a new plan tables and memory are made: they say nothing of it."""
 JUDGED_STEPS = 9
 """Whose median a plan is judged by."""
+ERROR = 0.03
+"""Of a step beyond the goal that is left to predictions."""
 LEAST_AIM = 0.1
 """No judgement shrinks what may be predicted by more than to this part."""
 
@@ -148,10 +151,14 @@ class Overhead:
         self._num_steps = 0
 
     @property
+    def knows_plain(self) -> bool:
+        """Whether there is something to compare with."""
+        return len(self._plain) >= LEAST_STEPS
+
+    @property
     def is_judged(self) -> bool:
         """Whether the plan in force was compared, or nothing can be."""
-        is_known = len(self._plain) >= LEAST_STEPS
-        return not is_known or self._num_steps >= NEW_STEPS + JUDGED_STEPS
+        return not self.knows_plain or self._num_steps >= NEW_STEPS + JUDGED_STEPS
 
     def step(
         self, measured_ms: float | None, predicted: float, max_overhead: float
@@ -177,7 +184,7 @@ class Overhead:
         plain_ms = statistics.median(self._plain)
         found = statistics.median(self._measured) / plain_ms - 1
         error_ms = math.hypot(_error(self._plain), _error(self._measured))
-        if found - 2 * error_ms / plain_ms <= max_overhead + GAIN:
+        if found - 2 * error_ms / plain_ms <= max_overhead + ERROR:
             return None
         return max(LEAST_AIM, min(max(predicted, 0.0), max_overhead) / found)
 
