@@ -53,3 +53,6 @@ def test_a_block_whose_process_died_is_a_finding(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     sums = campaign(tmp_path / "sum.json", 0, 0, path)
     assert sums["unended"] == [2] and verdict(sums, path) is not None
+    campaign(tmp_path / "again.json", 2, 4)
+    sums = campaign(tmp_path / "all.json", 0, 0, path, tmp_path / "again.json")
+    assert "unended" not in sums and verdict(sums, path) is None

@@ -65,6 +65,14 @@ def add_up(sums: Sums, path: Path) -> None:
     merge(sums, theirs)
     if running is not None:
         merge(sums, {"unended": [running]})
+    ranges = [_range(item) for item in sums.get("ranges", {}).items()]
+    unended = [  # by now: others may have run it
+        block
+        for block in sums.pop("unended", [])
+        if not any(first <= block < end for first, end in ranges)
+    ]
+    if unended:
+        sums["unended"] = unended
 
 
 def _range(item: tuple[str, int]) -> tuple[int, int]:
