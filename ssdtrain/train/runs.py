@@ -34,6 +34,8 @@ RUNS = Path("runs")
 LATEST = "latest"
 CONFIG = "config.yaml"
 RECORD = "run.json"
+MOST_NAMED = 5
+"""Runs that a message lists."""
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "checkpoint.pt"
@@ -204,9 +206,11 @@ def find(name: str) -> Path:
             return path.parent / os.readlink(path) if path.is_symlink() else path
     known = sorted((p.parent.name for p in RUNS.glob(f"*/{RECORD}")), reverse=True)
     near = did_you_mean(name, known)
-    newest = ", ".join(n for n in known if n != LATEST)[:300] or "none"
+    names = [each for each in known if each != LATEST]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    newest = ", ".join(names[:MOST_NAMED]) or "none"
     raise ConfigError(
-        f"resume={name}: no such run{near}; there are below {RUNS}: {newest}"
+        f"resume={name}: no such run; there are below {RUNS}: {newest}{more}{near}"
     )
 
 

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -365,7 +366,12 @@ def test_latest_may_be_of_another_trainer(
 
 def test_a_run_that_does_not_exist(refused: Refused) -> None:
     made_run("1-gpt", [*TINY])
-    assert "did you mean 'latest'?" in refused("train", "resume=latst")
+    told = "no such run; there are below runs: 1-gpt; did you mean 'latest'?"
+    assert told in refused("train", "resume=latst")
+    for number in range(2, 8):
+        copytree("runs/1-gpt", f"runs/{number}-gpt")
+    told = "runs: 7-gpt, 6-gpt, 5-gpt, 4-gpt, 3-gpt and 2 more"
+    assert told in refused("train", "resume=nothing")  # and no name is cut
     assert "did you mean 'latest'?" in refused("report", "latst")
 
 
