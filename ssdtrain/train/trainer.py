@@ -41,6 +41,8 @@ from ssdtrain.train.stop import STDERR, Stop, StoppedError
 from ssdtrain.train.tally import Beside, added
 from ssdtrain.train.zero import ZeroRunner
 
+READING = "reading the text and loading transformers"
+
 
 class Trainer:
     """`ssdtrain train` for transformers."""
@@ -94,7 +96,7 @@ class Trainer:
         try:
             with deterministic(self.settings.train.deterministic):
                 if terminal is not None:
-                    terminal.stage("reading the text")
+                    terminal.stage(READING)
                 workload = self._workload(ranks)
                 make_directories(workload)
                 beside = Beside(workload)

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from ssdtrain.report.table import render, rows
+from ssdtrain.train.trainer import READING
 from tests.docs.pages import ROOT, blocks
 from tests.ssdtrain.report.test_table import a_result
 
@@ -52,6 +53,10 @@ def test_the_page_is_as_the_program_prints(shown: list[list[str]]) -> None:
     heads = [line for line in out.getvalue().splitlines() if line.startswith("┃")]
     names = [re.sub(r"\s+", " ", line) for line in heads]
     assert [name for name in names if name in re.sub(r" +", " ", PAGE.read_text())]
+
+
+def test_the_page_says_what_is_prepared() -> None:
+    assert f"\nssdtrain: {READING} ...\n" in PAGE.read_text()
 
 
 def test_its_figures_agree_with_one_another(shown: list[list[str]]) -> None:
