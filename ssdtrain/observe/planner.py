@@ -40,7 +40,6 @@ from ssdtrain.plan.adapt import Drift, Overhead, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import (
     Corrections,
-    Pace,
     PlainTimes,
     RegionTimes,
     captured,
@@ -417,16 +416,20 @@ class Planner:
             self._plan()
             return
         self._corrections = replace(self._corrections, pace=pace)
-        if pace is None or self._seen is None or not self._may_hold(pace):
+        if pace is None or self._seen is None or not self._may_hold():
             self._plan()
             return
         self._cache.bypass = Paced(
             self._cache, self._seen, self._packs, listens=False, before=pace
         )
 
-    def _may_hold(self, pace: Pace) -> bool:
-        """Whether a held step would show anything, and nobody waits for it."""
-        return self._is_on_gpu and pace.is_hosted and isinstance(self.peers, Alone)
+    def _may_hold(self) -> bool:
+        """Whether a held step, which is a long one, would show anything, and nobody
+        waits for it."""
+        plain = self._plain
+        if plain is None or not plain.is_hosted:
+            return False
+        return self._is_on_gpu and isinstance(self.peers, Alone)
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.

@@ -47,8 +47,8 @@ from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
 NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
-HOSTED_SHARE = 0.7
-"""From this share of the device's time on, the host's may bound a step."""
+HOSTED_SHARE = 0.97
+"""From this share of a forward's time on, the host may bound it."""
 NEVER_MS = 1e9
 """Of what cannot run in a captured step."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
@@ -68,6 +68,11 @@ class PlainTimes(NamedTuple):
     known."""
     host_lead_ms: float = 0.0
     """By how much the host was ahead of the device when it started."""
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether the device waits for the host."""
+        return self.host_forward_ms > HOSTED_SHARE * self.forward_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +99,6 @@ class Pace:
     segments: tuple[Segment, ...]
     end: Natural
     """The mark at which the last one ends; those from there on are as they were."""
-
-    @property
-    def is_hosted(self) -> bool:
-        """Whether the device waits for the host for much of the time."""
-        ms = sum(segment.ms for segment in self.segments)
-        return sum(segment.host_ms for segment in self.segments) > HOSTED_SHARE * ms
 
 
 class RegionTimes(NamedTuple):

@@ -16,7 +16,13 @@ import ssdtrain
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
 from ssdtrain.observe.planner import Planner
-from ssdtrain.plan.calibrate import Corrections, Pace, Segment, corrected
+from ssdtrain.plan.calibrate import (
+    Corrections,
+    Pace,
+    PlainTimes,
+    Segment,
+    corrected,
+)
 from ssdtrain.plan.calibrate import paced as with_pace
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
@@ -118,11 +124,9 @@ def test_a_held_step_takes_the_devices_own_time(
 
 
 def test_a_step_is_held_where_the_host_bounds_it() -> None:
-    segment = Segment(start=0, ms=10.0, host_ms=8.0)
-    pace = Pace(num_marks=2, head_ms=0.0, head_host_ms=0.0, segments=(segment,), end=1)
-    assert pace.is_hosted
-    idle = replace(pace, segments=(replace(segment, host_ms=5.0),))
-    assert not idle.is_hosted
+    plain = PlainTimes(step_ms=30.0, forward_ms=10.0, host_forward_ms=9.9)
+    assert plain.is_hosted
+    assert not plain._replace(host_forward_ms=9.0).is_hosted
 
 
 class Saving(torch.autograd.Function):
