@@ -303,6 +303,8 @@ class Watched:
     def placed(self, number: int, tensor: Tensor) -> None:
         """Autograd has saved this tensor at this place."""
         self._num_placed = number + 1
+        if self._is_open and not self._is_on_top:
+            self._is_open = False  # another mode may change what the operator gives
         if self._is_open:
             address = tensor.data_ptr() if is_strided(tensor) else 0
             self._last = [*self._last[1 - NUM_INPUTS :], address]
@@ -320,7 +322,16 @@ class Watched:
             # Not by `with`: it ends in another call, and is no mode of the program's.
             self._mode = _Mode(self)
             torch._C._push_on_torch_dispatch_stack(self._mode)
-        self._is_open = self._mode is not None
+        self._is_open = self._is_on_top
+
+    @property
+    def _is_on_top(self) -> bool:
+        """Whether our mode stands, and none that was entered since: what it answers
+        would pass through that one again."""
+        num = torch._C._len_torch_dispatch_stack()
+        if self._mode is None or not num:
+            return False
+        return torch._C._get_dispatch_stack_at(num - 1) is self._mode
 
     def _close(self) -> None:
         window, call = self._windows.pop(), self._call

@@ -4,7 +4,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,7 +116,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def serving(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
         made = serve(self, func, args, kwargs)
         if func._schema.name in attention.OPERATORS:
-            told.append("taken" if self._call.is_answer else "computed")
+            is_taken = self._is_open and self._call.is_answer
+            told.append("taken" if is_taken else "computed")
         return made
 
     with monkeypatch.context() as patch:
@@ -266,14 +267,55 @@ class Cast(Block):
 
 
 @pytest.mark.parametrize(
-    "block", [Masked, TwoInARow, Entering, Peeking, Checkpointed, Cast]
+    ("block", "num_taken"),
+    [
+        (Masked, 2),
+        (TwoInARow, 4),
+        (Entering, 0),  # the mode might change what it is given
+        (Peeking, 2),
+        (Checkpointed, 2),
+        (Cast, 2),
+    ],
 )
 def test_models_that_call_it_otherwise(
-    block: type[Block], monkeypatch: pytest.MonkeyPatch
+    block: type[Block], num_taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, session = run_both(Net(block, 2), monkeypatch)
-    assert told.count("taken") == (4 if block is TwoInARow else 2), told
+    assert told.count("taken") == num_taken, told
     assert session.last_step is not None and not session.last_step.fallbacks
+
+
+class Doubling(TorchDispatchMode):
+    """Doubles what attention gives, below autograd."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if "scaled_dot_product" in func.__name__ and isinstance(found, tuple):
+            return found[0] * 2, *found[1:]
+        return found
+
+
+class Later(Block):
+    """It enters a mode around attention, once the plan knows where attention is."""
+
+    is_last = False
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with Doubling() if Later.is_last else nullcontext():
+            return super().attend(q, k, v)
+
+
+def test_a_mode_that_is_entered_behind_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        monkeypatch.setattr(Later, "is_last", number == NUM_STEPS - 1)
+        return mean(model, number)
+
+    told, _ = run_both(Net(Later, 2), monkeypatch, loss_of)
+    assert told == ["computed"] * 2
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
