@@ -212,7 +212,8 @@ def test_steps_leave_no_objects(
             for _ in range(num_steps):
                 model(x).sum().backward()
                 optimizer.step()
-            session.cache.offloader.wait_io()  # what a copy's thread still holds is no leak
+            # What a copy's thread still holds is no leak.
+            session.cache.offloader.wait_io()
             gc.collect()
             counts.append(len(gc.get_objects()))
         assert len(session.steps) == 4
