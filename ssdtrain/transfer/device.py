@@ -422,7 +422,7 @@ class CudaDevice:
             stream.wait_event(event)
 
     def hold(self, ms: float) -> None:
-        """A kernel that waits."""
+        """A kernel that waits: torch has no public one (2.11 to 2.13)."""
         torch.cuda._sleep(int(ms * CYCLES_PER_MS))
 
     def is_capturing(self) -> bool:

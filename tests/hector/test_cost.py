@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -99,9 +100,9 @@ def test_the_schedule_of_a_walk_is_asked_for_once(
     """A first call prices every setting: looking twice is a tenth of its time."""
     asked: list[int] = []
 
-    def counted(kernel: Traversal, *more: object) -> TraversalSchedule | None:
+    def counted(kernel: Traversal, *more: Any) -> TraversalSchedule | None:
         asked.append(id(kernel))
-        found = default_schedule(kernel, *more)  # type: ignore[arg-type]
+        found = default_schedule(kernel, *more)
         return found if isinstance(found, TraversalSchedule) else None
 
     monkeypatch.setattr("hector.cost.default_schedule", counted)

@@ -29,6 +29,7 @@ from ssdtrain.plan.timeline import Timeline
 from ssdtrain.regions import attention
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
+from tests.ssdtrain.graphs.layers import Doubled
 
 WIDTH, HEADS, LENGTH = 32, 4, 24
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "window_bytes": 1 << 14}
@@ -285,25 +286,13 @@ def test_models_that_call_it_otherwise(
     assert session.last_step is not None and not session.last_step.fallbacks
 
 
-class Doubling(TorchDispatchMode):
-    """Doubles what attention gives, below autograd."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if "scaled_dot_product" in func.__name__ and isinstance(found, tuple):
-            return found[0] * 2, *found[1:]
-        return found
-
-
 class Later(Block):
     """It enters a mode around attention, once the plan knows where attention is."""
 
     is_last = False
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with Doubling() if Later.is_last else nullcontext():
+        with Doubled() if Later.is_last else nullcontext():
             return super().attend(q, k, v)
 
 

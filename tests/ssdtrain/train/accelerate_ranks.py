@@ -65,8 +65,8 @@ def train(precision: str, settings: dict[str, Any] | None) -> tuple[list[Tensor]
     model: Any = Model()
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     draw = torch.Generator().manual_seed(1)
-    data = torch.randint(VOCABULARY, (29, 8), generator=draw)
-    loader: Any = torch.utils.data.DataLoader(data, batch_size=2)  # type: ignore[arg-type]
+    data: Any = torch.randint(VOCABULARY, (29, 8), generator=draw)
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=2)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     session = None if settings is None else ssdtrain.offload(model, **settings)
     torch.manual_seed(accelerator.process_index)
