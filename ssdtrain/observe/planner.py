@@ -51,7 +51,16 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import HostCosts, Profile
-from ssdtrain.plan.search import PART, Answer, Reading, Request, Search, answers
+from ssdtrain.plan.search import (
+    PART,
+    TURN_S,
+    Answer,
+    Reading,
+    Request,
+    Search,
+    answers,
+    turn_of,
+)
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import Stalled
@@ -563,7 +572,8 @@ class Planner:
             text = self.peers.offered(self._step)
             if text is None:
                 return None
-            self._reading = Reading(text)
+            own_s = TURN_S if self._seen is None else turn_of(self._seen)
+            self._reading = Reading(text, turn_s=own_s)
         answer = self._reading.advance()
         if answer is not None:
             self._reading = None

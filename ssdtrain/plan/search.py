@@ -11,7 +11,7 @@ finds. It imports no torch.
 All that depends on how long a step is happens in that process: prices are corrected,
 plans are searched for, and compared with the plan in force. Profiles and plans have
 thousands of parts, so they are written and read over several steps: `Search.advance`
-handles some of them in each, until `TURN_S` have passed.
+handles some of them in each, until its turn is over.
 (tests/ssdtrain/plan/test_search.py)
 """
 
@@ -47,6 +47,9 @@ OF_ORDERS = '[["plan", "orders", '
 """How the lines of an answer begin that hold orders."""
 TURN_S = 0.0045
 """The training thread begins no other part in a step after this time."""
+TURN_SHARE = 0.005
+"""Or after this share of the step, if that is longer: a plan comes no more steps late
+where they are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +119,23 @@ def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
     return not is_better(new.prediction, priced, budget is not None, limit)
 
 
+def turn_of(profile: Profile) -> float:
+    """Return the time that the training thread gives to a search in each step."""
+    return max(TURN_S, TURN_SHARE * profile.compute_ms / 1e3)
+
+
 class Reading:
-    """Reads an answer over several steps."""
+    """Reads an answer over several steps, for a turn in each."""
 
     def __init__(
-        self, text: str, clock: Callable[[], float] = time.perf_counter
+        self,
+        text: str,
+        clock: Callable[[], float] = time.perf_counter,
+        turn_s: float = TURN_S,
     ) -> None:
         self.text = text
         self._clock = clock
+        self._turn_s = turn_s
         first, *lines = text.splitlines()
         whole = json.loads(first)
         self._left: list[str] = []
@@ -137,8 +149,8 @@ class Reading:
         self._orders: dict[str, Any] = {} if plan is None else dict(plan.orders)
 
     def advance(self) -> Answer | None:
-        """Read orders until `TURN_S` have passed; the answer, once it is whole."""
-        end = self._clock() + TURN_S
+        """Read orders until the turn is over; the answer, once it is whole."""
+        end = self._clock() + self._turn_s
         while self._left:
             (*_, kind), orders = json.loads(self._left.pop())
             self._orders[kind] += decode(tuple[Order, ...], orders)
@@ -160,6 +172,7 @@ class Search:
         self, request: Request, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
+        self._turn_s = turn_of(request.profile)
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
         self.folder = Path(self._directory.name)
         """Private to the user; gone when the search is over."""
@@ -197,7 +210,7 @@ class Search:
         return None
 
     def _send(self, unsent: Iterator[str]) -> None:
-        end = self._clock() + TURN_S
+        end = self._clock() + self._turn_s
         with self._request.open("a", encoding="utf-8") as file:
             for line in unsent:
                 print(line, file=file)
@@ -228,7 +241,8 @@ class Search:
         next_one, *rest = self._unread
         if next_one.exists():
             text = next_one.read_text("utf-8")
-            self._reading, self._unread = Reading(text, self._clock), rest
+            self._reading = Reading(text, self._clock, self._turn_s)
+            self._unread = rest
             return True
         if has_ended:
             self._end(process)

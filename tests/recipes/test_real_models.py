@@ -1,7 +1,9 @@
 """The benchmark of stock models: its rows, and all of its paths on a tiny model."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +88,20 @@ def test_a_relative_setting_is_taken_from_another_row(
     assert (runs[0].budget_bytes, runs[0].limit_bytes) == tuple(given.values())
     with pytest.raises(LookupError, match=f"needs the row {CELL}/keep"):
         real_models.given_bytes(row, {f"{CELL}/keep": {"error": "out of memory"}})
+
+
+def test_steps_are_timed_when_the_warm_up_has_taken_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that settles late costs the row its limit no more."""
+    now = itertools.count().__next__
+    monkeypatch.setattr(real_row.time, "perf_counter", lambda: float(now()))
+    late = SimpleNamespace(is_settled=False)
+    trainer: Any = SimpleNamespace(step=lambda num: num)
+    least = real_row.LEAST_WARM_UP_STEPS
+    assert len(real_row.warmed(trainer, 8, late, 7.0)) == least + 7
+    assert len(real_row.warmed(trainer, 8, late)) == real_row.MOST_WARM_UP_STEPS
+    assert len(real_row.warmed(trainer, 8, None)) == least
 
 
 def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ level before the step, gradients allocated.
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import os
 import socket
@@ -238,6 +239,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=90, help="for one row")
     parser.add_argument("--steps", type=int, default=5, help="timed ones of a row")
     parser.add_argument("--host-steps", type=int, default=5, help="0: no host times")
+    told = "then steps are timed, settled or not"
+    parser.add_argument("--warm-up-s", type=float, default=math.inf, help=told)
     parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -252,7 +255,10 @@ def main(argv: list[str] | None = None) -> int:
         print(*(row.name for row in rows), sep="\n")
         return 0
     until = time.monotonic() + options.seconds
-    run = Run(options.steps, options.host_steps, options.lengths, options.device)
+    run = Run(
+        *(options.steps, options.host_steps, options.lengths, options.device),
+        warm_up_s=options.warm_up_s,
+    )
     settings = {"device": options.device, "host_tokens": HOST_TOKENS}
     cells = Cells(options.out, options.seconds, settings)
     for row in rows:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import os
 import random
 import statistics
@@ -60,6 +61,8 @@ class Run:
     """For activations: of a row that asks for a share of another's."""
     limit_bytes: int | None = None
     """What the process may reserve on the device."""
+    warm_up_s: float = math.inf
+    """Steps are timed from then on, settled or not: the row says which."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         if len(set(lengths)) > 1:
             timed = [trainer.step(length) for length in lengths]
         else:
-            warm_up += warmed(trainer, lengths[0], session)
+            warm_up += warmed(trainer, lengths[0], session, began + run.warm_up_s)
             timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
         found |= summary(warm_up, timed, lengths)
         found |= of_session(session)
@@ -303,11 +306,19 @@ class Trainer:
         return event
 
 
-def warmed(trainer: Trainer, num: int, session: Any) -> list[Step]:
-    """Steps until nothing settles any more."""
+def warmed(
+    trainer: Trainer, num: int, session: Any, until: float = math.inf
+) -> list[Step]:
+    """Steps until nothing settles any more.
+
+    Args:
+        until: and no longer than to this time of `time.perf_counter`.
+    """
     steps = []
     for number in range(MOST_WARM_UP_STEPS):
-        if number >= LEAST_WARM_UP_STEPS and (session is None or session.is_settled):
+        if number >= LEAST_WARM_UP_STEPS and (
+            session is None or session.is_settled or time.perf_counter() >= until
+        ):
             break
         steps.append(trainer.step(num))
     gc.collect()

@@ -1,5 +1,6 @@
 """The search beside training finds what one on the thread finds, for less time."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -17,7 +18,16 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PredictedStall
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.scaled import as_observed, scaled
-from ssdtrain.plan.search import PART, TURN_S, Answer, Reading, Request, Search, answers
+from ssdtrain.plan.search import (
+    PART,
+    TURN_S,
+    Answer,
+    Reading,
+    Request,
+    Search,
+    answers,
+    turn_of,
+)
 from tests.ranks import LONGEST_S
 
 LONG = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
@@ -123,6 +133,35 @@ def test_parts_are_handled_while_there_is_time() -> None:
         assert search.clear(wait=True)
     at_once, two, one = turns
     assert at_once == 1 and abs(2 * two - one) <= 2 < one
+
+
+def test_a_long_step_has_a_longer_turn() -> None:
+    """At 32k tokens a step takes seconds: a plan comes no more of them late."""
+    profile = PROFILE_FILE.read(LONG)
+    assert turn_of(profile) == TURN_S
+    marks = tuple(replace(mark, ms=40 * mark.ms) for mark in profile.marks)
+    long = replace(profile, marks=marks)
+    assert turn_of(long) == pytest.approx(0.005 * long.compute_ms / 1e3)
+    turns = []
+    for seen in (profile, long):
+        request = Request(profile=seen, goal=Goal(), efforts=(1,))
+        search = Search(request, itertools.count(0.0, TURN_S).__next__)
+        turns.append(0)
+        while search.is_sending:
+            search.advance()
+            turns[-1] += 1
+        search.stop()
+        assert search.clear(wait=True)
+    assert turns[1] <= turns[0] / 5
+    (answer,) = answers(Request(profile=profile, goal=Goal(), efforts=(1,)))
+    text = "\n".join(in_parts(answer, PART))
+    for seconds, most in ((TURN_S, 99), (99.0, 1)):
+        reading = Reading(text, itertools.count(0.0, TURN_S).__next__, seconds)
+        steps = 1
+        while reading.advance() is None:
+            steps += 1
+        assert steps <= most
+    assert steps == 1
 
 
 def test_why_there_is_no_plan() -> None:
