@@ -1,7 +1,7 @@
 """How long forwards take, and forwards that run as if there were no ssdtrain."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,15 @@ from ssdtrain.remat.clock import Clock
 
 class Bypass:
     """Times the forwards of one step, and stands in for the hooks where it is the
-    cache's `bypass`. See [Note: the plain step] in plan/calibrate.py."""
+    cache's `bypass`. See [Note: the plain step] in plan/calibrate.py.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        spent_ns: host time so far that is none of the program's.
+    """
+
+    def __init__(self, clock: Clock, spent_ns: Callable[[], int] = lambda: 0) -> None:
         self._clock = clock
+        self._spent_ns = spent_ns
         self._forwards: list[tuple[Any, Any]] = []
         self._host_ns: list[tuple[int, int]] = []
 
@@ -22,8 +27,10 @@ class Bypass:
     def forward(self) -> Iterator[None]:
         """Around one forward."""
         start, start_ns = self._clock.now(), time.monotonic_ns()
+        before_ns = self._spent_ns()
         yield
-        self._host_ns.append((start_ns, time.monotonic_ns()))
+        own_ns = self._spent_ns() - before_ns
+        self._host_ns.append((start_ns, time.monotonic_ns() - own_ns))
         self._forwards.append((start, self._clock.now()))
 
     @property

@@ -86,6 +86,15 @@ class Meter(Protocol):
     def load(self, start: Callable[[Any], None], record: Any) -> None:
         """Start a load, timed by itself."""
 
+    def outside_ns(self) -> int:
+        """The program's own host time so far, in ns."""
+
+    def region_began(self, since_ns: int) -> None:
+        """What was outside since then is a region call's."""
+
+    def region_ended(self, since_ns: int) -> None:
+        """Likewise."""
+
 
 class TensorCache:
     """Holds what autograd saved. One per session; any thread may call it."""

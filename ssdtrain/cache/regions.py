@@ -702,6 +702,8 @@ class Regions:
         number, lane.num_regions = lane.num_regions, lane.num_regions + 1
         if not self._is_chosen(lane, number):
             return None
+        meter = self.cache.meter
+        since_ns = 0 if meter is None else meter.outside_ns()
         leaves, arguments = flatten(args, kwargs)
         reason = self._refusal(region, leaves)
         if reason is None:
@@ -724,18 +726,24 @@ class Regions:
             lane.num_live += 1
             self.current = call
             self.cache.course.region = number
+        if meter is not None:
+            meter.region_began(since_ns)
         return call
 
     def end(self, call: RegionCall) -> None:
         """Its forward has ended."""
         if self.cache.owner.is_elsewhere:  # forked inside of it: nothing is dropped
             return
+        meter = self.cache.meter
+        since_ns = 0 if meter is None else meter.outside_ns()
         with self.cache.lock:
             self._leave()
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)
+        if meter is not None:
+            meter.region_ended(since_ns)
 
     def abort(self, call: RegionCall) -> None:
         """Its forward raised."""

@@ -74,6 +74,13 @@ class HostMeter:
         self._excluded_ns = 0
         self._samples: dict[tuple[Placement, str], list[int]] = defaultdict(list)
         self._rebuilds: dict[tuple[int, int], int] = {}
+        self._regions_ns: list[int] = []
+        """Of each region call."""
+
+    @property
+    def spent_ns(self) -> int:
+        """Host time that was ssdtrain's own, so far."""
+        return self._spent_ns
 
     def around(self, pack: Hook, unpack: Hook) -> tuple[Hook, Hook]:
         """Wrap the pack and unpack hooks of a forward in timers."""
@@ -142,6 +149,19 @@ class HostMeter:
             self._excluded_ns += took_ns
         self._samples[self._way_of(record), "load"].append(took_ns)
 
+    def region_began(self, since_ns: int) -> None:
+        """Book the time outside of the hooks since `since_ns`, of `outside_ns`, as the
+        beginning of a region call: it is none of the program's."""
+        self._regions_ns.append(0)
+        self.region_ended(since_ns)
+
+    def region_ended(self, since_ns: int) -> None:
+        """Likewise, as the end of the region call that began last."""
+        took_ns = self.outside_ns() - since_ns
+        self._spent_ns += took_ns
+        if self._regions_ns:
+            self._regions_ns[-1] += took_ns
+
     def outside_ns(self) -> int:
         """Return the host time so far without the hooks', in ns."""
         at = self.now() if self._entered is None else self._entered
@@ -206,6 +226,9 @@ class HostMeter:
             host=cost(Placement.OFFLOAD, otherwise.host),
             ssd=cost(Placement.OFFLOAD_SSD, otherwise.ssd),
             rebuild=cost(Placement.RECOMPUTE, otherwise.rebuild),
+            region_ms=(
+                mean_ms(self._regions_ns) if self._regions_ns else otherwise.region_ms
+            ),
         )
 
     def _middle(self, placement: Placement, what: str, otherwise_ms: float) -> float:
@@ -236,13 +259,15 @@ def mixed(before: HostCosts, sample: HostCosts, weight: float) -> HostCosts:
         host=mix(before.host, sample.host),
         ssd=mix(before.ssd, sample.ssd),
         rebuild=mix(before.rebuild, sample.rebuild),
+        region_ms=before.region_ms + weight * (sample.region_ms - before.region_ms),
     )
 
 
 def _by_action(costs: HostCosts) -> list[float]:
-    """Return the ms of pack, load and use together, by action."""
+    """Return the ms of pack, load and use together, by action; a region call's."""
     every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
-    return [cost.pack_ms + cost.use_ms + cost.load_ms for cost in every]
+    own = [cost.pack_ms + cost.use_ms + cost.load_ms for cost in every]
+    return [*own, costs.region_ms]
 
 
 def is_far(before: HostCosts, now: HostCosts) -> bool:

@@ -383,6 +383,7 @@ class Planner:
         cache = self._cache
         bypass, cache.bypass = cache.bypass, None
         timer, cache.timer = cache.timer, None
+        meter = self._take_meter()
         before = bypass if timer is None else timer
         if isinstance(before, Paced):
             self._take_pace(before)
@@ -394,6 +395,7 @@ class Planner:
             )
             if timer is not None:
                 own = self._without_reruns(own)
+                self._price_regions(meter)
             # The slowest rank's, and the host that is the least ahead.
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
@@ -410,12 +412,21 @@ class Planner:
             self._idle_host_ms = before.host_forward_ms
         self._num_plain += 1
         self._plain_start = cache.ledger.closed
-        measured = Bypass(cache.ledger.clock)
         if self._without_hooks:
-            cache.bypass = measured
-        else:
-            cache.timer = measured
-            cache.ledger.clock.keep_spans = True
+            cache.bypass = Bypass(cache.ledger.clock)
+            return
+        own_meter = self._meter = cache.meter = HostMeter(
+            self._away, is_autograds=lambda: cache.course.storing < 0
+        )
+        cache.timer = Bypass(cache.ledger.clock, lambda: own_meter.spent_ns)
+        cache.ledger.clock.keep_spans = True
+
+    def _price_regions(self, meter: HostMeter | None) -> None:
+        """Take what the calls of regions cost the host in forward."""
+        costs = self._host_costs
+        if meter is not None and costs is not None:
+            region_ms = meter.costs(HostCosts()).region_ms
+            self._host_costs = replace(costs, region_ms=region_ms)
 
     def _take_pace(self, paced: Paced) -> None:
         """Take what a paced step told; where the host bounds it, run a held one."""
@@ -489,6 +500,7 @@ class Planner:
             plain=tuple(plain),
             note="plain_step_ms" if self._without_hooks else "without_reruns_ms",
             rerun_ms=self._rerun_ms,
+            host_costs=self._host_costs,
         )
 
     def _plan(self) -> None:

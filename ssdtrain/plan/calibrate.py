@@ -14,7 +14,9 @@ in which all regions run again can, and nobody watches its tensors, so its opera
 wait for the host no more than those of a plan do. Each re-run is measured by itself, so
 the step that keeps everything is what remains without them and without the waits for
 copies. The re-runs' own times are taken from there, too: a plan that runs all regions
-again is then predicted to take what this step took.
+again is then predicted to take what this step took. The host's time of its forwards is
+the program's own: the hooks' and the region calls' are measured and left out, and the
+plan has them again, for what it does.
 
 [Note: a host that is blocked]
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
@@ -114,11 +116,10 @@ class RegionTimes(NamedTuple):
     """Of these: in its forwards."""
 
     def plain(self) -> PlainTimes:
-        """Return the step that keeps everything. Its host's time is not known."""
+        """Return the step that keeps everything."""
         return self.step._replace(
             step_ms=self.step.step_ms - self.rerun_ms - self.stall_ms,
             forward_ms=self.step.forward_ms - self.stall_out_ms,
-            host_forward_ms=0.0,
         )
 
 

@@ -141,6 +141,8 @@ class HostCosts:
     """A move to the SSD."""
     rebuild: HostCost = HostCost()
     """A rebuild; its kernels' launches as well."""
+    region_ms: Duration = 0.0
+    """Of the call of a region in forward that will run again, beside its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)

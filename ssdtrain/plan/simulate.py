@@ -94,6 +94,7 @@ class Run:
         self._host_costs = _costs_by_placement(costs)
         # Of a tensor that is no mark, one way: it is as likely packed as used.
         self._handle_ms = (costs.keep.pack_ms + costs.keep.use_ms) / 2
+        self._region_ms = self._region_calls(costs.region_ms)
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self._framed: dict[int, int] = {}
@@ -172,12 +173,25 @@ class Run:
         self._finish()
         return outcome
 
+    def _region_calls(self, region_ms: float) -> dict[int, float]:
+        """Return the host time of region calls that will run again, by the mark of the
+        first tensor that each saves."""
+        found: dict[int, float] = {}
+        if region_ms <= 0.0:
+            return found
+        line = self._line
+        for run in line.run_marks(self.placed):
+            at = min(line.pack_mark[item] for item in line.members[run])
+            found[at] = found.get(at, 0.0) + region_ms
+        return found
+
     def _host_acts(self, item: int, mark: int) -> None:
         """Add what the hooks do at this mark to the host's work."""
         if not self._is_hosted:
             return
         line, placement = self._line, self.placed[item]
         cost = self._host_costs[placement]
+        self._rank.host += self._region_ms.get(mark, 0.0)
         if line.is_pack[mark]:
             if line.exists(item, self.placed):
                 self._rank.host += cost.pack_ms

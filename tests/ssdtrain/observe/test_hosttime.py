@@ -70,6 +70,37 @@ def test_time_outside_the_hooks_is_the_programs() -> None:
     assert costs.keep == HostCost(pack_ms=0.02, use_ms=0.002)
 
 
+def test_a_region_call_is_none_of_the_programs_time() -> None:
+    """Its own work is booked apart, its inputs' hooks as theirs."""
+    now = Turned()
+    meter = HostMeter(now=now)
+
+    def pack(tensor: Any) -> Any:
+        now.pass_us(10)
+        return tensor
+
+    timed, _ = meter.around(pack, pack)
+    for _ in range(2):
+        now.pass_us(100)
+        since = meter.outside_ns()
+        now.pass_us(20)
+        timed("input")
+        now.pass_us(10)
+        meter.region_began(since)
+        now.pass_us(50)
+        since = meter.outside_ns()
+        now.pass_us(25)
+        meter.region_ended(since)
+    assert meter.outside_ns() == 300_000
+    assert meter.spent_ns == 2 * 65_000
+    costs = meter.costs(HostCosts())
+    assert costs.region_ms == pytest.approx(0.055)
+    assert costs.keep.pack_ms == pytest.approx(0.01)
+    assert HostMeter().costs(costs).region_ms == costs.region_ms
+    assert mixed(HostCosts(), costs, 0.5).region_ms == pytest.approx(0.0275)
+    assert is_far(costs, replace(costs, region_ms=0.01))
+
+
 def test_what_a_recipe_stores_inside_is_one_call() -> None:
     now = Turned()
     meter = HostMeter(now=now)

@@ -11,7 +11,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import PROFILE_FILE, Part, Profile, RegionRun
+from ssdtrain.plan.profile import PROFILE_FILE, HostCosts, Part, Profile, RegionRun
 from ssdtrain.plan.regions import by_yield, parts, running, spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
@@ -82,6 +82,17 @@ def test_a_rerun_costs_its_time_and_frees_all_but_its_input() -> None:
     # The last one's tensors and four inputs: in its forward, and when it runs again.
     assert found.peak_bytes == (4 + 3) * MB
     assert found.keep_peak_bytes == none.peak_bytes
+
+
+def test_the_call_of_a_region_costs_a_bound_host_its_time() -> None:
+    profile = layers()
+    marks = tuple(replace(mark, host_ms=mark.ms) for mark in profile.marks)
+    free = replace(profile, marks=marks)
+    dear = replace(free, host_costs=HostCosts(region_ms=0.5))
+    for count in range(NUM_REGIONS + 1):
+        chosen = [(KIND, number) for number in range(count)]
+        (before, _), (found, _) = predicted(free, chosen), predicted(dear, chosen)
+        assert found.step_ms == pytest.approx(before.step_ms + 0.5 * count)
 
 
 def test_what_a_rerun_needs_is_in_the_peak() -> None:

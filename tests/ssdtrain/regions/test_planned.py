@@ -3,6 +3,7 @@
 import copy
 import random
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache import regions as in_cache
 from ssdtrain.counters import Fallback
+from ssdtrain.observe import planner as observe_planner
+from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
-from ssdtrain.plan.profile import PROFILE_FILE
+from ssdtrain.plan.profile import PROFILE_FILE, HostCosts
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.regions import attention
+from ssdtrain.regions import attention, watch
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
@@ -246,6 +249,41 @@ class Slow(nn.Module):
         for _ in range(4):
             x = Slowly.apply(x, self._pace())
         return x
+
+
+def test_the_programs_host_time_is_told_from_that_of_regions(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at a module that takes long is ssdtrain's own, and is a price of plans."""
+    look_s, num_blocks = 0.25, 3
+    looked = watch.Watch.look
+
+    def slowly(own: watch.Watch) -> Any:
+        virtual_time.sleep(look_s)
+        return looked(own)
+
+    monkeypatch.setattr(watch.Watch, "look", slowly)
+    meter = partial(HostMeter, now=virtual_time.monotonic_ns)
+    monkeypatch.setattr(observe_planner, "HostMeter", meter)
+    pace = Pace(virtual_time)
+    model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
+    x = torch.randn(ROWS, WIDTH)
+    settings = {**SETTINGS, "recompute": "regions", "max_overhead": 1.0}
+    with ssdtrain.offload(model, **settings) as session:
+        pace.cache = session.cache
+        planner: Any = session._planner
+        for _ in range(6):
+            planner._host_costs = planner._host_costs or HostCosts()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                    parameter.grad = None
+    own_ms = 1e3 * num_blocks * 4 * FORWARD_S
+    assert planner._plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
+    assert planner._host_costs.region_ms == pytest.approx(1e3 * look_s, rel=0.1)
+    assert session.profile is not None
+    assert session.profile.host_costs == planner._host_costs
 
 
 def test_keep_is_predicted_from_steps_that_run_all_regions_again(
