@@ -14,12 +14,12 @@ class Bypass:
     cache's `bypass`. See [Note: the plain step] in plan/calibrate.py.
 
     Args:
-        spent_ns: host time so far that is none of the program's.
+        ours_ns: host time so far that is none of the program's.
     """
 
-    def __init__(self, clock: Clock, spent_ns: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, clock: Clock, ours_ns: Callable[[], int] = lambda: 0) -> None:
         self._clock = clock
-        self._spent_ns = spent_ns
+        self._ours_ns = ours_ns
         self._forwards: list[tuple[Any, Any]] = []
         self._host_ns: list[tuple[int, int]] = []
 
@@ -27,9 +27,9 @@ class Bypass:
     def forward(self) -> Iterator[None]:
         """Around one forward."""
         start, start_ns = self._clock.now(), time.monotonic_ns()
-        before_ns = self._spent_ns()
+        before_ns = self._ours_ns()
         yield
-        own_ns = self._spent_ns() - before_ns
+        own_ns = self._ours_ns() - before_ns
         self._host_ns.append((start_ns, time.monotonic_ns() - own_ns))
         self._forwards.append((start, self._clock.now()))
 

@@ -3,7 +3,6 @@
 import copy
 import random
 import weakref
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +14,11 @@ from ssdtrain.cache import regions as in_cache
 from ssdtrain.counters import Fallback
 from ssdtrain.observe import planner as observe_planner
 from ssdtrain.observe.hosttime import HostMeter
+from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
-from ssdtrain.plan.profile import PROFILE_FILE, HostCosts
+from ssdtrain.plan.profile import PROFILE_FILE, HostCosts, Profile
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
@@ -263,27 +263,39 @@ def test_the_programs_host_time_is_told_from_that_of_regions(
         return looked(own)
 
     monkeypatch.setattr(watch.Watch, "look", slowly)
-    meter = partial(HostMeter, now=virtual_time.monotonic_ns)
+    meters: list[HostMeter] = []
+    told: list[Corrections] = []
+
+    def meter(*args: Any, **settings: Any) -> HostMeter:
+        settings["now"] = virtual_time.monotonic_ns
+        meters.append(HostMeter(*args, **settings))
+        return meters[-1]
+
+    def correcting(profile: Profile, by: Corrections) -> Profile:
+        told.append(by)
+        return corrected(profile, by)
+
     monkeypatch.setattr(observe_planner, "HostMeter", meter)
+    monkeypatch.setattr(observe_planner, "corrected", correcting)
     pace = Pace(virtual_time)
     model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
     x = torch.randn(ROWS, WIDTH)
     settings = {**SETTINGS, "recompute": "regions", "max_overhead": 1.0}
     with ssdtrain.offload(model, **settings) as session:
         pace.cache = session.cache
-        planner: Any = session._planner
         for _ in range(6):
-            planner._host_costs = planner._host_costs or HostCosts()
             model(x).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= 0.1 * parameter.grad  # type: ignore[operator]
                     parameter.grad = None
     own_ms = 1e3 * num_blocks * 4 * FORWARD_S
-    assert planner._plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
-    assert planner._host_costs.region_ms == pytest.approx(1e3 * look_s, rel=0.1)
     assert session.profile is not None
-    assert session.profile.host_costs == planner._host_costs
+    plain = PlainTimes(*told[-1].plain)
+    assert plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
+    region_ms = [each.costs(HostCosts()).region_ms for each in meters]
+    assert len(region_ms) > 2
+    assert region_ms == pytest.approx([1e3 * look_s] * len(region_ms), rel=0.1)
 
 
 def test_keep_is_predicted_from_steps_that_run_all_regions_again(
