@@ -7,10 +7,11 @@ import sys
 from ssdtrain.arguments import positive_argument, reason, show, size_argument
 from ssdtrain.errors import ConfigError
 from ssdtrain.machine.copies import CopyBudget
-from ssdtrain.machine.doctor import Examination, Request, examine
+from ssdtrain.machine.doctor import Examination, Request, examine, parts
 from ssdtrain.machine.findings import Level
 from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.machine.ssd import SsdBudget
+from ssdtrain.progress import Progress
 
 EXAMPLES = """examples:
   ssdtrain doctor                                     facts, and host or GPU copies
@@ -64,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Examine and print; 0, 1 if a finding is a problem, 2 for impossible settings."""
     try:
         request = _request(args)
-        found = examine(request)
+        # Each part is said as it begins: it may take half a minute.
+        with Progress(parts(request), interval_s=0.0) as progress:
+            found = examine(request, progress.part)
         if args.save:
             LINK_FILE.write(args.save, found.links)
         if args.plot:

@@ -1,9 +1,8 @@
 """`examine`: all facts, all measurements, all findings of one machine."""
 
 import datetime
-import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,8 +15,6 @@ from ssdtrain.machine.limits import Limits
 from ssdtrain.machine.links import LINK_FILE, Link, LinkFile, LinkKind
 from ssdtrain.machine.software import Software
 from ssdtrain.machine.ssd import SsdBudget, SsdResult, measure_ssd
-
-logger = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 TYPICAL_TENSOR_BYTES = 64 * MIB
@@ -67,11 +64,21 @@ POOR_FIT = 0.3
 """Fitted against measured seconds; the planner's own predictions are within 5 %."""
 
 
-def examine(request: Request) -> Examination:
+def parts(request: Request) -> int:
+    """Return how many parts `examine` has, each of which may take many seconds."""
+    return 1 + (len(request.directories) + 1 if request.measure else 0)
+
+
+def examine(request: Request, part: Callable[[str], None]) -> Examination:
     """Look at this machine and measure its links.
 
     Never raises for what the machine lacks: that is a finding.
+
+    Args:
+        request: what to look at.
+        part: told what begins, `parts` times.
     """
+    part("looking at GPUs, limits and versions")
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     gpu = gpus.inspect_gpus()
     process, packages = limits.inspect_limits(), software.inspect_software()
@@ -80,6 +87,11 @@ def examine(request: Request) -> Examination:
     links: list[Link] = []
     written = 0
     for directory in request.directories:
+        if request.measure:
+            part(
+                f"measuring {directory}: about {request.ssd.max_seconds:.0f} s, "
+                f"{request.ssd.max_bytes / 1e9:.1f} GB written at most"
+            )
         try:
             disk = disks.inspect_disk(directory)
         except OSError as error:
@@ -92,6 +104,7 @@ def examine(request: Request) -> Examination:
             links.extend(result.links if result else ())
             written += result.bytes_written if result else 0
     if request.measure:
+        part("measuring copies")
         links = [*_measure_copies(request.copy, findings), *links]
     findings.extend(judge_links(tuple(links)))
     findings.extend(limits.judge(process))
@@ -126,7 +139,6 @@ def _measure_directory(
     directory: str, budget: SsdBudget, findings: list[Finding]
 ) -> SsdResult | None:
     """Measure the curves of one directory; a failure becomes a finding."""
-    logger.info("measuring %s", directory)
     try:
         result = measure_ssd(directory, budget)
     except OSError as error:

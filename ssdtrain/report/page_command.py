@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
+from ssdtrain.progress import Progress
 from ssdtrain.quantities import did_you_mean
 from ssdtrain.report.page import page, read_run
-from ssdtrain.report.progress import Progress
 
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html

@@ -38,7 +38,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
-from ssdtrain.report.progress import Progress, each
+from ssdtrain.progress import Progress, each
 from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
     Build,

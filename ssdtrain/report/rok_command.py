@@ -24,8 +24,8 @@ from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.progress import each
 from ssdtrain.report.plan_command import add_subject, profile_of
-from ssdtrain.report.progress import each
 from ssdtrain.report.subject import Build, build_of
 
 EXAMPLES = """examples:

@@ -31,6 +31,7 @@ FLOORS = {
     "queues": 0,
     "gathered": 0,
     "numerics": 0,
+    "progress": 0,
     "storage": 1,
     "transfer": 2,
     "plan": 3,
@@ -64,6 +65,7 @@ GROUND = {
     "versions",
     "rates",
     "queues",
+    "progress",
 }
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -31,7 +32,9 @@ def test_measures_saves_and_plots(
     arguments = ["--directory", str(tmp_path / "drive"), "--json"]
     arguments += ["--max-write-bytes", "64M", "--max-seconds", "60"]
     assert doctor(*arguments, "--save", str(saved), "--plot", str(plot)) == 0
-    printed = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    printed = json.loads(said.out)
+    assert f"2 of 3: measuring {tmp_path / 'drive'}: about 60 s, 0.1 GB" in said.err
     links = LINK_FILE.read(saved)
     assert printed["links"] == json.loads(saved.read_text())
     kinds = {link.kind for link in links.links}
@@ -42,6 +45,28 @@ def test_measures_saves_and_plots(
     assert list((tmp_path / "drive").iterdir()) == []
     for finding in printed["findings"]:
         assert finding["advice"], finding
+
+
+def test_what_takes_long_is_said_as_it_begins(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a pipe, too: half a minute without a word looks like a command that hangs."""
+
+    def ends(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ssdtrain.machine.doctor.measure_ssd", ends)
+    with pytest.raises(KeyboardInterrupt):
+        doctor("--directory", str(tmp_path))
+    said = capsys.readouterr()
+    assert said.out == ""  # which may be JSON
+    assert said.err.splitlines() == [
+        "ssdtrain: 1 of 3: looking at GPUs, limits and versions ...",
+        f"ssdtrain: 2 of 3: measuring {tmp_path}: about 20 s, 4.3 GB written at most "
+        "...",
+    ]
 
 
 def test_tables_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:

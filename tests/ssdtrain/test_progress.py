@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from ssdtrain.report.progress import Progress, each
+from ssdtrain.progress import Progress, each
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
@@ -22,6 +22,15 @@ def test_elsewhere_a_line_every_ten_seconds() -> None:
         now[0] = 12.0
         progress.part("third")
     assert out.getvalue() == "ssdtrain: 2 of 3: second ...\n"
+
+
+def test_few_long_parts_are_said_as_they_begin() -> None:
+    shown, out = console(terminal=False)
+    with Progress(2, shown, lambda: 0.0, interval_s=0.0) as progress:
+        progress.part("first")
+        progress.part("second")
+    said = "ssdtrain: 1 of 2: first ...\nssdtrain: 2 of 2: second ...\n"
+    assert out.getvalue() == said
 
 
 def test_on_a_terminal_the_part_and_how_many_there_are() -> None:
