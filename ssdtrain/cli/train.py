@@ -23,6 +23,7 @@ from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.report.memory import draw
 from ssdtrain.report.table import render
 from ssdtrain.report.trace import write_trace
+from ssdtrain.rundirs import LATEST
 
 EXAMPLES = """examples:
   ssdtrain train                                      a laptop's GPT, two ranks, SSD
@@ -144,7 +145,7 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
     try:
         return _continued(earlier, record, args.overrides), earlier
     except ConfigError as error:
-        if name != runs.LATEST:
+        if name != LATEST:
             raise
         which = f"(resume={name} is {earlier}{runs.others(earlier)})"
         raise ConfigError(f"{error}\n{which}") from error

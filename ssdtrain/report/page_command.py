@@ -7,14 +7,13 @@ from pathlib import Path
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.progress import Progress
-from ssdtrain.quantities import did_you_mean
 from ssdtrain.report.page import page, read_run
+from ssdtrain.rundirs import RUNS, no_such_run
 
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html
   ssdtrain report RUN OTHER              writes RUN/compared-with-OTHER.html
 """
-RUNS = Path("runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +66,5 @@ def find(name: str) -> Path:
     for path in (Path(name).expanduser(), RUNS / name):
         if path.is_dir():
             return path.resolve()
-    near = did_you_mean(name, sorted(path.name for path in RUNS.glob("*/")))
-    raise ConfigError(
-        f"report expects a run, got {name!r}: no directory, nor below runs/{near}"
-    )
+    there = (path.name for path in RUNS.glob("*/"))
+    raise ConfigError(f"report {name}: {no_such_run(name, there)}")

@@ -27,15 +27,11 @@ from omegaconf import DictConfig, OmegaConf
 
 import ssdtrain
 from ssdtrain.errors import ConfigError
-from ssdtrain.quantities import did_you_mean
+from ssdtrain.rundirs import LATEST, RUNS, no_such_run
 from ssdtrain.versions import installed
 
-RUNS = Path("runs")
-LATEST = "latest"
 CONFIG = "config.yaml"
 RECORD = "run.json"
-MOST_NAMED = 5
-"""Runs that a message lists."""
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 CHECKPOINT = "checkpoint.pt"
@@ -204,14 +200,8 @@ def find(name: str) -> Path:
         if (path / CONFIG).is_file() and (path / RECORD).is_file():
             # `latest` may point elsewhere tomorrow; the rest stays as it was given.
             return path.parent / os.readlink(path) if path.is_symlink() else path
-    known = sorted((p.parent.name for p in RUNS.glob(f"*/{RECORD}")), reverse=True)
-    near = did_you_mean(name, known)
-    names = [each for each in known if each != LATEST]
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    newest = ", ".join(names[:MOST_NAMED]) or "none"
-    raise ConfigError(
-        f"resume={name}: no such run; there are below {RUNS}: {newest}{more}{near}"
-    )
+    there = (p.parent.name for p in RUNS.glob(f"*/{RECORD}"))
+    raise ConfigError(f"resume={name}: {no_such_run(name, there)}")
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ FLOORS = {
     "gathered": 0,
     "numerics": 0,
     "progress": 0,
+    "rundirs": 0,
     "storage": 1,
     "transfer": 2,
     "plan": 3,
@@ -66,6 +67,7 @@ GROUND = {
     "rates",
     "queues",
     "progress",
+    "rundirs",
 }
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 

@@ -365,6 +365,10 @@ def test_latest_may_be_of_another_trainer(
 
 
 def test_a_run_that_does_not_exist(refused: Refused) -> None:
+    for words in (("train", "resume=latest"), ("report", "latest")):
+        told = refused(*words)  # as in another directory than the one that trained
+        assert f"no such run, nor any other below {Path('runs').resolve()}" in told
+        assert "`ssdtrain train` makes one there" in told
     made_run("1-gpt", [*TINY])
     told = "no such run; there are below runs: 1-gpt; did you mean 'latest'?"
     assert told in refused("train", "resume=latst")

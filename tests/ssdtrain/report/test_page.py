@@ -207,7 +207,8 @@ def test_the_command(
     assert "<h1>one and two</h1>" in (run / "compared-with-two.html").read_text()
     assert (run / "report.html").read_text() == own
     assert main(["report", "nothing"]) == 2
-    assert "report expects a run, got 'nothing'" in capsys.readouterr().err
+    told = "report nothing: no such run; there are below runs: two, one"
+    assert told in capsys.readouterr().err
     (run / "result.json").unlink()
     assert main(["report", "latest"]) == 2
     with pytest.raises(ConfigError, match="has not finished"):
