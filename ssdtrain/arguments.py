@@ -46,6 +46,23 @@ def positive_argument(text: str) -> float:
     return value
 
 
+def refuse_all_but_one(args: argparse.Namespace, **ways: str) -> None:
+    """Refuse none and several of these options.
+
+    Args:
+        args: what was given.
+        ways: by option, what a value of it may be.
+
+    Raises:
+        ConfigError: not exactly one is there.
+    """
+    given = [f"--{name}" for name in ways if getattr(args, name) is not None]
+    if len(given) != 1:
+        expected = " or ".join(f"--{name} {text}" for name, text in ways.items())
+        got = " and ".join(given) or "neither"
+        raise ConfigError(f"expects {expected}, got {got}")
+
+
 def reason(error: Exception, args: argparse.Namespace) -> str:
     """Return what went wrong; a file by the option that named it."""
     if not isinstance(error, OSError) or error.filename is None:

@@ -66,7 +66,8 @@ _OURS = frozenset({"ssdtrain", "pydirect", "hector"})
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
+        hint = f"; {self.prog} --help has all of them, and examples"
+        print(f"{self.prog}: {message}{hint}", file=sys.stderr)
         raise SystemExit(2)
 
 

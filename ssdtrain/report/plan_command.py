@@ -17,6 +17,7 @@ from ssdtrain.arguments import (
     fraction_argument,
     positive_argument,
     reason,
+    refuse_all_but_one,
     show,
     size_argument,
 )
@@ -41,6 +42,7 @@ from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
 from ssdtrain.report.scatter import lines, spots
 from ssdtrain.report.subject import (
+    MODELS,
     Build,
     add_batch,
     build_of,
@@ -53,7 +55,7 @@ EXAMPLES = """examples:
   ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
   ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
                                         observe on this machine, write the plan
-  ssdtrain plan --profile profile.json --memory-budget 8G
+  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8G
   ssdtrain plan --model blocks:8192x4 --no-gpu --sweep micro_batch --batch 64 \\
                 --stages 4 --memory-budget 20G
 
@@ -251,8 +253,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _profile(args: argparse.Namespace) -> Profile:
-    if (args.profile is None) == (args.model is None):
-        raise ConfigError("give either --profile FILE or --model MODEL")
+    refuse_all_but_one(args, profile="runs/latest/profile.json", model=MODELS)
     if args.profile is not None:
         profile = PROFILE_FILE.read(args.profile)
         if args.links is not None:

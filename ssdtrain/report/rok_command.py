@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import count_argument, reason, show
+from ssdtrain.arguments import count_argument, reason, refuse_all_but_one, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.baselines import references
@@ -26,7 +26,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.progress import each
 from ssdtrain.report.plan_command import add_subject, profile_of
-from ssdtrain.report.subject import Build, build_of
+from ssdtrain.report.subject import MODELS, Build, build_of
 
 EXAMPLES = """examples:
   ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
@@ -83,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _points(args: argparse.Namespace) -> list[Point]:
-    if (args.results is None) == (args.model is None):
-        raise ConfigError("give either --results FILE or --model MODEL")
+    refuse_all_but_one(args, results="rok.json", model=MODELS)
     if args.results is not None:
         return read_points(args.results)
     build = build_of(args.model, args.sequence)

@@ -18,6 +18,8 @@ from ssdtrain.foresight.device import Device
 from ssdtrain.plan.profile import Profile
 from ssdtrain.report.estimate import estimate
 
+MODELS = "blocks:4096x32 (hidden size, layers; or FILE.py:FUNCTION)"
+"""What `--model` may be, for a message."""
 HEAD_SIZE = 128
 DROPOUT = 0.1
 NUM_OBSERVED_STEPS = 3

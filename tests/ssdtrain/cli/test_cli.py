@@ -54,6 +54,9 @@ from tests.ssdtrain.train.legs import leg_result
         (["train", *TINY, "name=a/b"], "name expects a directory's name without '/'"),
         (["train", *TINY, "run_directory=/proc/x"], "run_directory=/proc/x cannot be"),
         (["train", *TINY, "run_directory=/etc/passwd"], "(File exists)"),
+        (["plan"], "expects --profile runs/latest/profile.json or --model blocks:4096"),
+        (["plan", "--profile=a", "--model=b"], "got --profile and --model"),
+        (["rok"], "(hidden size, layers; or FILE.py:FUNCTION), got neither"),
     ],
 )
 def test_impossible_input_is_status_2(

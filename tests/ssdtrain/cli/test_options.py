@@ -235,6 +235,18 @@ def test_unknown_words_are_status_2(words: list[str]) -> None:
     assert caught.value.code == 2
 
 
+def test_a_refused_command_line_names_its_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where what is missing says little by its name."""
+    with pytest.raises(SystemExit):
+        main(["foresight"])
+    error = capsys.readouterr().err
+    assert error.endswith(
+        "required: action; ssdtrain foresight --help has all of them, and examples\n"
+    )
+
+
 def test_the_nearest_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--mulitrun", "model=gpt,bert"])
