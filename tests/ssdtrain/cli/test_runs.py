@@ -173,6 +173,9 @@ def test_what_a_run_leaves(tmp_path: Path, train: Train) -> None:
     assert result == json.loads((path / "result.json").read_text())
     names = {p.name for p in path.iterdir()}
     assert names >= {"config.yaml", "run.json", "log.txt", "metrics.jsonl"}
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for name in names | {"activations", "tensorboard", "report.html", "error.txt"}:
+        assert f"`{name}" in page, name
     assert "num_layers: 2" in (path / "config.yaml").read_text()
     found = record(path)
     assert found["status"] == "finished" and found["versions"]["torch"]
