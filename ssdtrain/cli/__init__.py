@@ -89,7 +89,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         if only in (None, name):
             home = import_module(module)
             home.add_arguments(command)
-            command.set_defaults(run=home.run, described=command.format_help)
+            command.set_defaults(run=home.run, parser=command)
     return parser
 
 
@@ -105,8 +105,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     overrides = [word for word in rest if not word.startswith("-")]
     if overrides != rest or (rest and not hasattr(args, "overrides")):
         unknown = next((word for word in rest if word not in overrides), rest[0])
-        near = did_you_mean(unknown, re.findall(r"--[\w-]+", args.described()))
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{near}")
+        known = re.findall(r"--[\w-]+", args.parser.format_help())
+        near = did_you_mean(unknown, known)
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}{near}")
     if rest:
         args.overrides = [*args.overrides, *overrides]
     return args

@@ -17,6 +17,9 @@ from typing import Any
 from ssdtrain.curves import Links
 from ssdtrain.jsonfile import Duration, Format, Index, Natural, Unfit
 
+ESTIMATED = "estimated"
+"""The note of a profile of which no step was observed: what gave its times."""
+
 
 class Phase(str, Enum):
     """Which half of a lane's life a mark belongs to."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
-from ssdtrain.plan.profile import HostCosts, Profile
+from ssdtrain.plan.profile import ESTIMATED, HostCosts, Profile
 from ssdtrain.plan.timeline import Timeline
 
 # A stall below this fraction of the step is not worth a change.
@@ -168,6 +168,11 @@ def _price(profile: Profile, prediction: Prediction) -> str:
         return (
             f"step {prediction.step_ms:.1f} ms, {cost} over a step without ssdtrain "
             f"({prediction.keep_ms:.1f} ms)"
+        )
+    if ESTIMATED in profile.notes:  # nothing was observed
+        return (
+            f"step {prediction.step_ms:.1f} ms, {cost} over keeping everything "
+            f"({prediction.keep_ms:.1f} ms), by {profile.notes[ESTIMATED]}"
         )
     return (
         f"{cost} over keeping everything, by the times of the observed step "

@@ -23,7 +23,7 @@ from ssdtrain.foresight.price import price, steady
 from ssdtrain.foresight.recorder import Recorder
 from ssdtrain.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.foresight.spec import Kind
-from ssdtrain.plan.profile import Item, Mark, Phase, Profile
+from ssdtrain.plan.profile import ESTIMATED, Item, Mark, Phase, Profile
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
@@ -87,7 +87,7 @@ def estimate(
         is_hosted=device.spec.kind is Kind.CUDA,
         host_lead_ms=found.host_lead_us / 1e3,
         notes={
-            "estimated": f"kernel models of {name}, {num_generic} operators priced as "
+            ESTIMATED: f"kernel models of {name}, {num_generic} operators priced as "
             "copies",
             "clock": f"{found.clock:.3f}",
         },

@@ -263,11 +263,15 @@ def refuse_without_checkpoint(
     one does."""
     if has_checkpoint(path):
         return
+    is_finished = record.get("status") == FINISHED
     key = next((k for k in SAVES if OmegaConf.select(config, k) is not None), None)
     how = "its trainer writes one behind each epoch"
     if key is not None:
         how = f"a run writes them with {key}=N"
-    ended = "is finished and " if record.get("status") == FINISHED else ""
+        every = OmegaConf.select(OmegaConf.load(path / CONFIG), key)
+        if every and not is_finished:
+            how = f"it ended before its first ({key}={every})"
+    ended = "is finished and " if is_finished else ""
     raise ConfigError(f"{path} {ended}has no checkpoint to go on from; {how}.")
 
 

@@ -332,16 +332,28 @@ def test_the_picture_and_the_table_tell_the_same_peak(
     assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
 
 
-def made_run(name: str, words: list[str], *, checkpoint: str = "") -> Path:
-    """A run's directory as a finished run leaves it, without training."""
+def made_run(
+    name: str, words: list[str], *, checkpoint: str = "", status: str = FINISHED
+) -> Path:
+    """A run's directory as a run leaves it, without training."""
     path = Path("runs") / name
     path.mkdir(parents=True)
     directory = RunDirectory(path, resumed=False)
     directory.open(compose("ssdtrain.yaml", words), ["train", *words])
-    directory.close(FINISHED)
+    directory.close(status)
     if checkpoint:
         (path / checkpoint).mkdir()
     return path
+
+
+def test_a_run_that_ended_before_its_first_checkpoint(refused: Refused) -> None:
+    """Not told to set what it had set."""
+    made_run("1-gpt", [*TINY, "train.checkpoint_every=10"], status="stopped")
+    told = refused("train", "resume=1-gpt")
+    assert "it ended before its first (train.checkpoint_every=10)" in told
+    made_run("2-gpt", [*TINY], status="stopped")
+    told = refused("train", "resume=2-gpt")
+    assert "a run writes them with train.checkpoint_every=N" in told
 
 
 def test_latest_may_be_of_another_trainer(

@@ -241,10 +241,12 @@ def test_a_refused_command_line_names_its_help(
     """Where what is missing says little by its name."""
     with pytest.raises(SystemExit):
         main(["foresight"])
-    error = capsys.readouterr().err
-    assert error.endswith(
-        "required: action; ssdtrain foresight --help has all of them, and examples\n"
-    )
+    told = "required: action; ssdtrain foresight --help has all of them, and examples\n"
+    assert capsys.readouterr().err.endswith(told)
+    with pytest.raises(SystemExit):
+        main(["doctor", "activations"])
+    told = "unrecognized arguments: activations; ssdtrain doctor --help has all"
+    assert told in capsys.readouterr().err
 
 
 def test_the_nearest_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from ssdtrain.plan.calibrate import PlainTimes, calibrated
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import ESTIMATED, Profile
 from ssdtrain.plan.words import compared, explain
 from tests.ssdtrain.plan.profiles import chain
 
@@ -37,6 +37,14 @@ def test_a_measured_plain_step_is_what_the_percentage_counts_from() -> None:
     assert "% from the prediction), stalled 0.0 ms" in told
     told = compared(profile, plan, without_ms=20.0, with_ms=20.2)
     assert told.endswith("x 1.010, observed steps included.")
+
+
+def test_what_was_estimated_is_not_said_to_be_observed() -> None:
+    """`ssdtrain plan --no-gpu` spoke of an observed step."""
+    profile = replace(chain(8), notes={ESTIMATED: "kernel models of h200"})
+    told = explain(profile, choose(profile, Goal(max_overhead=0.1)))
+    assert "over keeping everything (27.0 ms), by kernel models of h200; peak" in told
+    assert "observed" not in told
 
 
 def unhurried(device: str) -> tuple[Profile, Plan]:
