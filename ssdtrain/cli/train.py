@@ -38,6 +38,9 @@ Every run has a directory below runs/; runs/latest is a link to the newest. Ctrl
 finishes the step and, with train.checkpoint_every, writes a checkpoint.
 """
 
+FIRST_RANK_S = 10.0
+"""So long the first rank has to refuse what another one refuses."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
@@ -76,6 +79,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting can never work.
     """
+    try:
+        return _run(args)
+    except ConfigError:
+        if os.environ.get("RANK", "0") != "0":
+            # Mostly the first rank says the same: then we are ended meanwhile, whether
+            # we are its own ranks or a launcher's.
+            time.sleep(FIRST_RANK_S)
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     started_by_us = "SSDTRAIN_PARENT" in os.environ
     shown = not (args.quiet or args.json or args.cfg or started_by_us)
     if shown and os.environ.get("RANK", "0") == "0":
@@ -207,10 +221,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(words)
 
 
-FIRST_RANK_S = 10.0
-"""So long the first rank has to refuse what another one refuses."""
-
-
 class _Run:
     """One run of one composed config, on this rank or on ranks of its own."""
 
@@ -258,9 +268,6 @@ class _Run:
             ready = True
         except ConfigError as error:
             _keep_traceback(error, path)
-            if self._ranks.run_directory is not None and not self._ranks.is_first:
-                # Mostly the first rank says the same: then we are ended meanwhile.
-                time.sleep(FIRST_RANK_S)
             raise
         finally:
             if made and not ready:

@@ -73,13 +73,18 @@ def projection_table(rows: Sequence[Row]) -> "Table":
             f"{found.write_gb_per_s:.2f}",
             f"{row.drives.bandwidth_used:.0%}",
             f"{row.bubble:.1%}",
-            f"{row.drives.lifespan_years:.1f}",
+            years_text(row.drives.lifespan_years),
             f"{found.state_bytes / GB:.1f}",
             f"{found.largest_micro_batch_power_of_two} ({found.largest_micro_batch})",
             f"{found.power_of_two_in_flight_bytes / TB:.2f} "
             f"({found.largest_in_flight_bytes / TB:.2f})",
         )
     return table
+
+
+def years_text(years: float) -> str:
+    """Return years to a tenth; where that would be next to nothing, two digits."""
+    return f"{years:.1f}" if years >= 1.0 else f"{years:.2g}"
 
 
 def cost_table(rows: Sequence[Row], years: float) -> "Table":

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ssdtrain.cli import main
-from ssdtrain.cli.train import compose
+from ssdtrain.cli.train import FIRST_RANK_S, compose
 from ssdtrain.report.table import WITH, WITHOUT
 from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
@@ -94,6 +94,21 @@ def test_what_cannot_be_prepared_is_told_and_leaves_nothing(
     *_, line = refused("train", "-q", *cache, *words).strip().splitlines()
     assert line.startswith("ssdtrain: ") and message in line
     assert [*(tmp_path / "runs").iterdir()] == []
+
+
+def test_ranks_of_a_launcher_leave_the_word_to_the_first(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight GPUs said eight times that a name is wrong: a launcher ends the others
+    when one has failed, so the others wait for that before they speak."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setenv("RANK", "0")
+    assert "did you mean 'gpt'" in refused("train", "model=gptt")
+    assert waited == []
+    monkeypatch.setenv("RANK", "1")
+    assert "did you mean 'gpt'" in refused("train", "model=gptt")
+    assert waited == [FIRST_RANK_S]
 
 
 @pytest.fixture

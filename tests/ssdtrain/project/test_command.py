@@ -59,6 +59,10 @@ def test_tables_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run("--cost", "--plot", str(plot)) == 0
     text = capsys.readouterr().out
     assert "lifespan" in text and "Cost for each GPU over 3 years" in text
+    assert run("--ssd", "980-pro") == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+    lives = [row[7].strip() for row in rows if len(row) > 7]
+    assert len(lives) == 12 and not any(float(life) == 0 for life in lives)
     assert plot.read_bytes()[:4] == b"\x89PNG"
     assert run("--list") == 0
     text = capsys.readouterr().out
