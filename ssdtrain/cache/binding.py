@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.planned import PLANNED
+from ssdtrain.cache.quiet import Passage, Watched
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -68,6 +69,7 @@ class Binding:
         self._compiled: set[int] = set()
         """Items whose recipes rows can ask for again."""
         self._dtypes: dict[int, torch.dtype] = {}
+        self._passages: dict[int, Passage] = {}
         self._used: list[int] = []
         """Rows in the order in which backward used their tensors."""
 
@@ -96,6 +98,10 @@ class Binding:
         handle.number = len(self._specs)
         self._specs.append(spec)
         return handle
+
+    def watched(self) -> Watched:
+        """What is around a call of a layer."""
+        return Watched(self._passages, self._lane, self._specs)
 
     def _place(
         self, spec: Spec, tensor: Tensor, handle: Handle, is_placed: bool
@@ -219,7 +225,8 @@ class Binding:
         totals = tuple(map(self._totals, self._specs, rows))
         looks = tuple(spec.look for spec in self._specs)
         rows = [*map(around, self._specs, rows), EndRow()]
-        return Table(tuple(rows), totals, behind, looks)
+        passages = {n: p for n, p in self._passages.items() if p.is_quiet(rows)}
+        return Table(tuple(rows), totals, behind, looks, passages)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0

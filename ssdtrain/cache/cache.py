@@ -36,6 +36,7 @@ from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.moved import Moved
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
+from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
     Handle,
@@ -159,8 +160,9 @@ class TensorCache:
         if self.lanes.current.run is None or not self._is_left_alone():
             pack, unpack = untraced(pack), untraced(unpack)
         pack = owned(pack, self)
-        self.regions.hooks_are(pack, unpack)
-        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        hooks = ForwardHooks(pack, unpack)
+        self.regions.hooks_are(hooks)
+        return hooks
 
     def forward_ends(self) -> None:
         """End the forward that ran. Where an interrupt has left our hooks on torch's

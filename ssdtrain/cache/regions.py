@@ -37,6 +37,7 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.living import Living
+from ssdtrain.cache.quiet import ForwardHooks, Quietly, Watched
 from ssdtrain.cache.record import (
     Handle,
     Holding,
@@ -670,23 +671,29 @@ class Regions:
         self.pack: Any = None
         """The hooks of the forward that runs."""
         self.unpack: Any = None
+        self._hooks: ForwardHooks | None = None
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
         self._alive = Living[RegionCall]()
         self._looked_at: set[Region] = set()
 
-    def hooks_are(self, pack: Any, unpack: Any) -> None:
+    def hooks_are(self, hooks: ForwardHooks) -> None:
         """A forward of the model is about to run under these hooks."""
-        self.pack, self.unpack = pack, unpack
+        self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
+        self._hooks = hooks
 
     def forward_ends(self) -> None:
         """It is over; the hooks may go with the graph."""
-        self.pack = self.unpack = self.current = None
+        self.pack = self.unpack = self._hooks = self.current = None
 
     def begin(
         self, region: Region, forward: Any, args: Any, kwargs: Any
-    ) -> RegionCall | None:
-        """A call of a region's forward begins; None: it runs as it always did."""
+    ) -> RegionCall | Quietly | Watched | None:
+        """A call of a region's forward begins.
+
+        Returns:
+            The call, if it will run again; else what is to be around it, if anything.
+        """
         if self.choice is Choice.NONE or self.current is not None:
             return None
         if self.cache.owner.is_elsewhere:
@@ -701,7 +708,7 @@ class Regions:
             return None
         number, lane.num_regions = lane.num_regions, lane.num_regions + 1
         if not self._is_chosen(lane, number):
-            return None
+            return self._around(lane, number)
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         leaves, arguments = flatten(args, kwargs)
@@ -729,6 +736,14 @@ class Regions:
         if meter is not None:
             meter.region_began(since_ns)
         return call
+
+    def _around(self, lane: Lane, number: int) -> Quietly | Watched | None:
+        """See [Note: quiet calls]."""
+        if lane.run is not None and self._hooks is not None:
+            return lane.run.quietly(number, self._hooks)  # type: ignore[no-any-return]
+        if lane.binding is not None:
+            return lane.binding.watched()  # type: ignore[no-any-return]
+        return None
 
     def end(self, call: RegionCall) -> None:
         """Its forward has ended."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.quiet import ForwardHooks, Quietly
 from ssdtrain.cache.record import (
     Handle,
     Holding,
@@ -204,6 +205,18 @@ class Run:
         if call.num_places == num_places:  # the general path gives one by itself
             call.place(tensor, handle)
         return handle
+
+    def quietly(self, number: int, hooks: ForwardHooks) -> Quietly | None:
+        """What is around that call of a layer; None: the hooks stay on."""
+        passage = self._table.passages.get(number)
+        if (
+            passage is None
+            or self._num_packed is not None
+            or len(self._table.rows) - length_hint(self._rows) != passage.first
+            or self._cache.course.num_resized
+        ):
+            return None
+        return Quietly(hooks, self._lane, self._rows, passage)
 
     def keep(self, row: KeptItemRow) -> None:
         """A mark: an item that stays."""

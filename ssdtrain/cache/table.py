@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.rows import BY_NUMBER, HostRow, Row, bare
 from ssdtrain.cache.sizes import Look
@@ -58,6 +59,8 @@ class Table:
     """Quiet rows behind the last one that counts."""
     looks: tuple[Look | None, ...]
     """Of each row; None where another size is not the row's to serve."""
+    passages: dict[int, Passage]
+    """Calls of layers that run without hooks, by number: [Note: quiet calls]."""
 
     def close(self, pool: PinnedPool) -> None:
         """Give the places of its rows back; what is on its way keeps its own."""

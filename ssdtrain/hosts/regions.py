@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssdtrain.cache.regions import Regions
+from ssdtrain.cache.regions import RegionCall, Regions
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.plain import look_like, method_of
@@ -58,6 +58,9 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         call = regions.begin(region, inner, args, kwargs)
         if call is None:
             return inner(*args, **kwargs)
+        if not isinstance(call, RegionCall):
+            with call:
+                return inner(*args, **kwargs)
         try:
             result = inner(*args, **kwargs)
         except torch.OutOfMemoryError as error:

@@ -56,3 +56,18 @@ def every_other_moved(session: ssdtrain.Session) -> Plan:
         for kind, own in all_moved(session).orders.items()
     }
     return Plan(orders=orders, policy="every other")
+
+
+def moved_in_front(session: ssdtrain.Session, num_moved: int) -> Plan:
+    """The first items of a lane leave at once and come back when backward begins; all
+    others stay."""
+    orders = {
+        kind: tuple(
+            replace(order, load_at=0)
+            if number < num_moved
+            else replace(order, placement=Placement.KEEP, release_after=0, load_at=0)
+            for number, order in enumerate(own)
+        )
+        for kind, own in all_moved(session).orders.items()
+    }
+    return Plan(orders=orders, policy="in front")
