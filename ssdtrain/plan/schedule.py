@@ -28,6 +28,9 @@ class Slack(NamedTuple):
 
     fraction: float = 0.08
     """Of the transfer's own time."""
+    queue_fraction: float = 0.03
+    """Of the time for which its link has been busy: transfers follow one another, and
+    each that takes longer than predicted delays those behind it."""
     ms: float = 0.2
 
 
@@ -168,7 +171,8 @@ class _Scheduler:
         window = style.window_bytes
         leaving: deque[int] = deque()
         leaving_bytes = 0
-        now, link_free = line.profile.head_ms, 0.0
+        now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
+        late_ms: dict[int, float] = {}
         for mark in range(line.num_marks):
             item = line.item_of_mark[mark]
             packs = line.is_pack[mark]
@@ -181,9 +185,9 @@ class _Scheduler:
             coming = line.items[item].num_bytes if moves else 0
             while leaving:
                 oldest = leaving[0]
-                late = line.copy_out_ms[oldest] * slack.fraction + slack.ms
                 full = window is not None and leaving_bytes + coming > window
-                if self._copied[oldest] + late > now and not (full and packs):
+                late = self._copied[oldest] + late_ms[oldest] > now
+                if late and not (full and packs):
                     break
                 leaving.popleft()
                 leaving_bytes -= line.items[oldest].num_bytes
@@ -191,8 +195,13 @@ class _Scheduler:
                 self._release[oldest] = mark
             self._start_ms.append(now)
             if moves:
-                link_free = max(now, link_free) + line.copy_out_ms[item]
+                if link_free < now:
+                    link_free = busy_since = now
+                link_free += line.copy_out_ms[item]
                 self._copied[item] = link_free
+                queued_ms = (link_free - busy_since) * slack.queue_fraction
+                own_ms = line.copy_out_ms[item] * slack.fraction
+                late_ms[item] = own_ms + queued_ms + slack.ms
                 leaving.append(item)
                 leaving_bytes += coming
             if line.waits_for_copies[mark] and link_free > now:

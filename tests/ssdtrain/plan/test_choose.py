@@ -15,7 +15,7 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
-from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.schedule import Late, Slack, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
@@ -244,10 +244,10 @@ def test_a_memory_budget_out_of_reach_names_the_write_budget() -> None:
 def test_as_much_is_made_again_as_the_limit_allows_and_the_rest_moves_for_nothing() -> (
     None
 ):
-    """A stock model of 12 layers: 77 % of the peak for 10 %, in a short search."""
+    """A stock model of 12 layers: 76 % of the peak for 10 %, in a short search."""
     path = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
     found = choose(PROFILE_FILE.read(path), Goal(max_overhead=0.1), 300_000).prediction
-    assert found.peak_bytes < 0.23 * found.keep_peak_bytes
+    assert found.peak_bytes < 0.24 * found.keep_peak_bytes
     assert found.step_ms <= 1.1 * found.keep_ms
 
 
@@ -269,3 +269,21 @@ def test_nothing_is_on_its_way_out_when_the_host_reads_a_result() -> None:
     waiting = schedule(line, everything, Style(late=Late.WAIT))
     gone = [order.placement for order in waiting["model/0"]].count(Placement.OFFLOAD)
     assert gone > 2 and Run(line, waiting).run().step_ms > keep_ms
+
+
+def test_what_stands_behind_other_copies_is_released_later() -> None:
+    """A link that is a little slower than predicted is so for each copy of a queue."""
+    line = Timeline(made.chain(40, gb_per_s=0.9))
+    everything = {
+        kind: (Placement.OFFLOAD,) * len(items)
+        for kind, items in line.profile.kinds.items()
+    }
+
+    def released(queue_fraction: float) -> list[int]:
+        style = Style(slack=Slack(queue_fraction=queue_fraction))
+        orders = schedule(line, everything, style)["model/0"]
+        return [order.release_after for order in orders if order.release_after]
+
+    exact, later = released(0.0), released(0.2)
+    delays = [b - a for a, b in zip(exact, later, strict=False)]
+    assert (delays[0], delays[10], delays[20]) == (0, 2, 5)
