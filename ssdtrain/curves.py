@@ -4,6 +4,7 @@ On the ground floor, because `machine` measures curves and `plan` prices with th
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from ssdtrain.jsonfile import Duration, Fraction, Natural, Positive
@@ -32,6 +33,14 @@ class Sigmoid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Knot:
+    """A size that was measured."""
+
+    num_bytes: Natural
+    seconds: Duration
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """Transfer time in three pieces: flat, sigmoid, linear.
 
@@ -51,11 +60,17 @@ class Curve:
     sigmoid: Sigmoid
     fit_error: Fraction
     """Largest |fitted - measured| / measured over the samples."""
+    knots: tuple[Knot, ...] = ()
+    """By size, in the place of the sigmoid: from one to the next the time is a straight
+    line. For collectives, which change their protocol with the size: each takes its own
+    latency and rate, so that the time has corners that no sigmoid has."""
 
     def seconds(self, num_bytes: float) -> float:
         """Link time in seconds of one transfer of `num_bytes`."""
         if num_bytes <= 0:
             return 0.0
+        if self.knots:
+            return self._by_knots(num_bytes)
         if num_bytes <= self.small_bytes:
             return self.startup_seconds
         linear = self.startup_seconds + num_bytes / self.bytes_per_second
@@ -66,6 +81,18 @@ class Curve:
         top = self.startup_seconds + self.large_bytes / self.bytes_per_second
         rate = math.pow(10.0, min(max(log_rate, -300.0), 300.0))
         return min(max(num_bytes / rate, self.startup_seconds), top)
+
+    def _by_knots(self, num_bytes: float) -> float:
+        at = bisect_right(self.knots, num_bytes, key=lambda knot: knot.num_bytes)
+        if at == 0:
+            return self.knots[0].seconds
+        low = self.knots[at - 1]
+        more = num_bytes - low.num_bytes
+        if at == len(self.knots):
+            return low.seconds + more / self.bytes_per_second
+        high = self.knots[at]
+        slope = (high.seconds - low.seconds) / (high.num_bytes - low.num_bytes)
+        return low.seconds + more * slope
 
     def gb_per_s(self, num_bytes: float) -> float:
         """Effective bandwidth in GB/s (1e9) of transfers of `num_bytes`."""

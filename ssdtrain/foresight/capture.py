@@ -28,6 +28,7 @@ from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.recorder import STATES, Recorder
 from ssdtrain.foresight.spec import Kind
+from ssdtrain.foresight.steps import Collectives
 
 
 def capture(
@@ -55,7 +56,7 @@ def capture(
         raise ConfigError(
             f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
         )
-    recorder = Recorder(model)
+    recorder = Recorder(model, amend=Collectives().amend)
     record(recorder, forward, on)
     if optimizer is not None:
         recorder.update(optimizer)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     is_traceable_wrapper_subclass_type,
@@ -52,6 +53,14 @@ UPDATE_VIEWS = 1.4
 """What an optimizer's Python takes a tensor, in views' worth of host time: the gap
 before its first operator is longer than any that host times are made of (plain updates
 in recipes/bench/results/foresight/sharded_host.json)."""
+WRAPPED_VIEWS: Mapping[Phase, float] = {
+    Phase.FORWARD: 20.8,
+    Phase.BACKWARD: 10.1,
+    Phase.UPDATE: 4.7,
+}
+"""What the host does for an operator on DTensors (its layout, conversions and hooks),
+in views' worth; in the update, for each tensor. Measured on a CPU:
+recipes/bench/foresight/sharded_host.py."""
 IN_PLACE: Mapping[str, str] = {
     "aten::add": "aten::add_",
     "aten::index_add": "aten::index_add_",
@@ -111,6 +120,8 @@ class Recorder(TorchDispatchMode):
         self._token = object()
         self._is_quiet = False
         self._ignores_detach = False
+        self._num_wrapped = 0
+        """Operators on DTensors (of lists: tensors) whose local ones come next."""
         self.phase = Phase.FORWARD
         self.num_assumed = 0
         """Answers that the host asked a tensor for, taken as yes."""
@@ -179,6 +190,9 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            if not self._is_quiet and any(hasattr(t, "redistribute") for t in types):
+                many = args[0] if args and isinstance(args[0], list | tuple) else [0]
+                self._num_wrapped += len(many)
             return NotImplemented  # its local operators come here
         name = func._schema.name
         ignored = self._ignores_detach and name == "aten::detach"
@@ -186,8 +200,10 @@ class Recorder(TorchDispatchMode):
         if self._is_quiet or ignored or name.startswith("profiler::"):
             return func(*args, **kwargs)
         out = self._result(func, args, kwargs)
-        read, written = _roles(func, args, kwargs)
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if any(isinstance(x, FakeTensor) for x in results):
+            return out  # DTensor asks for a result's shape, once for each new operator
+        read, written = _roles(func, args, kwargs)
         node = Node(
             name=name,
             phase=self.phase,
@@ -218,6 +234,11 @@ class Recorder(TorchDispatchMode):
         self._seen |= known | new
         is_view = noted.may_view and not new
         node = replace(noted.node, inputs=inputs, outputs=outputs, is_view=is_view)
+        if self._num_wrapped:
+            views = node.attr.get("host_views", 0.0)
+            views += WRAPPED_VIEWS[node.phase] * self._num_wrapped
+            node = replace(node, attr={**node.attr, "host_views": views})
+            self._num_wrapped = 0
         if node.phase is Phase.BACKWARD and self._accumulates(node):
             node = replace(node, name=IN_PLACE[node.name])
         self._nodes.append(node)
@@ -317,14 +338,17 @@ class Recorder(TorchDispatchMode):
         for parameter in self._model.parameters():
             if parameter.grad is not None:
                 by_dtype.setdefault(DTYPES[parameter.dtype], []).append(parameter)
+        wrapped = WRAPPED_VIEWS[Phase.UPDATE]
         for group in by_dtype.values():
+            views = UPDATE_VIEWS * len(group)
             for parameter in group:
-                own = self._tensor(parameter)
+                views += wrapped if local(parameter) is not parameter else 0.0
+                own = self._tensor(local(parameter))
                 grad = parameter.grad
-                inputs += [own] if grad is None else [own, self._tensor(grad)]
+                inputs += [own] if grad is None else [own, self._tensor(local(grad))]
                 outputs.append(own)
                 for _ in range(STATES[optimizer]):
-                    state = torch.empty_like(parameter)
+                    state = torch.empty_like(local(parameter))
                     number = self._tensor(state)
                     self._states.append(state)
                     inputs.append(number)
@@ -338,7 +362,7 @@ class Recorder(TorchDispatchMode):
                     attr={
                         "optimizer": optimizer,
                         "tensors": len(group),
-                        "host_views": UPDATE_VIEWS * len(group),
+                        "host_views": views,
                     },
                 )
             )

@@ -162,47 +162,19 @@ class _Phases:
         return Phase.FORWARD
 
 
-class _Amender:
-    """Says of operators what their schemas do not: phases, collectives, copies."""
+class Collectives:
+    """Says of collectives what their schemas do not: bytes, groups, partners."""
 
-    def __init__(self, phases: _Phases) -> None:
-        self._phases = phases
+    def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def amend(
         self, func: Any, arguments: tuple[Any, Any], noted: Noted
     ) -> Noted | None:
-        """See [Note: steps that run]."""
-        node = replace(noted.node, phase=self._phases.present())
-        noted = noted._replace(node=node)
-        namespace, _, name = node.name.partition("::")
-        if namespace in NAMESPACES:
-            return self._collective(name, func, arguments, noted)
-        if node.name in PACKING:
-            if node.name == PACKING[0]:  # a rank's shards are there before the step
-                noted = noted._replace(read=())
-            node = replace(node, stream=Stream.COMMUNICATION)
-            return noted._replace(node=node, may_view=False)
-        if node.name.startswith("aten::_fused_") and node.phase is Phase.UPDATE:
-            tensors = len(arguments[0][0])
-            views = {"tensors": tensors, "host_views": UPDATE_VIEWS * tensors}
-            return noted._replace(node=replace(node, attr={**node.attr, **views}))
-        return self._copied(noted)
-
-    def _copied(self, noted: Noted) -> Noted:
-        """A copy between device and host has a queue of its own."""
-        devices = {x.device.type for x in (*noted.read, *noted.written)}
-        if "copy" not in noted.node.name or not {"cuda", "cpu"} <= devices:
+        """Other operators stay as they are; None: nothing moves."""
+        namespace, _, name = noted.node.name.partition("::")
+        if namespace not in NAMESPACES:
             return noted
-        target = noted.written[0] if noted.written else noted.read[0]
-        out = target.device.type == "cpu"
-        attr = {**noted.node.attr, "num_bytes": target.nbytes}
-        stream = Stream.COPY_OUT if out else Stream.COPY_IN
-        return noted._replace(node=replace(noted.node, stream=stream, attr=attr))
-
-    def _collective(
-        self, name: str, func: Any, arguments: tuple[Any, Any], noted: Noted
-    ) -> Noted | None:
         if name in NO_WORK:
             return None
         kind = next((k for word, k in KINDS.items() if word in name), None)
@@ -241,6 +213,44 @@ class _Amender:
         self._counts[key] += 1
         word = "signal" if name.startswith("send") else "waits_for"
         return {word: f"{key}/{self._counts[key]}"}
+
+
+class _Amender:
+    """Says of operators what their schemas do not: phases, collectives, copies."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._collectives = Collectives()
+
+    def amend(
+        self, func: Any, arguments: tuple[Any, Any], noted: Noted
+    ) -> Noted | None:
+        """See [Note: steps that run]."""
+        node = replace(noted.node, phase=self._phases.present())
+        noted = noted._replace(node=node)
+        if node.name.partition("::")[0] in NAMESPACES:
+            return self._collectives.amend(func, arguments, noted)
+        if node.name in PACKING:
+            if node.name == PACKING[0]:  # a rank's shards are there before the step
+                noted = noted._replace(read=())
+            node = replace(node, stream=Stream.COMMUNICATION)
+            return noted._replace(node=node, may_view=False)
+        if node.name.startswith("aten::_fused_") and node.phase is Phase.UPDATE:
+            tensors = len(arguments[0][0])
+            views = {"tensors": tensors, "host_views": UPDATE_VIEWS * tensors}
+            return noted._replace(node=replace(node, attr={**node.attr, **views}))
+        return self._copied(noted)
+
+    def _copied(self, noted: Noted) -> Noted:
+        """A copy between device and host has a queue of its own."""
+        devices = {x.device.type for x in (*noted.read, *noted.written)}
+        if "copy" not in noted.node.name or not {"cuda", "cpu"} <= devices:
+            return noted
+        target = noted.written[0] if noted.written else noted.read[0]
+        out = target.device.type == "cpu"
+        attr = {**noted.node.attr, "num_bytes": target.nbytes}
+        stream = Stream.COPY_OUT if out else Stream.COPY_IN
+        return noted._replace(node=replace(noted.node, stream=stream, attr=attr))
 
 
 def _named(func: Any, arguments: tuple[Any, Any]) -> dict[str, Any]:

@@ -10,10 +10,11 @@ would say that a larger transfer takes less time.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ssdtrain.curves import Curve, Sigmoid
+from ssdtrain.curves import Curve, Knot, Sigmoid
 from ssdtrain.machine.links import Sample
 
 # A time within this fraction of the smallest transfer's still counts as flat, and
@@ -57,6 +58,27 @@ def fit_curve(samples: Sequence[Sample]) -> Curve:
     )
     errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in ordered]
     return Curve(**{**draft.__dict__, "fit_error": float(max(errors))})
+
+
+def fit_corners(samples: Sequence[Sample]) -> Curve:
+    """Fit a curve that goes straight from one measured size to the next, for times
+    that have corners; beyond the largest, on at the rate of `fit_curve`.
+
+    Raises:
+        ValueError: as `fit_curve` does.
+    """
+    curve = fit_curve(samples)
+    by_size: dict[int, list[float]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.size_bytes):
+        by_size.setdefault(sample.size_bytes, []).append(math.log(sample.seconds))
+    means = level(np.array([sum(logs) / len(logs) for logs in by_size.values()]))
+    knots = tuple(
+        Knot(num_bytes=size, seconds=math.exp(mean))
+        for size, mean in zip(by_size, means, strict=True)
+    )
+    draft = replace(curve, startup_seconds=knots[0].seconds, knots=knots)
+    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in samples]
+    return replace(draft, fit_error=max(errors))
 
 
 def level(values: np.ndarray) -> np.ndarray:

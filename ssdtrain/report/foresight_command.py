@@ -204,7 +204,7 @@ def _predict(args: argparse.Namespace) -> None:
     graph = graphs[0] if graphs else _graph(args, device.spec.kind)
     if args.calibrated:
         device = calibrated(device, args.seconds, args.seed)
-    wires = _wires(args, device, graphs)
+    wires = _wires(args, device, graphs or [graph])
     step = estimate_step(graph, device, wires)
     peak = estimate_peak(graph, device.context_bytes)
     ranks = None

@@ -6,7 +6,12 @@ import pytest
 
 from recipes.bench.foresight.evaluate import cells_of
 from recipes.bench.foresight.host_left_out import left_out
-from recipes.bench.foresight.plans import errors, kendall_tau, of_the_plain_step
+from recipes.bench.foresight.plans import (
+    errors,
+    kendall_tau,
+    of_a_perfect_prediction,
+    of_the_plain_step,
+)
 from ssdtrain.foresight.power import Settled
 
 
@@ -46,3 +51,18 @@ def test_plans_are_judged_by_their_order_and_by_the_plain_step_s_power() -> None
     assert errors(seen, of_the_plain_step(unknown, seen)) == pytest.approx(
         [0.0, 0.0], abs=1e-9
     )
+
+
+def test_noise_bounds_what_a_prediction_can_reach() -> None:
+    """None: order is order. As much as the plans differ by: order is chance."""
+
+    def seen(noise: float) -> list[dict[str, Any]]:
+        return [
+            {"step_ms": 100.0 + at, "keep_ms": 90.0 * (1.0 + noise * (at % 5 - 2))}
+            for at in range(30)
+        ]
+
+    assert of_a_perfect_prediction(seen(0.0))["mean"] == 1.0
+    some, much = (of_a_perfect_prediction(seen(n)) for n in (0.01, 0.5))
+    assert 0.7 < some["of_twenty_the_least"] < some["mean"] < 0.95
+    assert abs(much["mean"]) < 0.2

@@ -4,6 +4,8 @@
 
 Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
 `recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
+Times of collectives, where there are any, go into `collectives_NAME.json` and their
+curves into `ssdtrain/foresight/data/nvlink.fabric.json`.
 Kernel times that were kept before join in, and with `--pool DEVICE` another device's:
 what models learn is relative to each device's data sheet. Without traces, and without
 `--host`, host times stay as they are shipped.
@@ -11,11 +13,13 @@ what models learn is relative to each device's data sheet. Without traces, and w
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.common import results as results_of
 from recipes.bench.common.report import RESULTS
+from ssdtrain.curves import Curve
 from ssdtrain.foresight import calls
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.collectives import (
@@ -35,7 +39,7 @@ from ssdtrain.foresight.fit import (
 from ssdtrain.foresight.host import HostTable, fit_correction
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.spec import SPECS
-from ssdtrain.machine.fit import fit_curve
+from ssdtrain.machine.fit import fit_corners, fit_curve
 from ssdtrain.machine.links import Sample
 
 Times = list[tuple[Call, float]]
@@ -130,10 +134,17 @@ def host_table(results: Sequence[dict[str, Any]]) -> HostTable:
     return HostTable(rows, correction)
 
 
+FITS: dict[str, Callable[[Sequence[Sample]], Curve]] = {
+    "sigmoid": fit_curve,  # Lin 2023, Eq. 5.2
+    "corners": fit_corners,
+}
+
+
 def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str, Any]]:
-    """Curves of every operation, and their errors at sizes that were held out (every
-    other one)."""
-    curves, found = {}, {}
+    """Curves of every operation, and the errors of both kinds of curve at sizes that
+    were held out (every other one)."""
+    curves: dict[Collective, Curve] = {}
+    found: dict[str, Any] = {}
     for kind in Collective:
         samples = [
             Sample(
@@ -147,13 +158,20 @@ def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str,
         ]
         if len(samples) < 6:
             continue
-        half = fit_curve(samples[::2])
-        errors = [
-            abs(half.seconds(s.size_bytes) / s.seconds - 1) for s in samples[1::2]
-        ]
-        found[kind.value] = round(geometric_mean_error(errors), 4)
-        curves[kind] = fit_curve(samples)
+        found[kind.value] = {
+            fit: round(geometric_mean_error(held_out(samples, fit_by)), 4)
+            for fit, fit_by in FITS.items()
+        }
+        curves[kind] = fit_corners(samples)
     return Fabric(curves=curves, name=name), found
+
+
+def held_out(
+    samples: Sequence[Sample], fit: Callable[[Sequence[Sample]], Curve]
+) -> list[float]:
+    """Errors at every other size of a curve through the rest."""
+    half = fit(samples[::2])
+    return [abs(half.seconds(s.size_bytes) / s.seconds - 1) for s in samples[1::2]]
 
 
 def _shipped_host(path: Path) -> HostTable:
@@ -207,9 +225,13 @@ def main() -> None:
     print(f"{path.stat().st_size} bytes of kernel times")
     for result in results:
         if "collectives" in result:
-            fabric, held_out = fabric_of(result["collectives"], "nvlink")
+            fabric, errors_at = fabric_of(result["collectives"], "nvlink")
             FABRIC_FORMAT.write(DATA / f"nvlink{FABRIC_SUFFIX}", fabric)
-            print("collectives, held out:", held_out)
+            print("collectives, held out:", errors_at)
+            results_of.write(
+                RESULTS / "foresight" / f"collectives_{args.device}.json",
+                {"held_out": errors_at, **result["collectives"]},
+            )
 
 
 # Of arithmetic: what products of 8192 at length drew of an H200 (calibrate.drawn).

@@ -54,10 +54,11 @@ def main() -> None:
     graphs = None if args.ranks is None else args.ranks.parent
     wires = Wires(fabric=load_fabric("nvlink"), num_ranks=NUM_RANKS)
     rows = []
-    for cell in json.loads(source.read_text())["steps"]:
-        found = predicted_us(cell, wires, graphs)
+    found = json.loads(source.read_text())
+    for cell in found["steps"]:
+        now_us = predicted_us(cell, wires, graphs)
         kept = cell.get("predicted_us")
-        row = {**cell, "predicted_us": kept if found is None else found}
+        row = {**cell, "predicted_us": kept if now_us is None else now_us}
         row["measured_us"] = row.pop("step_us", cell.get("measured_us"))
         rows.append(row)
         if row["predicted_us"] is not None:
@@ -75,6 +76,7 @@ def main() -> None:
         }.items()
     }
     print(summary)
+    summary = {**found.get("errors", {}), **summary}
     results.write(FILE, {"errors": summary, "steps": rows})
 
 

@@ -12,6 +12,7 @@ the three and judged on the third, in turn.
 import argparse
 import itertools
 import json
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from ssdtrain.foresight.power import Settled
 
 Row = dict[str, Any]
 MOST_WATTS, BISECTIONS = 5000.0, 40
+NUM_DRAWS = 1000
 GRID = [
     Settled(exponent=exponent, bound_share=share, relief=relief, beside_copies=beside)
     for exponent in (1.0, 2.0, 3.0, 4.0)
@@ -91,6 +93,29 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return (agree - differ) / max(1, agree + differ)
 
 
+def of_a_perfect_prediction(plans: Sequence[Row]) -> Row:
+    """Kendall's tau that the measurement allows a prediction without any error.
+
+    The plain step was measured again beside every plan: how much it differs is the
+    noise of one measurement, drift of the machine included. The measured steps stand
+    for the true ones and get that noise once more, many times. They lie further apart
+    than the true ones, so that this is rather too much than too little.
+    """
+    middle = statistics.median(p["keep_ms"] for p in plans)
+    noise = [p["keep_ms"] / middle for p in plans]
+    drawn = random.Random(0)
+    steps = [p["step_ms"] for p in plans]
+    found = sorted(
+        kendall_tau(steps, [step * drawn.choice(noise) for step in steps])
+        for _ in range(NUM_DRAWS)
+    )
+    return {
+        "mean": round(statistics.fmean(found), 3),
+        "of_twenty_the_least": round(found[NUM_DRAWS // 20], 3),
+        "of_twenty_the_most": round(found[-1 - NUM_DRAWS // 20], 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="what `planner.regret` wrote")
@@ -121,9 +146,10 @@ def main() -> None:
                 plans, of_the_plain_step(Settled(), plans)
             ),
             "found_on_the_others": _summary(plans, of_the_plain_step(best, plans)),
-            # No prediction can pass it by much: plans whose times differ by less are
-            # ordered by chance.
+            # No prediction can pass these by much: plans whose times differ by less
+            # are ordered by chance.
             "tau_of_two_measurements": round(kendall_tau(least, steps), 3),
+            "tau_of_a_perfect_prediction": of_a_perfect_prediction(plans),
         }
     print(json.dumps(found, indent=1))
     results.write(args.out or RESULTS / "foresight" / "plans.json", found)

@@ -1,4 +1,4 @@
-"""What `fully_shard` costs the host, in views' worth of host time.
+"""What `fully_shard` and DTensor cost the host, in views' worth of host time.
 
     OMP_NUM_THREADS=1 python -m recipes.bench.foresight.sharded_host --out FILE.json
 
@@ -7,6 +7,11 @@ the host's work. Units of 1 to 16 weights run plain and sharded; what sharding a
 forward, backward and update, over what a view takes on this machine, is a
 number that other machines have as well. `ssdtrain/foresight/parallel.py` has it.
 The unit is a view (`HostTable.view_us`), by the same trace that host times come from.
+
+Tensor parallelism likewise: pairs of layers, the first split by columns, the second
+by rows, with biases and without. What it adds is divided among the operators on
+DTensors that run (in the update: among the tensors); `ssdtrain/foresight/recorder.py`
+has it. A model that is none of these pairs then tells how far off that is.
 """
 
 import argparse
@@ -14,6 +19,9 @@ import gc
 import json
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,9 +31,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS, environment
+from recipes.bench.foresight import subjects
+from recipes.bench.foresight.tensor_ranks import PLANS, alone, split
 from ssdtrain.foresight.learn import host_table, programs
 from ssdtrain.foresight.spec import Kind
 
@@ -34,6 +46,8 @@ UNITS = (4, 12)
 WEIGHTS = (1, 4, 8, 16)
 NUM_STEPS = 40
 NUM_ROUNDS, NUM_TRACES = 3, 7
+PAIRS = (3, 9)
+UNSEEN = {"bert": dict(hidden=128, layers=3, sequence=8)}
 
 
 class Unit(nn.Module):
@@ -60,12 +74,21 @@ def times_us(units: int, weights: int, sharded: bool) -> dict[str, float]:
         for unit in model:
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     x = torch.randn(ROWS, WIDTH)
+    return step_us(model, lambda: model(x).sum())
+
+
+def step_us(model: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
+    """Host microseconds of a model's forward, backward and update."""
+    kinds: dict[type, list[Tensor]] = {}  # no fused update takes both at once
+    for parameter in model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    groups = [{"params": own} for own in kinds.values()]
+    optimizer = torch.optim.AdamW(groups, fused=True)
     found = {"forward": 1e12, "backward": 1e12, "update": 1e12}
     for number in range(NUM_STEPS):
         at = [time.thread_time()]
-        loss = model(x).sum()
+        loss = forward()
         at.append(time.thread_time())
         loss.backward()
         at.append(time.thread_time())
@@ -98,6 +121,109 @@ def slopes(weights: int) -> dict[str, Any]:
     return found
 
 
+class Pair(nn.Module):
+    """Two layers, of which tensor parallelism splits the first by columns and the
+    second by rows."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH, bias=bias)
+        self.down = nn.Linear(WIDTH, WIDTH, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, ROWS, WIDTH) to the same."""
+        y: Tensor = self.down(self.up(x))
+        return y
+
+
+class _Wrapped(TorchDispatchMode):
+    """Counts operators on DTensors by phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            is_back = torch._C._current_graph_task_id() != -1
+            self.found["backward" if is_back else "forward"] += 1
+            return NotImplemented
+        return func(*args, **(kwargs or {}))
+
+
+def wrapped(model: nn.Module, forward: Callable[[], Tensor]) -> Counter[str]:
+    """Operators on DTensors of a step; in the update, DTensors."""
+    with _Wrapped() as counter:
+        forward().backward()
+    model.zero_grad(set_to_none=True)
+    found = Counter(counter.found)
+    found["update"] = sum(isinstance(p, DTensor) for p in model.parameters())
+    return found
+
+
+def pairs(count: int, bias: bool, is_split: bool) -> tuple[nn.Module, Any]:
+    """A model of pairs and its forward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Pair(bias) for _ in range(count)))
+    if is_split:
+        for pair in model:
+            split(pair, PLANS["pair"])
+    x = torch.randn(2, ROWS, WIDTH)
+    return model, lambda: model(x).sum()
+
+
+def least_of(make: Callable[[], tuple[nn.Module, Any]]) -> dict[str, float]:
+    """The least of some rounds, each of a model of its own."""
+    rounds = [step_us(*make()) for _ in range(NUM_ROUNDS)]
+    gc.collect()
+    return {phase: min(one[phase] for one in rounds) for phase in rounds[0]}
+
+
+def of_pairs(bias: bool) -> dict[str, Any]:
+    """What one more pair takes whole and split, and its operators on DTensors."""
+    few, many = PAIRS
+    found: dict[str, Any] = {"bias": bias}
+    for is_split in (False, True):
+        ends = [least_of(partial(pairs, count, bias, is_split)) for count in PAIRS]
+        found["split" if is_split else "whole"] = {
+            phase: round((ends[1][phase] - ends[0][phase]) / (many - few), 2)
+            for phase in ends[0]
+        }
+    counts = [wrapped(*pairs(count, bias, True)) for count in PAIRS]
+    found["wrapped"] = {
+        phase: (counts[1][phase] - counts[0][phase]) / (many - few)
+        for phase in counts[0]
+    }
+    return found
+
+
+def of_model(name: str, views: dict[str, float], view_us: float) -> dict[str, Any]:
+    """What splitting a model adds to its host's step, measured and by the count of
+    operators on DTensors."""
+
+    def made(is_split: bool) -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        subject = subjects.MAKERS[name](1, **UNSEEN[name])
+        if is_split:
+            for layer in subjects.layers(name, subject.model):
+                split(layer, PLANS[name])
+        return subject.model, subject.forward
+
+    whole, parts = (least_of(partial(made, s)) for s in (False, True))
+    counts = wrapped(*made(True))
+    added = sum(parts[phase] - whole[phase] for phase in parts)
+    by_count = sum(views[phase] * counts[phase] for phase in parts) * view_us
+    return {
+        "model": name,
+        "shape": UNSEEN[name],
+        "wrapped": dict(counts),
+        "added_us": round(added, 1),
+        "by_count_us": round(by_count, 1),
+    }
+
+
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:
     """Least squares: value at 0, and slope."""
     x = sum(p[0] for p in points) / len(points)
@@ -108,24 +234,10 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
     return y - slope * x, slope
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+def sharded(view_us: float) -> dict[str, Any]:
+    """Views that `fully_shard` takes for a unit and for a weight, by phase."""
     rows = [slopes(weights) for weights in WEIGHTS]
-    tables = [
-        host_table(Kind.CPU, programs(torch.device("cpu"))) for _ in range(NUM_TRACES)
-    ]
-    view_us = statistics.median(table.view_us for table in tables)
-    found: dict[str, Any] = {
-        "view_us": round(view_us, 2),
-        "view_us_of_traces": [round(table.view_us, 2) for table in tables],
-        "rows": rows,
-    }
+    found: dict[str, Any] = {"view_us": round(view_us, 2), "rows": rows}
     for phase in ("forward", "backward", "update"):
         points = [
             (float(row["weights"]), row["sharded"][phase] - row["plain"][phase])
@@ -138,10 +250,52 @@ def main() -> None:
         }
     own = [(float(row["weights"]), row["plain"]["update"]) for row in rows]
     found["plain_update_views_a_weight"] = round(line(own)[1] / view_us, 2)
+    return found
+
+
+def tensor_parallel(view_us: float) -> dict[str, Any]:
+    """Views for an operator on DTensors, by phase, and models that test them."""
+    rows = [of_pairs(bias) for bias in (False, True)]
+    views = {
+        phase: round(
+            sum(r["split"][phase] - r["whole"][phase] for r in rows)
+            / sum(r["wrapped"][phase] for r in rows)
+            / view_us,
+            2,
+        )
+        for phase in ("forward", "backward", "update")
+    }
+    models = [of_model(name, views, view_us) for name in UNSEEN]
+    return {
+        "view_us": round(view_us, 2),
+        "rows": rows,
+        "views": views,
+        "models": models,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parts = ("fully_shard", "tensor")
+    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    alone()
+    tables = [
+        host_table(Kind.CPU, programs(torch.device("cpu"))) for _ in range(NUM_TRACES)
+    ]
+    view_us = statistics.median(table.view_us for table in tables)
+    path = RESULTS / "foresight" / (args.out or Path("sharded_host.json"))
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    if "fully_shard" in args.parts:
+        found |= sharded(view_us)
+        found["view_us_of_traces"] = [round(table.view_us, 2) for table in tables]
+    if "tensor" in args.parts:
+        found["tensor_parallel"] = tensor_parallel(view_us)
     print(json.dumps(found, indent=1))
     if args.out:
-        path = RESULTS / "foresight" / args.out
-        results.write(path, {"environment": environment(), **found})
+        results.write(path, {**found, "environment": environment()})
     dist.destroy_process_group()
 
 

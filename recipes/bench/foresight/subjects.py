@@ -258,6 +258,12 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
 }
 
 
+def layers(name: str, model: nn.Module) -> Any:
+    """The repeated layers of a transformer."""
+    at = {"bert": "bert.encoder.layer", "gpt": "transformer.h", "llama": "model.layers"}
+    return model.get_submodule(at[name])
+
+
 def training_step(subject: Subject) -> Step:
     """Forward, backward and a fused optimizer's update."""
     parameters = list(subject.model.parameters())

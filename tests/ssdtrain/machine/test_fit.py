@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssdtrain.machine.fit import fit_curve, level
+from ssdtrain.machine.fit import fit_corners, fit_curve, level
 from ssdtrain.machine.links import Sample
 
 SIZES = [4096 * 2**step for step in range(17)]
@@ -56,6 +56,54 @@ def test_one_outlier_does_not_lift_all_larger_sizes() -> None:
     )
     assert curve.seconds(SIZES[-1]) == pytest.approx(times[-1], rel=0.05)
     assert curve.fit_error > 0.5, "an outlier must show in the stated error"
+
+
+def protocols(seed: int) -> list[Sample]:
+    """A collective: at every size the fastest of three protocols, each with a latency
+    and a rate, measured to 2 %."""
+    draw = np.random.default_rng(seed)
+    latency = draw.uniform(5e-6, 9e-6)
+    ways = [
+        (latency, draw.uniform(15e9, 40e9)),
+        (latency * 1.6, draw.uniform(90e9, 140e9)),
+        (latency * draw.uniform(2.2, 4.0), draw.uniform(250e9, 330e9)),
+    ]
+    return [
+        Sample(
+            size_bytes=m,
+            seconds=min(s + m / r for s, r in ways) * np.exp(draw.normal(0.0, 0.02)),
+        )
+        for m in (4096 * 2**step for step in range(18))
+    ]
+
+
+def test_corners_of_changing_protocols() -> None:
+    """Half of the sizes predict the others, better than one sigmoid does."""
+    errors: dict[str, list[float]] = {"sigmoid": [], "corners": []}
+    for seed in range(12):
+        samples = protocols(seed)
+        for name, fit in (("sigmoid", fit_curve), ("corners", fit_corners)):
+            half = fit(samples[::2])
+            errors[name] += [
+                abs(half.seconds(s.size_bytes) / s.seconds - 1) for s in samples[1::2]
+            ]
+    found = {name: float(np.mean(each)) for name, each in errors.items()}
+    assert found["corners"] < 0.8 * found["sigmoid"] and found["corners"] < 0.04
+
+
+def test_corners_never_fall_and_go_on_beyond_both_ends() -> None:
+    times = [1e-5, 0.9e-5, 1.1e-5, 2e-5, 4e-5, 8e-5]  # the second is noise
+    sizes = [2**step for step in range(16, 22)]
+    curve = fit_corners(
+        [Sample(size_bytes=m, seconds=t) for m, t in zip(sizes, times, strict=True)]
+    )
+    many = [curve.seconds(m) for m in np.geomspace(1, 2**26, 400)]
+    assert np.all(np.diff(many) >= 0)
+    assert curve.seconds(1) == curve.startup_seconds == curve.seconds(sizes[0])
+    assert curve.seconds(3 * 2**18) == pytest.approx(3e-5)
+    rate = (2**26 - 2**21) / (curve.seconds(2**26) - curve.seconds(2**21))
+    assert rate == pytest.approx(curve.bytes_per_second)
+    assert 0.0 < curve.fit_error < 0.1
 
 
 @pytest.mark.parametrize(
