@@ -5,10 +5,16 @@
 Models learn from the recorded kernels of `source` alone and predict the recorded ones
 of `target`, by its specification; then the recorded steps of `target`. Writes
 `results/foresight/by_data_sheet.json`.
+
+Shapes that `source` never ran have two errors in them: the model's at a new shape,
+which it has on its own device, too, and the data sheet's. `same_shapes` has the second
+alone: kernels that both devices ran, each predicted from its time on `source` and what
+the models say the target's data sheet changes.
 """
 
 import argparse
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +23,22 @@ from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.assemble import recorded
 from recipes.bench.foresight.evaluate import errors, graph_of
+from ssdtrain.foresight.call import Call
 from ssdtrain.foresight.device import Device, load_device, transferred
+from ssdtrain.foresight.features import row_of
 from ssdtrain.foresight.fit import (
+    Times,
     errors_of,
     fit_closed_form,
     fit_forest,
     geometric_mean_error,
 )
+from ssdtrain.foresight.laws import Law, law_us
 from ssdtrain.foresight.price import estimate_step
-from ssdtrain.foresight.spec import SPECS
+from ssdtrain.foresight.spec import SPECS, Spec
+from ssdtrain.foresight.trees import Forest
 
+Model = tuple[Law | None, Forest]
 STEPS = {"test": "steps_{}.json", "held": "steps_held_{}.json"}
 
 
@@ -46,9 +58,34 @@ def learned(source: str, target: str) -> tuple[Device, dict[str, Any]]:
             "kernels": len(unseen),
             "gmae": round(geometric_mean_error(each), 4),
         }
+        found[family.value]["same_shapes"] = same_shapes(
+            times, others[family], (law, forests[family]), SPECS[source], SPECS[target]
+        )
         print(family.value, found[family.value], flush=True)
     device = replace(load_device(source), forests=forests, laws=laws)
     return transferred(device, SPECS[target]), found
+
+
+def same_shapes(
+    times: Times, others: Times, model: Model, source: Spec, target: Spec
+) -> dict[str, Any]:
+    """Errors where the kernel's own time on the source is known."""
+    measured = {str(call): us for call, us in times}
+    each = []
+    for call, us in others:
+        if str(call) in measured:
+            ratio = by_model(call, model, target) / by_model(call, model, source)
+            each.append(abs(measured[str(call)] * ratio / us - 1.0))
+    if not each:
+        return {"kernels": 0}
+    return {"kernels": len(each), "gmae": round(geometric_mean_error(each), 4)}
+
+
+def by_model(call: Call, model: Model, spec: Spec) -> float:
+    """Microseconds of a call on a device of that data sheet."""
+    law, forest = model
+    [known] = law_us(law, [call], spec)
+    return known * math.exp(forest.predict(row_of(call, spec, known)))
 
 
 def steps(device: Device, target: str, kind: str) -> dict[str, Any] | None:

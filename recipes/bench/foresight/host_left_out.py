@@ -22,6 +22,7 @@ from ssdtrain.foresight.price import estimate_step
 
 # File, kind of shapes, device.
 RUNS = (
+    ("steps_held3_h200.json", "held3", "h200"),
     ("steps_held2_h200.json", "held2", "h200"),
     ("steps_held_h200.json", "held", "h200"),
     ("steps_h200.json", "test", "h200"),

@@ -1,6 +1,7 @@
 """Tensor parallel steps of one rank, whose others are not there."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ssdtrain.cli import main
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import capture
@@ -113,3 +115,25 @@ def test_what_runs_is_what_the_meta_device_shows_of_a_rank() -> None:
     ]
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         assert views(ran, phase) == pytest.approx(views(graph, phase))
+
+
+MODEL = f"""
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+def build(micro_batch):
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(2)))
+    parallelize_module(model, init_device_mesh("cpu", (2,)), {{"1": ColwiseParallel()}})
+    x = torch.randn(micro_batch, {WIDTH})
+    return model, lambda: model(x).sum()
+"""
+
+
+def test_the_command_prices_a_rank_s_collectives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.py").write_text(MODEL)
+    arguments = ["foresight", "predict", "--model", f"{tmp_path}/my.py:build"]
+    assert main([*arguments, "--device", "h200", "--micro-batch", "16"]) == 0
+    assert "the host binds it" in capsys.readouterr().out
