@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.evaluate import cells_of
 from recipes.bench.foresight.host_left_out import left_out
 from recipes.bench.foresight.plans import (
@@ -12,6 +13,7 @@ from recipes.bench.foresight.plans import (
     of_a_perfect_prediction,
     of_the_plain_step,
 )
+from ssdtrain.foresight.collectives import Collective, load_fabric
 from ssdtrain.foresight.power import Settled
 
 
@@ -66,3 +68,24 @@ def test_noise_bounds_what_a_prediction_can_reach() -> None:
     some, much = (of_a_perfect_prediction(seen(n)) for n in (0.01, 0.5))
     assert 0.7 < some["of_twenty_the_least"] < some["mean"] < 0.95
     assert abs(much["mean"]) < 0.2
+
+
+def test_collectives_are_judged_at_sizes_held_out_and_slow_kernels_as_before() -> None:
+    """Two protocols: 5 us and 20 GB/s, or 15 us and 200 GB/s."""
+    sizes = [4096 << step for step in range(16)]
+    links = [
+        {"kind": "all_reduce", "bytes": m, "us": min(5 + m / 2e4, 15 + m / 2e5)}
+        for m in sizes
+    ]
+    fabric, errors = fabric_of({"ranks": 2, "links": links}, "nvlink")
+    shipped = load_fabric("nvlink")
+    assert {k for k, curve in fabric.curves.items() if curve.knots} == {
+        Collective.ALL_REDUCE
+    }
+    assert fabric.curves[Collective.SEND] == shipped.curves[Collective.SEND]
+    [found] = errors.values()
+    assert found["corners"] < found["sigmoid"] / 2 and found["corners"] < 0.01
+    for m, row in zip(sizes, links, strict=True):
+        us = fabric.microseconds(Collective.ALL_REDUCE, m, 2)
+        assert us == pytest.approx(row["us"])
+    assert fabric.compute_slowdown == shipped.compute_slowdown > 0.0

@@ -4,16 +4,17 @@
 
 Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
 `recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
-Times of collectives, where there are any, go into `collectives_NAME.json` and their
-curves into `ssdtrain/foresight/data/nvlink.fabric.json`.
-Kernel times that were kept before join in, and with `--pool DEVICE` another device's:
-what models learn is relative to each device's data sheet. Without traces, and without
-`--host`, host times stay as they are shipped.
+`--collectives RANKS.json`, what `collectives` wrote, makes nothing but the curves of
+collectives: into `ssdtrain/foresight/data/nvlink.fabric.json`, the times that they are
+of into `collectives_NAME.json`. Kernel times that were kept before join in, and with
+`--pool DEVICE` another device's: what models learn is relative to each device's data
+sheet. Without traces, and without `--host`, host times stay as they are shipped.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ssdtrain.foresight.collectives import (
     Collective,
     Fabric,
     bus_bytes,
+    load_fabric,
 )
 from ssdtrain.foresight.device import DATA, SUFFIX, Device, write_device
 from ssdtrain.foresight.fit import (
@@ -163,7 +165,20 @@ def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str,
             for fit, fit_by in FITS.items()
         }
         curves[kind] = fit_corners(samples)
-    return Fabric(curves=curves, name=name), found
+    shipped = load_fabric(name)
+    return replace(shipped, curves={**shipped.curves, **curves}), found
+
+
+def write_collectives(collectives: dict[str, Any], device: str) -> None:
+    """Their curves, what these are off by, and the times."""
+    fabric, errors = fabric_of(collectives, "nvlink")
+    FABRIC_FORMAT.write(DATA / f"nvlink{FABRIC_SUFFIX}", fabric)
+    print("collectives, held out:", errors)
+    kept = {key: collectives[key] for key in ("ranks", "links")}
+    results_of.write(
+        RESULTS / "foresight" / f"collectives_{device}.json",
+        {"held_out": errors, **kept},
+    )
 
 
 def held_out(
@@ -186,7 +201,11 @@ def main() -> None:
     parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE")
     parser.add_argument("--host", type=Path, help="host times of another result")
     parser.add_argument("--context-bytes", type=int, default=72_000_000)
+    parser.add_argument("--collectives", type=Path, help="their curves alone")
     args = parser.parse_args()
+    if args.collectives is not None:
+        write_collectives(json.loads(args.collectives.read_text()), args.device)
+        return
     spec = SPECS[args.device]
     results = [json.loads(path.read_text()) for path in args.results]
     times = recorded(args.device)
@@ -223,15 +242,6 @@ def main() -> None:
     text = json.dumps(compact(times), separators=(",", ":"))
     path.write_text(text + "\n")
     print(f"{path.stat().st_size} bytes of kernel times")
-    for result in results:
-        if "collectives" in result:
-            fabric, errors_at = fabric_of(result["collectives"], "nvlink")
-            FABRIC_FORMAT.write(DATA / f"nvlink{FABRIC_SUFFIX}", fabric)
-            print("collectives, held out:", errors_at)
-            results_of.write(
-                RESULTS / "foresight" / f"collectives_{args.device}.json",
-                {"held_out": errors_at, **result["collectives"]},
-            )
 
 
 # Of arithmetic: what products of 8192 at length drew of an H200 (calibrate.drawn).

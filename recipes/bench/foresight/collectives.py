@@ -3,8 +3,10 @@
     python -m recipes.bench.foresight.collectives --out collectives.json --budget-s 35
 
 Times of all-reduce, all-gather, reduce-scatter, all-to-all and point to point over
-sizes, then DistributedDataParallel and `fully_shard` steps of two models. Needs two
-GPUs; `--ranks 2 --shapes tiny` runs the same over gloo on a CPU.
+sizes, then DistributedDataParallel, `fully_shard` and tensor parallel steps of two
+models each, the last split as `tensor_ranks.py` says. Needs two GPUs; `--ranks 2
+--shapes tiny` runs the same over gloo on a CPU. `assemble` keeps the times of
+collectives, `held_ranks` the steps.
 """
 
 import argparse
@@ -19,11 +21,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from recipes.bench.foresight import subjects
+from recipes.bench.foresight.tensor_ranks import PLANS, split
 from ssdtrain.foresight.tracing import step_us
 
 SMALLEST, LARGEST = 1 << 12, 1 << 29
 TINY_LARGEST = 1 << 16
-MODELS = ("gpt", "llama")
+MODELS = {"ddp": ("gpt", "llama"), "fsdp": ("gpt", "llama"), "tp": ("bert", "llama")}
+VOCABULARIES = {"bert": 30522, "gpt": 50257, "llama": 32000}
 
 
 def _body(kind: str, num_bytes: int, device: torch.device) -> Any:
@@ -95,18 +99,21 @@ def _step(name: str, how: str, shapes: str, device: torch.device) -> dict[str, A
     elif how == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
-        layers = model.transformer.h if name == "gpt" else model.model.layers
-        for layer in layers:
+        for layer in subjects.layers(name, model):
             fully_shard(layer)
         fully_shard(model)
+    elif how == "tp":
+        for layer in subjects.layers(name, model):
+            split(layer, PLANS[name], device.type)
     wrapped = subject._replace(model=model)
-    vocabulary = 50257 if name == "gpt" else 32000
+    vocabulary = VOCABULARIES[name]
     size = (batches[1], shape["sequence"])
     ids_ = torch.randint(0, vocabulary, size, device=device)
     labels = torch.randint(0, vocabulary, size, device=device)
 
     def forward() -> torch.Tensor:
-        logits = model(input_ids=ids_, use_cache=False).logits
+        more = {} if name == "bert" else {"use_cache": False}
+        logits = model(input_ids=ids_, **more).logits
         return torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), labels.flatten()
         )
@@ -124,6 +131,12 @@ def _step(name: str, how: str, shapes: str, device: torch.device) -> dict[str, A
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
     times = [_fixed(step, device) for _ in range(3)]
     return {**row, "step_us": sorted(times)[1]}
+
+
+def _is_indivisible(name: str, shapes: str) -> bool:
+    """A Llama whose heads of keys are fewer than ranks."""
+    shape, _ = subjects.SHAPES[shapes][name]
+    return name == "llama" and shape["hidden"] // 512 < dist.get_world_size()
 
 
 def _fixed(step: Any, device: torch.device, number: int = 6) -> float:
@@ -153,8 +166,10 @@ def _rank(rank: int, args: argparse.Namespace) -> None:
     end = time.monotonic() + args.budget_s
     try:
         result["links"] = _links(device, LARGEST if cuda else TINY_LARGEST)
-        for how in ("ddp", "fsdp"):
-            for name in MODELS:
+        for how, names in MODELS.items():
+            for name in names:
+                if how == "tp" and _is_indivisible(name, args.shapes):
+                    continue
                 left = torch.tensor([end - time.monotonic()], device=device)
                 dist.broadcast(left, 0)
                 if left.item() < 0:

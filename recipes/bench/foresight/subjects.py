@@ -266,7 +266,10 @@ def layers(name: str, model: nn.Module) -> Any:
 
 def training_step(subject: Subject) -> Step:
     """Forward, backward and a fused optimizer's update."""
-    parameters = list(subject.model.parameters())
+    kinds: dict[type, list[Tensor]] = {}  # a fused update takes DTensors alone
+    for parameter in subject.model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    parameters = [{"params": own} for own in kinds.values()]
     if subject.optimizer == "adamw":
         optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
     else:

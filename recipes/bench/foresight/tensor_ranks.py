@@ -58,9 +58,13 @@ PLANS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Of a layer: what is split by columns, and what by rows."""
 
 
-def split(layer: nn.Module, plan: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
-    """Split a layer's products over two ranks."""
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+def split(
+    layer: nn.Module,
+    plan: tuple[tuple[str, ...], tuple[str, ...]],
+    device_type: str = "cpu",
+) -> None:
+    """Split a layer's products over all ranks."""
+    mesh = init_device_mesh(device_type, (dist.get_world_size(),))
     columns, rows = plan
     styles: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
     styles |= {name: RowwiseParallel() for name in rows}
