@@ -56,7 +56,9 @@ def sweep(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         Console().print(table_of(found))
-        print(f"written to {directory}")
+        print(
+            f"written to {directory}; beside one another: ssdtrain report {directory}"
+        )
     return worst
 
 

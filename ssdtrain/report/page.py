@@ -35,6 +35,7 @@ from ssdtrain.report.table import (
 )
 
 T = TypeVar("T")
+RESULT = "result.json"
 TRACE_ROWS = ("compute", "store", "write", "read", "load")
 NUM_STALLS = 10
 OBSERVING, FOLLOWING = "observing", "following"
@@ -67,6 +68,20 @@ class Run(NamedTuple):
     plan: Plan | None = None
     """What the first rank observed, and the plan it ended with."""
 
+    @property
+    def name(self) -> str:
+        """Of its directory; a sweep's runs are numbers there."""
+        own = self.path.name
+        return f"{self.path.parent.name}/{own}" if own.isdecimal() else own
+
+
+def runs_of(path: Path) -> list[Path]:
+    """Return the finished runs of a sweep in their order; a run is its own."""
+    if (path / RESULT).is_file():
+        return [path]
+    found = [each.parent for each in path.glob(f"*/{RESULT}")]
+    return sorted(found, key=lambda each: (len(each.name), each.name)) or [path]
+
 
 def read_run(path: Path) -> Run:
     """Read a run directory.
@@ -74,15 +89,11 @@ def read_run(path: Path) -> Run:
     Raises:
         ConfigError: it holds no finished run, or a file is damaged.
     """
-    if not (path / "result.json").is_file():
-        runs = sorted(str(each.parent) for each in path.glob("*/result.json"))
+    if not (path / RESULT).is_file():
         raise ConfigError(
-            f"{path} is a sweep: name one of its runs, such as {runs[0]}."
-            if runs
-            else f"{path} has no result.json: the run has not finished, or this is no "
-            "run."
+            f"{path} has no {RESULT}: the run has not finished, or this is no run."
         )
-    result = _json(path / "result.json")
+    result = _json(path / RESULT)
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"
     lines = (
         metrics_path.read_text("utf-8").splitlines() if metrics_path.exists() else []
@@ -124,13 +135,13 @@ def _json(path: Path) -> Any:
 
 def page(runs: Sequence[Run]) -> str:
     """Write the page of one run, or of several beside one another."""
-    title = " and ".join(run.path.name for run in runs)
+    title = " and ".join(run.name for run in runs)
     parts = [f"<h1>{escaped(title)}</h1>"]
     if len(runs) > 1:
         parts += ["<h2>Compared</h2>", _comparison(runs), _losses(runs)]
     for run in runs:
         if len(runs) > 1:
-            parts.append(f"<h2>{escaped(run.path.name)}</h2>")
+            parts.append(f"<h2>{escaped(run.name)}</h2>")
         parts += _sections(run)
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -214,7 +225,7 @@ def _comparison(runs: Sequence[Run]) -> str:
     """Return the rows of every run's `with` column side by side."""
     columns = [{row.name: row.with_ for row in figures(run.result)} for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    head = "".join(f"<th>{escaped(run.path.name)}</th>" for run in runs)
+    head = "".join(f"<th>{escaped(run.name)}</th>" for run in runs)
     body = ""
     for name in names:
         cells = [column.get(name, ABSENT) for column in columns]
@@ -230,7 +241,7 @@ def _changed(runs: Sequence[Run]) -> str:
     shared = set.intersection(*own)
     lines = []
     for run in runs:
-        lines.append(f"{run.path.name}:")
+        lines.append(f"{run.name}:")
         lines += [line for line in run.config.splitlines() if line not in shared]
     return "\n".join(lines)
 
@@ -258,7 +269,7 @@ def _highest(course: Sequence[tuple[float, float]]) -> float:
 def _losses(runs: Sequence[Run]) -> str:
     several = len(runs) > 1
     lines = [
-        Line(f"{run.path.name}, {leg}" if several else leg, points)
+        Line(f"{run.name}, {leg}" if several else leg, points)
         for run in runs
         for leg, points in _by_leg(run, "loss", 1.0).items()
         if not several or leg == WITH

@@ -7,12 +7,13 @@ from pathlib import Path
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.progress import Progress
-from ssdtrain.report.page import page, read_run
+from ssdtrain.report.page import page, read_run, runs_of
 from ssdtrain.rundirs import RUNS, no_such_run
 
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html
   ssdtrain report RUN OTHER              writes RUN/compared-with-OTHER.html
+  ssdtrain report SWEEP                  the runs of a sweep beside one another
 """
 
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     paths = [find(name) for name in args.runs]
     with Progress(1) as progress:
         progress.part("searching the frontiers")
-        text = page(list(map(read_run, paths)))
+        text = page([read_run(run) for path in paths for run in runs_of(path)])
     out = Path(args.out).expanduser() if args.out else default_place(paths)
     try:
         out.write_text(text, encoding="utf-8")

@@ -276,6 +276,7 @@ def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     assert found[0]["peak_bytes"] < found[1]["peak_bytes"]
     assert {p.name for p in sweep.iterdir()} == {"0", "1", "sweep.json"}
     assert "offload=none" in done.stdout
+    assert f"in pictures: ssdtrain report runs/{sweep.name}\n" in done.stdout
 
 
 def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> None:

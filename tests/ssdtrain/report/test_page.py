@@ -215,6 +215,21 @@ def test_the_command(
         read_run(run)
 
 
+def test_a_sweep_is_its_runs(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order in which they ran; one that failed is left out."""
+    monkeypatch.chdir(run.parents[1])
+    for number in (10, 9, 2):
+        a_run(run.parent / "some-sweep" / str(number))
+    (run.parent / "some-sweep" / "3").mkdir()
+    assert main(["report", "some-sweep"]) == 0
+    assert capsys.readouterr().out.endswith("runs/some-sweep/report.html\n")
+    text = (run.parent / "some-sweep" / "report.html").read_text()
+    names = " and ".join(f"some-sweep/{number}" for number in (2, 9, 10))
+    assert f"<h1>{names}</h1>" in text
+
+
 RECORDED = Path(__file__).parents[1] / "plan/recorded/h200_16384x2.json"
 
 
