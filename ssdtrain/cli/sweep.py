@@ -56,9 +56,7 @@ def sweep(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         Console().print(table_of(found))
-        print(
-            f"written to {directory}; beside one another: ssdtrain report {directory}"
-        )
+        print(f"written to {directory}; in pictures: ssdtrain report {directory}")
     return worst
 
 
