@@ -13,6 +13,7 @@ by then is ordered after the copy. No host wait, no `record_stream`.
 (tests/ssdtrain/transfer/test_places.py, tests/ssdtrain/cache/test_window.py)
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -206,6 +207,25 @@ class CpuEvent:
             raise self.error
 
 
+def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy between host tensors on the calling thread alone.
+
+    torch's own copy starts an OpenMP team for each thread that calls it: the copy
+    threads' teams, which also spin between two copies, took the cores of compute's.
+
+    Raises:
+        ValueError: not two contiguous tensors of as many bytes.
+    """
+    sizes = source.nbytes, target.nbytes
+    if sizes[0] != sizes[1] or not (source.is_contiguous() and target.is_contiguous()):
+        raise ValueError(
+            "a copy expects two contiguous tensors of as many bytes, got "
+            f"{sizes[0]} and {sizes[1]} with strides {source.stride()} and "
+            f"{target.stride()}"
+        )
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), sizes[0])
+
+
 class CpuDevice:
     """Compute is the calling thread; each copy direction is one FIFO thread."""
 
@@ -326,7 +346,7 @@ class CpuDevice:
                 for event in after:
                     event.synchronize()
                 start, copies = time.monotonic_ns(), self._copies
-                both[1].copy_(both[0])
+                copy_bytes(*both)
                 if copies is not None:
                     ms = (time.monotonic_ns() - start) / 1e6
                     copies.append(Copy(outwards, both[0].numel(), ms))
