@@ -214,16 +214,26 @@ def copy_bytes(source: torch.Tensor, target: torch.Tensor) -> None:
     threads' teams, which also spin between two copies, took the cores of compute's.
 
     Raises:
-        ValueError: not two contiguous tensors of as many bytes.
+        ValueError: not two tensors of one shape and layout without gaps.
     """
-    sizes = source.nbytes, target.nbytes
-    if sizes[0] != sizes[1] or not (source.is_contiguous() and target.is_contiguous()):
+    are_plain = source.is_contiguous() and target.is_contiguous()
+    if (
+        source.shape != target.shape
+        or source.nbytes != target.nbytes
+        or not (are_plain or (source.stride() == target.stride() and _is_dense(target)))
+    ):
         raise ValueError(
-            "a copy expects two contiguous tensors of as many bytes, got "
-            f"{sizes[0]} and {sizes[1]} with strides {source.stride()} and "
-            f"{target.stride()}"
+            "a copy expects two tensors of one shape and layout without gaps, got "
+            f"{tuple(source.shape)} with strides {source.stride()} and "
+            f"{tuple(target.shape)} with strides {target.stride()}"
         )
-    ctypes.memmove(target.data_ptr(), source.data_ptr(), sizes[0])
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether its elements lie side by side, in whatever order."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * step for size, step in steps) == tensor.numel()
 
 
 class CpuDevice:
