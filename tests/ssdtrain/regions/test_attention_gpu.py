@@ -20,6 +20,11 @@ KERNELS = {
     "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
+UNORDERED = frozenset({"cuDNN"})
+"""Torch calls no such kernel under deterministic algorithms: backward adds what tiles of
+keys give to the queries' gradients in no order."""
+ONE_TILE = 128
+"""Tokens that make one tile of keys, of which there is but one order."""
 
 
 class Block(nn.Module):
@@ -59,11 +64,11 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def deterministic(kernel: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Backward of attention sums in one order alone under this flag."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(kernel not in UNORDERED)
     yield
     torch.use_deterministic_algorithms(before)
 
@@ -74,12 +79,13 @@ def taken(
     around: AbstractContextManager[object],
     stored: Placement,
     monkeypatch: pytest.MonkeyPatch,
+    length: int = LENGTH,
 ) -> None:
     """Train plainly and under a plan that stores attention; the same bits."""
 
     def loss_of(model: nn.Module, number: int) -> Tensor:
         torch.manual_seed(100 + number)
-        x = torch.randn(2, LENGTH, WIDTH).to(device, dtype)
+        x = torch.randn(2, length, WIDTH).to(device, dtype)
         loss: Tensor = model(x).square().mean()
         return loss
 
@@ -106,7 +112,8 @@ def test_stored_attention_is_taken_and_bits_are_plain_trainings(
 ) -> None:
     chosen = KERNELS[kernel]
     around = nullcontext() if chosen is None else sdpa_kernel(chosen)
-    taken("cuda", torch.bfloat16, around, stored, monkeypatch)
+    length = ONE_TILE if kernel in UNORDERED else LENGTH
+    taken("cuda", torch.bfloat16, around, stored, monkeypatch, length)
 
 
 @pytest.mark.parametrize("stored", [Placement.KEEP, Placement.OFFLOAD])
