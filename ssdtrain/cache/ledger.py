@@ -56,6 +56,8 @@ class Ledger:
         """Dispatch modes entered until the last step was closed."""
         self.closed: Any = None
         """When the last step was closed: a moment of the clock."""
+        self.saved_bytes = 0
+        """Saved for backward in the last step."""
         self.stalls: Callable[[], Stalled] | None = None
         """Compute's waits of the last step; calling it waits for the device."""
         self.predicted_ms: float | None = None
@@ -174,6 +176,8 @@ class Ledger:
 
         def total(count: Count) -> int:
             return sums.counts.get(count, 0)
+
+        self.saved_bytes = total(Count.SAVED)
 
         def report() -> StepReport:
             times, stalled = recipe_ms(), stalls()

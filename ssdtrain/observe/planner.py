@@ -36,12 +36,14 @@ from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.peaks import PeakWatch
+from ssdtrain.observe.regionsteps import RegionStep, fastest
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import (
+    PLAIN_STEP,
+    WITHOUT_RERUNS,
     Corrections,
     PlainTimes,
-    RegionTimes,
     captured,
     corrected,
 )
@@ -63,7 +65,6 @@ from ssdtrain.plan.search import (
 )
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.transfer.device import Stalled
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Drain
 
@@ -80,6 +81,8 @@ COLD_BYTES = 1 << 30
 measured with the time of their launch: it is observed again."""
 NUM_PLAIN_STEPS = 2
 """The first one starts on an idle device; the last one is measured."""
+NUM_REGION_STEPS = 4
+"""Likewise, in which all regions run again; all but the first one are measured."""
 PLAIN_SHARE = 0.9
 """Share of the device's memory that a step without ssdtrain may seem to take."""
 
@@ -167,6 +170,10 @@ class Planner:
         self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
+        self._region_steps: list[RegionStep] = []
+        """What was measured of them, until it is read."""
+        self._observed_bytes = 0
+        """Saved in the observed step."""
         self._packs: list[int] = []
         """Up to each mark of the last observed step: see `Paced`."""
         self._without_hooks = False
@@ -335,6 +342,7 @@ class Planner:
         cache.course.observer = self._recording
 
     def _conclude(self) -> None:
+        self._observed_bytes = self._cache.ledger.saved_bytes
         profile = self.peers.agreed(self._observed(), self._step)
         if profile is None:
             self._attempts += 1
@@ -352,10 +360,14 @@ class Planner:
         may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
-        # What all regions need fitted into the observed step.
-        may = self._plain is None and bool(profile.regions)
+        # What all regions need fitted into the observed step. Behind a plan that steps
+        # drifted from, what was measured before it is not believed either.
+        is_open = self._plain is None or self._corrections.note == WITHOUT_RERUNS
+        may = is_open and bool(profile.regions)
         if self._without_hooks or self.peers.all_agree(may, "regions", self._step):
             self._rest(Stage.PLAIN)
+            self._num_plain = 0
+            self._region_steps.clear()
             self._run_plain()
             return
         self._plan()
@@ -388,14 +400,17 @@ class Planner:
         if isinstance(before, Paced):
             self._take_pace(before)
             return
-        if self._num_plain == NUM_PLAIN_STEPS and isinstance(before, Bypass):
-            own = before.times(self._plain_start, cache.ledger.closed)
+        if self._num_plain > 1 and isinstance(timer, Bypass):
+            self._keep_region_step(timer, meter)
+        most = NUM_PLAIN_STEPS if self._without_hooks else NUM_REGION_STEPS
+        if self._num_plain == most and isinstance(before, Bypass):
+            if self._without_hooks:
+                own = before.times(self._plain_start, cache.ledger.closed)
+            else:
+                own = self._without_reruns()
             own = own._replace(
                 host_forward_ms=min(own.host_forward_ms, self._idle_host_ms)
             )
-            if timer is not None:
-                own = self._without_reruns(own)
-                self._price_regions(meter)
             # The slowest rank's, and the host that is the least ahead.
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
                 (*own[:-1], -own.host_lead_ms), "plain times", self._step
@@ -409,7 +424,7 @@ class Planner:
                 self._plan()
             return
         if isinstance(before, Bypass):
-            self._idle_host_ms = before.host_forward_ms
+            self._idle_host_ms = min(self._idle_host_ms, before.host_forward_ms)
         self._num_plain += 1
         self._plain_start = cache.ledger.closed
         if self._without_hooks:
@@ -470,17 +485,35 @@ class Planner:
             known = self._captured = seen, by, found
         return known[2]
 
-    def _without_reruns(self, step: PlainTimes) -> PlainTimes:
-        """Subtract the regions' second forwards and their stalls from the last step."""
-        clock, stalls = self._cache.ledger.clock, self._cache.ledger.stalls
-        spans, clock.keep_spans = clock.last_spans(), False
+    def _keep_region_step(self, timer: Bypass, meter: HostMeter | None) -> None:
+        """Keep what was measured of the step that has ended."""
+        ledger = self._cache.ledger
+        self._region_steps.append(
+            RegionStep(
+                timer=timer,
+                start=self._plain_start,
+                end=ledger.closed,
+                spans=ledger.clock.kept_spans(),
+                stalls=ledger.stalls,
+                meter=meter,
+                num_bytes=ledger.saved_bytes,
+            )
+        )
+
+    def _without_reruns(self) -> PlainTimes:
+        """Return the fastest step of regions without their second forwards and stalls:
+        see regionsteps.py."""
+        self._cache.ledger.clock.keep_spans = False
+        steps, self._region_steps = self._region_steps, []
+        step = fastest(steps, self._observed_bytes)
+        self._price_regions(step.meter)
         regions = {} if self._seen is None else self._seen.regions
         places = [
             (kind, number)
             for kind, runs in sorted(regions.items())
             for number in range(len(runs))
         ]
-        costs = prices(spans)
+        costs = prices(step.spans())
         own = [costs.get((kind, REGION, number), 0.0) for kind, number in places]
         found = self.peers.longest(own, "times of regions", self._step)
         self._rerun_ms = {
@@ -489,16 +522,14 @@ class Planner:
             )
             for kind in regions
         }
-        stalled = Stalled(0.0, 0.0) if stalls is None else stalls()
-        rerun_ms = sum(span.ms for span in spans)
-        return RegionTimes(step, rerun_ms, stalled.ms, stalled.out_ms).plain()
+        return step.times().plain()
 
     def _correct(self, plain: PlainTimes) -> None:
         """Take these as the times of a step without ssdtrain."""
         self._plain = plain
         self._corrections = Corrections(
             plain=tuple(plain),
-            note="plain_step_ms" if self._without_hooks else "without_reruns_ms",
+            note=PLAIN_STEP if self._without_hooks else WITHOUT_RERUNS,
             rerun_ms=self._rerun_ms,
             host_costs=self._host_costs,
         )

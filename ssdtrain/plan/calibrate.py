@@ -14,9 +14,11 @@ in which all regions run again can, and nobody watches its tensors, so its opera
 wait for the host no more than those of a plan do. Each re-run is measured by itself, so
 the step that keeps everything is what remains without them and without the waits for
 copies. The re-runs' own times are taken from there, too: a plan that runs all regions
-again is then predicted to take what this step took. The host's time of its forwards is
-the program's own: the hooks' and the region calls' are measured and left out, and the
-plan has them again, for what it does.
+again is then predicted to take what this step took. One step may have waited for what
+is over behind it, and all plans would be judged by that: the fastest of some counts,
+and when steps drift from a plan they are measured again. The host's time of its
+forwards is the program's own: the hooks' and the region calls' are measured and left
+out, and the plan has them again, for what it does.
 
 [Note: a host that is blocked]
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
@@ -47,7 +49,7 @@ from typing import NamedTuple
 from ssdtrain.jsonfile import Duration, Natural
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
-NOTES = ("plain_step_ms", "without_reruns_ms")
+PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
 HOSTED_SHARE = 0.97
 """From this share of a forward's time on, the host may bound it."""
@@ -129,7 +131,7 @@ class Corrections:
 
     plain: tuple[float, ...] = ()
     """`PlainTimes`; empty: none were measured."""
-    note: str = "plain_step_ms"
+    note: str = PLAIN_STEP
     """Under which name the profile tells of them."""
     pace: Pace | None = None
     """None: as the observed step's."""
@@ -224,7 +226,7 @@ def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> 
 
 
 def calibrated(
-    profile: Profile, plain: PlainTimes, *, note: str = "plain_step_ms"
+    profile: Profile, plain: PlainTimes, *, note: str = PLAIN_STEP
 ) -> Profile:
     """Return the profile in the plain step's times; as it was if they cannot be its
     own.

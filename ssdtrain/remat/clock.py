@@ -141,7 +141,12 @@ class Clock:
 
     def last_spans(self) -> list[Span]:
         """Every rebuild of the last step that was kept; waits for the device."""
-        return [self._span(each) for each in self._kept]
+        return self.kept_spans()()
+
+    def kept_spans(self) -> Callable[[], list[Span]]:
+        """Likewise, for later; calling what is returned waits for the device."""
+        kept = self._kept
+        return lambda: [self._span(each) for each in kept]
 
     def _span(self, each: _Rebuild) -> Span:
         ms = self.ms_between(each.start, each.end)

@@ -21,8 +21,8 @@ KERNELS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
 UNORDERED = frozenset({"cuDNN"})
-"""Torch calls no such kernel under deterministic algorithms: backward adds what tiles of
-keys give to the queries' gradients in no order."""
+"""Torch calls no such kernel under deterministic algorithms: backward adds what tiles
+of keys give to the queries' gradients in no order."""
 ONE_TILE = 128
 """Tokens that make one tile of keys, of which there is but one order."""
 

@@ -1,0 +1,59 @@
+"""Of several steps in which all regions ran again, which one is believed."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from ssdtrain.cache.bypass import Bypass
+from ssdtrain.observe.regionsteps import RegionStep, fastest
+from ssdtrain.plan.calibrate import PlainTimes
+from ssdtrain.remat.budget import Span
+from ssdtrain.transfer.device import Stalled
+
+RERUN_MS, STALL_MS = 74.5, 0.4
+
+
+class Timer(Bypass):
+    """Of a step that took so long."""
+
+    def __init__(self, step_ms: float) -> None:
+        self._step_ms = step_ms
+
+    def times(self, start: object, end: object) -> PlainTimes:
+        """Half of the step is forward."""
+        return PlainTimes(step_ms=self._step_ms, forward_ms=self._step_ms / 2)
+
+
+def steps(*found: tuple[float, int]) -> Iterable[RegionStep]:
+    """Steps that took so many ms and saved so many bytes."""
+    for step_ms, num_bytes in found:
+        yield RegionStep(
+            timer=Timer(step_ms),
+            start=None,
+            end=None,
+            spans=lambda: [Span("region", "0", 0, RERUN_MS)],
+            stalls=lambda: Stalled(STALL_MS, STALL_MS),
+            meter=None,
+            num_bytes=num_bytes,
+        )
+
+
+def test_a_step_that_was_disturbed_is_not_believed() -> None:
+    """A 1.7B model on an H200, whose keep step takes 337 ms: the first of these three
+    alone was believed, 423 ms."""
+    measured = list(steps((498.4, 8192), (448.4, 8192), (435.8, 8192)))
+    plain = fastest(measured, 8192).times().plain()
+    assert plain.step_ms == pytest.approx(435.8 - RERUN_MS - STALL_MS)
+    assert plain.forward_ms == pytest.approx(435.8 / 2 - STALL_MS)
+    assert plain.step_ms < 1.08 * 336.6
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected_ms"), [(8192, 440.0), (8200, 440.0), (4000, 230.0)]
+)
+def test_a_step_of_a_smaller_batch_is_none_that_was_faster(
+    num_bytes: int, expected_ms: float
+) -> None:
+    """The nearest to the observed step's bytes count, the fastest of those alike."""
+    measured = list(steps((450.0, 8190), (230.0, 4096), (440.0, 8192)))
+    assert fastest(measured, num_bytes).times().step.step_ms == expected_ms
