@@ -14,7 +14,7 @@ from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 
 class HookSpans:
-    """When the device was in the hooks of one step, by module.
+    """When the device was in the hooks of one step that rebuild nothing, by module.
 
     Args:
         period: one call of the hooks in so many is here.
@@ -188,8 +188,7 @@ class Ledger:
             module = ""
             if hooks is not None:
                 spent = hooks.by_module(self.clock.ms_between)
-                known_ms = stalled.ms + sum(times.values())
-                waits["host"] = max(0.0, sum(spent.values()) - known_ms)
+                waits["host"] = max(0.0, sum(spent.values()) - stalled.ms)
                 module = max(spent, key=spent.__getitem__, default="")
             return StepReport(
                 step=step,

@@ -48,6 +48,9 @@ class HostMeter:
         moment: a moment of the device, for its waits inside the hooks, of one call in
             `DEVICE_PERIOD`; None: these are not asked for.
         module_of: the module of an item of a kind of lane.
+        num_rebuilds: re-runs and rebuilds begun so far. A call that makes some has no
+            part in what is asked for by `moment`: their time is known, and one re-run,
+            taken for those of all the calls between, would be the step.
         is_autograds: whether autograd calls `pack` now, and no region, for its inputs.
     """
 
@@ -57,6 +60,7 @@ class HostMeter:
         now: Callable[[], int] = time.monotonic_ns,
         moment: Callable[[], Any] | None = None,
         module_of: Callable[[str, int], str] = lambda kind, item: "",
+        num_rebuilds: Callable[[], int] = lambda: 0,
         is_autograds: Callable[[], bool] = lambda: True,
     ) -> None:
         self.now = now
@@ -65,8 +69,9 @@ class HostMeter:
         self._is_autograds = is_autograds
         self.device_spans = None if moment is None else HookSpans(DEVICE_PERIOD)
         self._moment = moment
-        self._before: Any = None
-        """A moment of the device, if this call's is taken."""
+        self._num_rebuilds = num_rebuilds
+        self._before: tuple[Any, int] | None = None
+        """A moment of the device and the rebuilds, if this call's are taken."""
         self._module_of = module_of
         self._away = away
         self._spent_ns = 0
@@ -112,7 +117,7 @@ class HostMeter:
         self.num_calls += 1
         self._excluded_ns = 0
         if self._moment is not None and self.num_calls % DEVICE_PERIOD == 0:
-            self._before = self._moment()
+            self._before = self._moment(), self._num_rebuilds()
         self._entered = self.now()
 
     def _leave(self, handle: Any, what: str) -> None:
@@ -122,8 +127,10 @@ class HostMeter:
         took_ns = self.now() - start
         before, self._before = self._before, None
         if before is not None and self._moment and self.device_spans is not None:
-            span = self._module(handle), before, self._moment()
-            self.device_spans.spans.append(span)
+            moment, num_rebuilds = before
+            if num_rebuilds == self._num_rebuilds():
+                span = self._module(handle), moment, self._moment()
+                self.device_spans.spans.append(span)
         self._spent_ns += took_ns
         own_ns = max(0, took_ns - self._excluded_ns)
         placement = self._placement_of(handle)

@@ -930,9 +930,12 @@ class Planner:
         self._num_followed += 1
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:
-            moment = self._cache.ledger.clock.now
+            clock = self._cache.ledger.clock
             self._meter = self._cache.meter = HostMeter(
-                self._away, moment=moment, module_of=self._module_of
+                self._away,
+                moment=clock.now,
+                module_of=self._module_of,
+                num_rebuilds=lambda: clock.num_begun,
             )
 
     def _take_meter(self) -> HostMeter | None:

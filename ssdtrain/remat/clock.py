@@ -46,6 +46,8 @@ class Clock:
         """Whether `last_spans` can tell of the steps that end from now on."""
         self._kept: list[_Rebuild] = []
         self._num_cuts = 0
+        self.num_begun = 0
+        """Rebuilds so far, timed or not."""
         self._sums: dict[str, float] = {}
         """Of the last timed step whose account was asked for."""
 
@@ -55,6 +57,7 @@ class Clock:
         On a GPU two events cost the host as much as the launch of a small kernel, so
         `is_timed_step` says which steps are, unless somebody must know.
         """
+        self.num_begun += 1
         if self._cuda:
             if not self._times_all() or torch.cuda.is_current_stream_capturing():
                 return None  # no time passes while a graph is written down

@@ -192,6 +192,27 @@ def test_the_device_in_the_hooks_is_told_by_module() -> None:
     assert found == {"": pytest.approx(2 * DEVICE_PERIOD * 0.03)}
 
 
+def test_the_device_in_rebuilds_is_not_the_hosts() -> None:
+    """One call in so many is timed: a re-run among them would count as often. Steps of
+    1.7B and 4B models with as many re-runs as layers were told to wait for the host for
+    0 and 60 ms, by chance."""
+    now, num_rebuilds = Turned(), 0
+
+    def pack(tensor: object) -> None:
+        nonlocal num_rebuilds
+        is_long = tensor == "region"
+        num_rebuilds += is_long
+        now.pass_us(4000 if is_long else 3)
+
+    meter = HostMeter(now=now, moment=lambda: now.ns, num_rebuilds=lambda: num_rebuilds)
+    timed, _ = meter.around(pack, lambda handle: None)
+    for number in range(1, 1 + 4 * DEVICE_PERIOD):
+        timed("region" if number == 2 * DEVICE_PERIOD else "tensor")
+    assert meter.device_spans is not None
+    found = meter.device_spans.by_module(lambda start, end: (end - start) / 1e6)
+    assert found == {"": pytest.approx(3 * DEVICE_PERIOD * 0.003)}
+
+
 def test_items_know_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the probe's chain: every moved tensor is asked for by kind and number."""
     monkeypatch.setattr("ssdtrain.observe.hosttime.DEVICE_PERIOD", 1)
