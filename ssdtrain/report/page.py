@@ -90,9 +90,10 @@ def read_run(path: Path) -> Run:
         ConfigError: it holds no finished run, or a file is damaged.
     """
     if not (path / RESULT).is_file():
-        raise ConfigError(
-            f"{path} has no {RESULT}: the run has not finished, or this is no run."
-        )
+        why = "this is no run's directory"
+        if (path / "run.json").is_file():
+            why = "the run has not finished, or was stopped; one that ended has it"
+        raise ConfigError(f"{path} has no {RESULT}: {why}.")
     result = _json(path / RESULT)
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"
     lines = (

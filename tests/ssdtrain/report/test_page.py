@@ -211,8 +211,10 @@ def test_the_command(
     assert told in capsys.readouterr().err
     (run / "result.json").unlink()
     assert main(["report", "latest"]) == 2
-    with pytest.raises(ConfigError, match="has not finished"):
+    with pytest.raises(ConfigError, match="has not finished, or was stopped"):
         read_run(run)
+    with pytest.raises(ConfigError, match="this is no run's directory"):
+        read_run(run.parent)
 
 
 def test_a_sweep_is_its_runs(
