@@ -1,8 +1,5 @@
 """The pinned pool and the offloader below any cache."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES, PinnedPool, round_up
-from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 
 KIB = 1024
@@ -144,50 +140,3 @@ def test_trace_has_writes_and_reads(tmp_path: Path) -> None:
     rows = {span.row for span in offloader._meters.trace.spans()}
     assert {"write", "read"} <= rows
     offloader.close()
-
-
-COPIES = """
-import os, torch
-from ssdtrain.transfer.device import CpuDevice
-torch.randn(1 << 20).mul_(2)  # compute's own team
-here = lambda: len(os.listdir("/proc/self/task"))
-source, host, back = (torch.full((1 << 23,), n, dtype=torch.uint8) for n in range(3))
-device, before = CpuDevice(), here()
-out = device.copy_out(source, host, [device.now()])
-device.copy_in(host, back, [out]).synchronize()
-print(here() - before, torch.equal(source, back))
-"""
-
-
-def test_a_copy_thread_has_no_team_of_its_own() -> None:
-    """torch's copy started as many threads again for each of the two, which spun
-    between copies on the cores of compute's."""
-    done = subprocess.run(
-        [sys.executable, "-c", COPIES],
-        env={**os.environ, "OMP_NUM_THREADS": "4"},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-    )
-    assert done.stdout == "2 True\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (torch.ones(8), torch.zeros(4)),
-        (torch.ones(8)[::2], torch.zeros(4)),
-        (torch.ones(8)[::2], torch.zeros(8)[::2]),
-        (torch.ones(2, 3), torch.zeros(3, 2).t()),
-        (torch.ones(4), torch.zeros(4, dtype=torch.float64)),
-    ],
-)
-def test_a_copy_into_another_layout_is_refused(
-    source: torch.Tensor, target: torch.Tensor
-) -> None:
-    """Bytes are copied as they lie: they would land elsewhere."""
-    device = CpuDevice()
-    with pytest.raises(ValueError, match="one shape and layout without gaps"):
-        device.copy_out(source, target, [device.now()]).synchronize()
-    assert not target.any()
-    device.close()
