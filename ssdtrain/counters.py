@@ -195,6 +195,11 @@ class Counters:
             for count, amount in amounts.items():
                 counts[count] = counts.get(count, 0) + amount
 
+    def of(self, count: Count) -> int:
+        """One sum so far."""
+        with self._lock:
+            return self._sums.counts.get(count, 0)
+
     def fell_back(self, reason: Fallback) -> None:
         """Something was not done the way it was asked for."""
         with self._lock:

@@ -99,9 +99,10 @@ class Binding:
         self._specs.append(spec)
         return handle
 
-    def watched(self) -> Watched:
-        """What is around a call of a layer."""
-        return Watched(self._passages, self._lane, self._specs)
+    def watched(self, arguments: Iterable[Any]) -> Watched:
+        """What is around a call of a layer with these arguments."""
+        counters = self._cache.ledger.counters
+        return Watched(self._passages, self._lane, self._specs, counters, arguments)
 
     def _place(
         self, spec: Spec, tensor: Tensor, handle: Handle, is_placed: bool

@@ -708,7 +708,7 @@ class Regions:
             return None
         number, lane.num_regions = lane.num_regions, lane.num_regions + 1
         if not self._is_chosen(lane, number):
-            return self._around(lane, number)
+            return self._around(lane, number, (*args, *kwargs.values()))
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         leaves, arguments = flatten(args, kwargs)
@@ -737,13 +737,16 @@ class Regions:
             meter.region_began(since_ns)
         return call
 
-    def _around(self, lane: Lane, number: int) -> Quietly | Watched | None:
+    def _around(
+        self, lane: Lane, number: int, arguments: Iterable[Any]
+    ) -> Quietly | Watched | None:
         """See [Note: quiet calls]."""
+        found: Quietly | Watched | None = None
         if lane.run is not None and self._hooks is not None:
-            return lane.run.quietly(number, self._hooks)  # type: ignore[no-any-return]
-        if lane.binding is not None:
-            return lane.binding.watched()  # type: ignore[no-any-return]
-        return None
+            found = lane.run.quietly(number, self._hooks, arguments)
+        elif lane.binding is not None:
+            found = lane.binding.watched(arguments)
+        return found
 
     def end(self, call: RegionCall) -> None:
         """Its forward has ended."""

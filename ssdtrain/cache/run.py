@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from operator import length_hint
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
-from ssdtrain.cache.quiet import ForwardHooks, Quietly
+from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
     Handle,
     Holding,
@@ -206,16 +206,23 @@ class Run:
             call.place(tensor, handle)
         return handle
 
-    def quietly(self, number: int, hooks: ForwardHooks) -> Quietly | None:
+    def quietly(
+        self, number: int, hooks: ForwardHooks, arguments: Iterable[Any]
+    ) -> Quietly | None:
         """What is around that call of a layer; None: the hooks stay on."""
         passage = self._table.passages.get(number)
         if (
             passage is None
+            or not hooks.are_alone
             or self._num_packed is not None
             or len(self._table.rows) - length_hint(self._rows) != passage.first
             or self._cache.course.num_resized
+            or sizes_of(arguments) != passage.sizes
         ):
             return None
+        if passage.parameter_bytes:
+            counters = self._cache.ledger.counters
+            counters.add(Count.PARAMETERS, passage.parameter_bytes)
         return Quietly(hooks, self._lane, self._rows, passage)
 
     def keep(self, row: KeptItemRow) -> None:
