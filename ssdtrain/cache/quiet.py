@@ -47,7 +47,7 @@ class Passage(NamedTuple):
     sizes: tuple[torch.Size, ...]
     """Of its arguments."""
     parameter_bytes: int
-    """Of parameters that were saved in scopes of `ssdtrain.no_offload()` inside of it."""
+    """Of parameters saved in scopes of `ssdtrain.no_offload()` inside of it."""
 
     def is_quiet(self, rows: Sequence[Row]) -> bool:
         """Whether nothing happens to any of its tensors."""
