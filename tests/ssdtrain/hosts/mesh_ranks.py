@@ -169,8 +169,10 @@ class Case:
         parts: int = 1,
         uneven: bool = False,
         slow_ms: float = 0.0,
+        num_steps: int = NUM_STEPS,
     ) -> None:
         self.make = make
+        self.num_steps = num_steps
         self.parts = parts
         """Micro-batches of a step; gradients are reduced in the last one."""
         self.uneven = uneven
@@ -243,7 +245,7 @@ def train(
     with device:
         model, spy, found = case.make(mesh), Spy(), []
     # On a GPU two steps more run without hooks, and the search goes on beside them.
-    last = NUM_STEPS if device.type == "cpu" else 2 * NUM_STEPS
+    last = case.num_steps if device.type == "cpu" else 2 * case.num_steps
     slow_down(model, case.slow_ms * data_rank)
     session = None
     with contextlib.ExitStack() as stack:
@@ -319,7 +321,8 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
     every["fsdp2 slow rank"] = Case(sharded(None, True), slow_ms=5.0), ["auto"]
     for reshard in (True, False):
         name = f"fsdp2 nested {'reshard' if reshard else 'keep'}"
-        every[name] = Case(nested(reshard)), ["regions"]
+        # Some steps of regions are measured before there is a plan.
+        every[name] = Case(nested(reshard), num_steps=NUM_STEPS + 4), ["regions"]
     accumulated = Case(sharded(None, True), parts=2)
     every["fsdp2 accumulated"] = accumulated, ["auto"]
     every["tp"] = Case(parallel), ["auto", "shadow"]
