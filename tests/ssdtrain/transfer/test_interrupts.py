@@ -41,9 +41,9 @@ def test_a_buffer_that_nobody_holds_comes_back() -> None:
 
 @functools.cache
 def exits_of(code: CodeType) -> frozenset[int]:
-    """Where a lock's `with` is left without an error. CPython looks for signals at
-    calls and jumps, and not between the last of them inside and the end of `__exit__`,
-    where that is no function of Python."""
+    """Where the `with` of a lock, or of one of torch's guards in C, is left without an
+    error. CPython looks for signals at calls and jumps, and not between the last of
+    them inside and the end of `__exit__`, where that is no function of Python."""
     starts: dict[int, list[int]] = {}
     for start, number in dis.findlinestarts(code):
         starts.setdefault(number, []).append(start)
@@ -51,7 +51,8 @@ def exits_of(code: CodeType) -> frozenset[int]:
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line or line
         if instruction.opname in ("BEFORE_WITH", "SETUP_WITH"):
-            if "lock" in linecache.getline(code.co_filename, line):
+            text = linecache.getline(code.co_filename, line)
+            if "lock" in text or "torch._C." in text:
                 entered.add(line)
     return frozenset(start for line in entered for start in sorted(starts[line])[1:])
 
