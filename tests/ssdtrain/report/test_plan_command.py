@@ -190,7 +190,7 @@ def test_rok_draws_what_was_measured(
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["plan"], "--profile FILE or --model"),
+        (["plan"], "expects --profile runs/latest/profile.json or --model"),
         (["plan", "--model", "blocks:8192"], "HIDDENxLAYERS"),
         (["plan", "--model", "nothing"], "FILE.py:FUNCTION"),
         (["plan", *TINY, "--no-gpu"], "min-bytes"),
@@ -207,7 +207,7 @@ def test_rok_draws_what_was_measured(
         (["project", "--plot", "/proc/x.png"], "/proc/x.png: No such file"),
         (["plan", *SMALL, "--no-gpu", "--tflops", "600"], "come together"),
         (["plan", "--profile", "p", "--sweep", "micro_batch"], "needs --model"),
-        (["rok"], "--results FILE or --model"),
+        (["rok"], "expects --results rok.json or --model"),
         (["rok", "--results", "absent.json"], "absent.json"),
     ],
 )
