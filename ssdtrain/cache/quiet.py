@@ -17,7 +17,6 @@ So whatever a forward does, more is kept at worst, as without us.
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -162,13 +161,8 @@ class Watched:
         self._first = len(self._specs)
         self._parameter_bytes = self._counters.of(Count.PARAMETERS)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
             return
         inside = self._lane.num_regions - 1 - self._number
         own = self._specs[self._first :]

@@ -179,9 +179,8 @@ class Run:
         found: dict[int, float] = {}
         if region_ms <= 0.0:
             return found
-        line = self._line
-        for run in line.run_marks(self.placed):
-            at = min(line.pack_mark[item] for item in line.members[run])
+        for run in self._line.run_marks(self.placed):
+            at = self._line.first_pack[run]
             found[at] = found.get(at, 0.0) + region_ms
         return found
 

@@ -89,6 +89,11 @@ class Timeline:
         """Items and times of the parts of each region call."""
         self._first_run: list[int] = []
         self._number_regions()
+        self.first_pack = [
+            min((self.pack_mark[item] for item in own), default=NEVER)
+            for own in self.members
+        ]
+        """The mark at which each region call saves its first item."""
         self._orders = {
             kind: _consumers_first(items) for kind, items in profile.kinds.items()
         }

@@ -327,9 +327,10 @@ class CpuDevice:
                     event.synchronize()
                 start, copies = time.monotonic_ns(), self._copies
                 # torch's copy, though it starts an OpenMP team for each of the two
-                # threads. The teams let OpenMP see that cores are short, and compute's
-                # own sleeps at its barriers: with copies of one thread (memmove) it
-                # spun there, and beside other work steps took 2 to 7 times as long.
+                # threads: with copies of one thread (memmove), steps beside other work
+                # on two cores took 2 to 7 times as long. Probably these teams let
+                # OpenMP see that cores are short, so that compute's own sleeps at its
+                # barriers instead of spinning on what a copy needs.
                 both[1].copy_(both[0])
                 if copies is not None:
                     ms = (time.monotonic_ns() - start) / 1e6

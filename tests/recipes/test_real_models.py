@@ -23,6 +23,7 @@ from recipes.bench.models.real_catalogue import (
     settings_of,
     shape_of,
 )
+from recipes.bench.models.tables import real_entry
 
 CELL = "tiny/full/32/eager"
 EXPERTS = "tiny-moe/full/32/eager"
@@ -194,3 +195,10 @@ def test_a_peer_must_not_see_ssdtrain() -> None:
 
     with pytest.raises(RuntimeError, match="imported ssdtrain"):
         real_row.measure(row_of(f"{CELL}/keep"), real_row.Run(1, device="cpu"))
+
+
+def test_a_row_says_that_its_plan_was_not_settled() -> None:
+    cell = {"step_ms": 200.0, "step_ratio": 1.25, "peak_gb": 3.0, "settled": False}
+    assert real_entry(cell) == "1.250x, 3.0 GB, plan not settled"
+    assert real_entry({**cell, "settled": True}) == "1.250x, 3.0 GB"
+    assert real_entry({**cell, "settled": None}) == "1.250x, 3.0 GB"

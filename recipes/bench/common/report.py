@@ -96,9 +96,9 @@ PAGES = {
         ),
         "Under FSDP2, on two GPUs, the plan was not there when the row's time was "
         "over. Checkpointing and `budget=1gc` of the 1.7B and 4B shapes were measured "
-        "in runs of their own, and are beside those runs' plain steps, of 337 and 674 "
-        "ms. Two plans were not settled when their steps were timed: of the 4B with "
-        "`max_overhead=0.1` (its last steps took 767 ms, 1.12x) and of 32k tokens.",
+        "in runs of their own, and are beside those runs' plain steps. A plan that was "
+        "not settled may have been changed, and one step be long, while its row was "
+        "timed.",
     ),
     "placement": Page(
         "Where activations live",

@@ -80,11 +80,7 @@ def times_us(units: int, weights: int, sharded: bool) -> dict[str, float]:
 
 def step_us(model: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
     """Host microseconds of a model's forward, backward and update."""
-    kinds: dict[type, list[Tensor]] = {}  # no fused update takes both at once
-    for parameter in model.parameters():
-        kinds.setdefault(type(parameter.data), []).append(parameter)
-    groups = [{"params": own} for own in kinds.values()]
-    optimizer = torch.optim.AdamW(groups, fused=True)
+    optimizer = torch.optim.AdamW(subjects.groups_of(model), fused=True)
     found = {"forward": 1e12, "backward": 1e12, "update": 1e12}
     for number in range(NUM_STEPS):
         at = [time.thread_time()]

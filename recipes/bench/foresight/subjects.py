@@ -264,12 +264,17 @@ def layers(name: str, model: nn.Module) -> Any:
     return model.get_submodule(at[name])
 
 
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """An optimizer's groups: no fused update takes DTensors and others at once."""
+    kinds: dict[type, list[Tensor]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(type(parameter.data), []).append(parameter)
+    return [{"params": own} for own in kinds.values()]
+
+
 def training_step(subject: Subject) -> Step:
     """Forward, backward and a fused optimizer's update."""
-    kinds: dict[type, list[Tensor]] = {}  # a fused update takes DTensors alone
-    for parameter in subject.model.parameters():
-        kinds.setdefault(type(parameter.data), []).append(parameter)
-    parameters = [{"params": own} for own in kinds.values()]
+    parameters = groups_of(subject.model)
     if subject.optimizer == "adamw":
         optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
     else:

@@ -144,6 +144,8 @@ def real_entry(cell: Data | None) -> str:
     text += f", {cell['peak_gb']:.1f} GB"
     if "predicted_ms" in cell:
         text += f" ({cell['predicted_ms'] / cell['step_ms'] - 1:+.1%} of the step)"
+    if cell.get("settled") is False:
+        text += ", plan not settled"
     return text
 
 

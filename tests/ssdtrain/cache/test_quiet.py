@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache.quiet import ForwardHooks
+from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import every_other_moved, moved_in_front
 from tests.ssdtrain.cache.steps import train
@@ -22,6 +23,11 @@ NUM_MOVED = 3
 """Of the first layer's items: they have been released before the second begins."""
 NUM_SAVED = 10
 """Tensors that autograd saves in a layer."""
+NUM_STEPS = 9
+ALL_BUT_ONE = [[True], *[[False]] * (NUM_LAYERS - 1)]
+"""Hooks are on in the first layer alone."""
+NAMED = {"regions": ["layers.*"]}
+"""For layers that are not alike."""
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 0.0}
 
 
@@ -58,50 +64,64 @@ class Model(nn.Module):
         return self.run(self, x)
 
 
-def in_a_row(net: Model, x: Tensor) -> Tensor:
+def in_a_row(net: Any, x: Tensor) -> Tensor:
     for layer in net.layers:
         x = layer(x)
-    return net.head(x).square().mean()  # type: ignore[no-any-return]
+    return loss_of(net, x)
 
 
-def step(net: nn.Module, number: int) -> Tensor:
+def loss_of(net: Any, x: Tensor) -> Tensor:
+    loss: Tensor = net.head(x).square().mean()
+    return loss
+
+
+def stacked() -> Model:
+    return Model(in_a_row)
+
+
+def step(net: nn.Module, number: int, rows: int = ROWS) -> Tensor:
     torch.manual_seed(100 + number)
-    return net(torch.randn(ROWS, WIDTH))  # type: ignore[no-any-return]
+    loss: Tensor = net(torch.randn(rows, WIDTH))
+    return loss
 
 
-def hooked(net: Model) -> list[list[bool]]:
+def hooked(net: Any) -> list[list[bool]]:
     """Of each layer, and forgotten then."""
-    found = [list(layer.hooked) for layer in net.layers]  # type: ignore[arg-type]
+    found = [list(layer.hooked) for layer in net.layers]
     for layer in net.layers:
-        layer.hooked.clear()  # type: ignore[operator, union-attr]
+        layer.hooked.clear()
     return found
 
 
+def in_front(session: ssdtrain.Session) -> Plan:
+    return moved_in_front(session, NUM_MOVED)
+
+
 def compare(
-    run: Callable[[Model, Tensor], Tensor],
-    plan: Callable[[ssdtrain.Session], Any] = lambda s: moved_in_front(s, NUM_MOVED),
+    make: Callable[[], Model],
+    plan: Callable[[ssdtrain.Session], Plan] = in_front,
     one: Callable[[nn.Module, int], Tensor] = step,
     **settings: Any,
-) -> tuple[ssdtrain.Session, list[list[bool]]]:
-    """Nine steps, bitwise those without ssdtrain; what the last one's layers saw."""
-    expected = list(train(Model(run), one, 9))
-    net = Model(run)
-    with ssdtrain.offload(net, **{**SETTINGS, **settings}) as session:
-        for number, found in enumerate(train(net, one, 9)):
+) -> tuple[ssdtrain.Session, list[list[list[bool]]]]:
+    """Steps, bitwise those without ssdtrain; what the layers saw in each."""
+    expected, seen = list(train(make(), one, NUM_STEPS)), []
+    net = make()
+    with ssdtrain.offload(net, **SETTINGS, **settings) as session:
+        for number, found in enumerate(train(net, one, NUM_STEPS)):
             for ours, theirs in zip(found, expected[number], strict=True):
                 assert same_bits(ours, theirs), f"step {number}"
             if number == 3:
                 session.follow(plan(session))
-            last = hooked(net)
+            seen.append(hooked(net))
+            assert not our_hooks_are_on()
         assert session.cache.is_idle and session.live_bytes == 0
-        assert not our_hooks_are_on()
         _ = session.steps
-    return session, last
+    return session, seen
 
 
 def test_layers_behind_the_last_that_acts_see_no_hooks() -> None:
-    session, last = compare(in_a_row)
-    assert last == [[True], *[[False]] * (NUM_LAYERS - 1)]
+    session, seen = compare(stacked)
+    assert seen[-1] == ALL_BUT_ONE
     report, first = session.last_step, session.steps[0]
     assert report is not None and not report.fallbacks
     assert report.bytes_offloaded > 0
@@ -114,20 +134,19 @@ def test_layers_behind_the_last_that_acts_see_no_hooks() -> None:
 
 
 def test_layers_that_act_keep_their_hooks() -> None:
-    _, last = compare(in_a_row, every_other_moved)
-    assert last == [[True]] * NUM_LAYERS
-
-
-def with_a_call_more(net: Model, x: Tensor) -> Tensor:
-    for layer in (*net.layers, net.layers[-1], net.layers[1]):
-        x = layer(x)
-    return net.head(x).square().mean()  # type: ignore[no-any-return]
+    _, seen = compare(stacked, every_other_moved)
+    assert seen[-1] == [[True]] * NUM_LAYERS
 
 
 def test_a_layer_that_is_called_again() -> None:
-    _, last = compare(with_a_call_more)
-    assert [len(calls) for calls in last] == [1, 2, 1, 1, 2]
-    assert sum(map(sum, last)) == 1
+    def run(net: Any, x: Tensor) -> Tensor:
+        for layer in (*net.layers, net.layers[-1], net.layers[1]):
+            x = layer(x)
+        return loss_of(net, x)
+
+    _, seen = compare(lambda: Model(run))
+    assert [len(calls) for calls in seen[-1]] == [1, 2, 1, 1, 2]
+    assert sum(map(sum, seen[-1])) == 1
 
 
 class Nested(Layer):
@@ -147,32 +166,21 @@ class Nested(Layer):
 
 
 def test_calls_inside_of_a_quiet_call_are_counted() -> None:
-    def attached(net: Model) -> Model:
+    def make() -> Model:
+        net = stacked()
+        torch.manual_seed(1)
         net.layers[1] = Nested()
         return net
 
-    torch.manual_seed(1)
-    expected = list(train(attached(Model(in_a_row)), step, 9))
-    torch.manual_seed(1)
-    net = attached(Model(in_a_row))
-    with ssdtrain.offload(net, **SETTINGS, regions=["layers.*"]) as session:
-        for number, found in enumerate(train(net, step, 9)):
-            for ours, theirs in zip(found, expected[number], strict=True):
-                assert same_bits(ours, theirs), f"step {number}"
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-            last = hooked(net)
-    assert last == [[True], [False] * 3, [False], [False], [False]]
-
-
-def longer(net: nn.Module, number: int) -> Tensor:
-    torch.manual_seed(100 + number)
-    return net(torch.randn(ROWS + 8 * number, WIDTH))  # type: ignore[no-any-return]
+    _, seen = compare(make, **NAMED)
+    assert seen[-1] == [[True], [False] * 3, [False], [False], [False]]
 
 
 def test_tensors_of_another_size_are_counted_one_by_one() -> None:
-    session, last = compare(in_a_row, one=longer)
-    assert last == [[True]] * NUM_LAYERS
+    session, seen = compare(
+        stacked, one=lambda net, number: step(net, number, ROWS + 8 * number)
+    )
+    assert seen[-1] == [[True]] * NUM_LAYERS
     report = session.last_step
     assert report is not None and report.num_resized > 4 * NUM_LAYERS
 
@@ -185,18 +193,18 @@ def test_other_hooks_on_top_stay_there() -> None:
         seen.append(tensor.nbytes)
         return tensor
 
-    def run(net: Model, x: Tensor) -> Tensor:
+    def run(net: Any, x: Tensor) -> Tensor:
         first, second, *others = net.layers
         x = first(x)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             x = second(x)
         for layer in others:
             x = layer(x)
-        return net.head(x).square().mean()  # type: ignore[no-any-return]
+        return loss_of(net, x)
 
-    _, last = compare(run)
-    assert last == [[True], [True], *[[False]] * (NUM_LAYERS - 2)]
-    assert len(seen) == 2 * 9 * NUM_SAVED
+    _, on = compare(lambda: Model(run))
+    assert on[-1] == [[True], [True], *[[False]] * (NUM_LAYERS - 2)]
+    assert len(seen) == 2 * NUM_STEPS * NUM_SAVED
 
 
 def test_hooks_around_the_model_see_nothing_under_a_plan() -> None:
@@ -214,16 +222,12 @@ def test_hooks_around_the_model_see_nothing_under_a_plan() -> None:
             assert top[0] is pack
             return loss
 
-    expected = list(train(Model(in_a_row), step, 9))
-    net = Model(in_a_row)
-    with ssdtrain.offload(net, **SETTINGS) as session:
-        for number, found in enumerate(train(net, outer, 9)):
-            for ours, theirs in zip(found, expected[number], strict=True):
-                assert same_bits(ours, theirs), f"step {number}"
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-                seen.clear()  # steps before the plan may be without ours
-    assert not seen and not our_hooks_are_on()
+    def plan(session: ssdtrain.Session) -> Plan:
+        seen.clear()  # steps before the plan may be without ours
+        return in_front(session)
+
+    compare(stacked, plan, outer)
+    assert not seen
 
 
 def test_a_checkpoint_around_the_model() -> None:
@@ -232,9 +236,10 @@ def test_a_checkpoint_around_the_model() -> None:
     def one(net: nn.Module, number: int) -> Tensor:
         torch.manual_seed(100 + number)
         x = torch.randn(ROWS, WIDTH, requires_grad=True)
-        return checkpoint(net, x, use_reentrant=False)  # type: ignore[no-any-return]
+        loss: Tensor = checkpoint(net, x, use_reentrant=False)
+        return loss
 
-    session, _ = compare(in_a_row, one=one)
+    session, _ = compare(stacked, one=one)
     report = session.last_step
     assert report is not None and report.bytes_offloaded > 0 and not report.fallbacks
 
@@ -246,11 +251,12 @@ def test_a_model_of_another_session_inside() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.own = Model(in_a_row)
-            self.other = [Model(in_a_row)]
+            self.own = stacked()
+            self.other = [stacked()]
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.own(x) + self.other[0](x)  # type: ignore[no-any-return]
+            both: Tensor = self.own(x) + self.other[0](x)
+            return both
 
     def steps(net: Outer) -> Iterator[list[Tensor]]:
         both = nn.ModuleList([net, *net.other])
@@ -266,9 +272,9 @@ def test_a_model_of_another_session_inside() -> None:
             for ours, theirs in zip(found, expected[number], strict=True):
                 assert same_bits(ours, theirs), f"step {number}"
             if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
+                session.follow(in_front(session))
             if number == 6:
-                its_own.follow(moved_in_front(its_own, NUM_MOVED))
+                its_own.follow(in_front(its_own))
         reports = [*session.steps[-4:], *its_own.steps[-4:]]
     assert not any(report.fallbacks for report in reports)
     assert all(report.bytes_offloaded for report in reports)
@@ -306,35 +312,24 @@ def test_hooks_that_a_quiet_layer_leaves_open(
     """They are above ours as long as they are open, if need be behind the forward."""
     hooks = noisy()
 
-    def one(net: nn.Module, number: int) -> Tensor:
+    def one(net: Any, number: int) -> Tensor:
         loss = step(net, number)
         if closes_at is None:
-            weight = net.head.weight  # type: ignore[union-attr]
-            loss = loss + torch.tanh(weight).sum()  # type: ignore[arg-type]
+            loss = loss + torch.tanh(net.head.weight).sum()
             hooks.__exit__()
         return loss
 
-    def model() -> Model:
-        net = Model(in_a_row)
+    def make() -> Model:
+        net = stacked()
         for at, kind in ((opens_at, Opening), (closes_at, Closing)):
             if at is not None:
                 net.layers[at].__class__ = kind
-                net.layers[at].hooks = hooks  # type: ignore[assignment]
+                net.layers[at].hooks = hooks
         return net
 
-    expected = list(train(model(), one, 9))
-    net = model()
-    with ssdtrain.offload(net, **SETTINGS, regions=["layers.*"]) as session:
-        for number, found in enumerate(train(net, one, 9)):
-            for ours, theirs in zip(found, expected[number], strict=True):
-                assert same_bits(ours, theirs), f"step {number}"
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-            last = hooked(net)
-            assert not our_hooks_are_on()
-        assert session.cache.is_idle and session.live_bytes == 0
+    session, seen = compare(make, one=one, **NAMED)
     # Backward begins with what the last layer under our hooks has saved.
-    assert last[0] == [True] and last[opens_at] == [closes_at is None]
+    assert seen[-1][0] == [True] and seen[-1][opens_at] == [closes_at is None]
     assert session.last_step is not None and not session.last_step.fallbacks
 
 
@@ -369,52 +364,36 @@ class Scoped(Layer):
 
 
 def test_weights_saved_in_a_scope_of_a_quiet_layer_are_counted() -> None:
-    def model() -> Model:
-        net = Model(in_a_row)
+    def make() -> Model:
+        net = stacked()
         for layer in net.layers:
             layer.__class__ = Scoped
         return net
 
-    net, counts = model(), []
-    with ssdtrain.offload(net, **SETTINGS, regions=["layers.*"]) as session:
-        for number, _ in enumerate(train(net, step, 9)):
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-            last = hooked(net)
-        counts = [report.bytes_parameters for report in session.steps]
-    assert last == [[True], *[[False]] * (NUM_LAYERS - 1)]
+    session, seen = compare(make, **NAMED)
+    counts = [report.bytes_parameters for report in session.steps]
+    assert seen[-1] == ALL_BUT_ONE
     assert len(set(counts[-5:])) == 1 and counts[-1] == counts[1]
 
 
 def test_layers_that_are_given_tensors_of_another_size_keep_their_hooks() -> None:
     """Nothing before them has another size."""
-    seen: list[list[list[bool]]] = []
 
-    def run(net: Model, x: Tensor) -> Tensor:
+    def run(net: Any, x: Tensor) -> Tensor:
         first, *others = net.layers
         x = first(x)
-        y = x[: ROWS - 8 * (len(seen) == 7)]
+        y = x[: ROWS - 8 * (net.number == 7)]
         for at, layer in enumerate(others):
             y = layer(y) if at % 2 else layer(x=y)
-        return net.head(x).square().mean() + y.square().mean()  # type: ignore[no-any-return]
+        return loss_of(net, x) + y.square().mean()
 
-    def steps(net: Model) -> Iterator[list[Tensor]]:
-        seen.clear()
-        for found in train(net, step, 9):
-            seen.append(hooked(net))
-            yield found
+    def one(net: Any, number: int) -> Tensor:
+        net.number = number
+        return step(net, number)
 
-    expected = list(steps(Model(run)))
-    net = Model(run)
-    with ssdtrain.offload(net, **SETTINGS) as session:
-        for number, found in enumerate(steps(net)):
-            for ours, theirs in zip(found, expected[number], strict=True):
-                assert same_bits(ours, theirs), f"step {number}"
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-        reports = session.steps
-    quiet = [[True], *[[False]] * (NUM_LAYERS - 1)]
-    assert seen[6] == seen[8] == quiet and seen[7] == [[True]] * NUM_LAYERS
+    session, seen = compare(lambda: Model(run), one=one)
+    reports = session.steps
+    assert seen[6] == seen[8] == ALL_BUT_ONE and seen[7] == [[True]] * NUM_LAYERS
     assert reports[-2].num_resized > 4 * (NUM_LAYERS - 1)
     assert reports[-2].bytes_saved < reports[-1].bytes_saved == reports[-3].bytes_saved
 
@@ -434,7 +413,7 @@ class Broken(Layer):
 def test_a_quiet_layer_that_raises() -> None:
     """Its caller goes on: everything behind it is served as before."""
 
-    def run(net: Model, x: Tensor) -> Tensor:
+    def run(net: Any, x: Tensor) -> Tensor:
         for layer in net.layers:
             on = our_hooks_are_on()
             try:
@@ -442,44 +421,34 @@ def test_a_quiet_layer_that_raises() -> None:
             except ValueError:
                 x = x + layer.up(x)[:, :WIDTH] + layer.down(layer.up(layer.norm(x)))
             assert our_hooks_are_on() == on
-        return net.head(x).square().mean()  # type: ignore[no-any-return]
+        return loss_of(net, x)
 
-    def broken(net: nn.Module, number: int) -> Tensor:
-        net.layers[2].is_broken = number == 7  # type: ignore[union-attr, index]
+    def one(net: Any, number: int) -> Tensor:
+        net.layers[2].is_broken = number == 7
         return step(net, number)
 
-    def model() -> Model:
+    def make() -> Model:
         net = Model(run)
         torch.manual_seed(1)
         net.layers[2] = Broken()
         return net
 
-    expected = list(train(model(), broken, 10))
-    net = model()
-    with ssdtrain.offload(net, **SETTINGS, regions=["layers.*"]) as session:
-        for number, found in enumerate(train(net, broken, 10)):
-            for ours, theirs in zip(found, expected[number], strict=True):
-                assert same_bits(ours, theirs), f"step {number}"
-            if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
-            last = hooked(net)
-        assert session.cache.is_idle and session.live_bytes == 0
-    assert last == [[True], *[[False]] * (NUM_LAYERS - 1)]
-    assert not our_hooks_are_on()
+    _, seen = compare(make, one=one, **NAMED)
+    assert seen[-1] == ALL_BUT_ONE
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_an_interrupt_around_a_quiet_layer_leaves_no_hooks(inside: bool) -> None:
     """Before each line; nothing of ours takes off another's."""
     outer = saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
-    net, places = Model(in_a_row), []
-    expected = list(train(Model(in_a_row), step, 10))
+    net, places = stacked(), []
+    expected = list(train(stacked(), step, 10))
     steps = train(net, step, 10)
     with ssdtrain.offload(net, **SETTINGS) as session:
         for number in range(6):
             next(steps)
             if number == 3:
-                session.follow(moved_in_front(session, NUM_MOVED))
+                session.follow(in_front(session))
         for at in range(1, 400):
             with interrupted(at, lambda name: name.endswith("cache/quiet.py")) as place:
                 with outer if inside else nullcontext():

@@ -117,6 +117,16 @@ def test_waits_are_read_with_the_orders() -> None:
     assert reading.advance() == answer
 
 
+def turns_to_send(request: Request, clock: Callable[[], float]) -> int:
+    search, turns = Search(request, clock), 0
+    while search.is_sending:
+        search.advance()
+        turns += 1
+    search.stop()
+    assert search.clear(wait=True)
+    return turns
+
+
 def test_parts_are_handled_while_there_is_time() -> None:
     """Two in the time of one step; all of them, if the clock stands still."""
     request = asked(Goal(max_overhead=0.05))
@@ -124,13 +134,7 @@ def test_parts_are_handled_while_there_is_time() -> None:
     clocks = (lambda: 0.0), (lambda: next(ticks) * TURN_S * 0.6), ticks.__next__
     turns = []
     for clock in clocks:
-        search = Search(request, clock)
-        turns.append(0)
-        while search.is_sending:
-            search.advance()
-            turns[-1] += 1
-        search.stop()
-        assert search.clear(wait=True)
+        turns.append(turns_to_send(request, clock))
     at_once, two, one = turns
     assert at_once == 1 and abs(2 * two - one) <= 2 < one
 
@@ -145,13 +149,7 @@ def test_a_long_step_has_a_longer_turn() -> None:
     turns = []
     for seen in (profile, long):
         request = Request(profile=seen, goal=Goal(), efforts=(1,))
-        search = Search(request, itertools.count(0.0, TURN_S).__next__)
-        turns.append(0)
-        while search.is_sending:
-            search.advance()
-            turns[-1] += 1
-        search.stop()
-        assert search.clear(wait=True)
+        turns.append(turns_to_send(request, itertools.count(0.0, TURN_S).__next__))
     assert turns[1] <= turns[0] / 5
     (answer,) = answers(Request(profile=profile, goal=Goal(), efforts=(1,)))
     text = "\n".join(in_parts(answer, PART))

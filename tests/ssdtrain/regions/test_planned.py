@@ -284,20 +284,8 @@ def test_the_programs_host_time_is_told_from_that_of_regions(
 
     monkeypatch.setattr(observe_planner, "HostMeter", meter)
     monkeypatch.setattr(observe_planner, "corrected", correcting)
-    pace = Pace(virtual_time)
-    model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
-    x = torch.randn(ROWS, WIDTH)
-    settings = {**SETTINGS, "recompute": "regions", "max_overhead": 1.0}
-    with ssdtrain.offload(model, **settings) as session:
-        pace.cache = session.cache
-        for _ in range(NUM_STEPS):
-            model(x).square().mean().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad  # type: ignore[operator]
-                    parameter.grad = None
+    assert slow_steps(virtual_time, [1.0] * NUM_STEPS, num_blocks) is not None
     own_ms = 1e3 * num_blocks * 4 * FORWARD_S
-    assert session.profile is not None
     plain = PlainTimes(*told[-1].plain)
     assert plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
     region_ms = [each.costs(HostCosts()).region_ms for each in meters]
