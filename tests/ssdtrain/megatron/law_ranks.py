@@ -231,21 +231,21 @@ def count_prefetches(session: ssdtrain.Session | None) -> list[str]:
 
 
 def wait_for_writes(session: ssdtrain.Session) -> None:
-    """Neither a backward nor the end of a graph that has none overtakes a write,
-    however busy the machine."""
-    cache = session.cache
-    unpack, end = cache.unpack, cache.lanes.end
+    """Neither a load nor the end of what nobody asks for overtakes a write, however
+    busy the machine."""
+    offloader = session.cache.offloader
+    load, discard = offloader.load, offloader.discard
 
-    def unpack_written(handle: Any) -> Tensor:
-        cache.offloader.wait_io()
-        return unpack(handle)
+    def load_written(parcel: Any, target: Tensor) -> Any:
+        offloader.wait_io()
+        return load(parcel, target)
 
-    def end_written(lane: Any) -> None:
-        end(lane)
-        cache.offloader.wait_io()
+    def discard_written(parcel: Any) -> None:
+        offloader.wait_io()
+        discard(parcel)
 
-    cache.unpack = unpack_written  # type: ignore[method-assign]
-    cache.lanes.end = end_written  # type: ignore[method-assign]
+    offloader.load = load_written  # type: ignore[method-assign]
+    offloader.discard = discard_written  # type: ignore[method-assign]
 
 
 def train(cell: Cell, settings: dict[str, Any] | None) -> dict[str, Any]:
