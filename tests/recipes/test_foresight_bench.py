@@ -1,10 +1,14 @@
 """What the foresight benchmarks compute from recorded numbers."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.bench.foresight.assemble import fabric_of
+from recipes.bench.foresight.collect import cells
+from recipes.bench.foresight.errors import PREDICTIONS, errors_by_model
 from recipes.bench.foresight.evaluate import cells_of
 from recipes.bench.foresight.host_left_out import left_out
 from recipes.bench.foresight.plans import (
@@ -13,6 +17,7 @@ from recipes.bench.foresight.plans import (
     of_a_perfect_prediction,
     of_the_plain_step,
 )
+from recipes.bench.foresight.tables import steps
 from ssdtrain.foresight.collectives import Collective, load_fabric
 from ssdtrain.foresight.power import Settled
 
@@ -29,11 +34,50 @@ def test_a_step_is_judged_by_the_others_of_its_run() -> None:
 
 def test_recorded_steps_are_priced_again() -> None:
     row = {"model": "bert", "batch": 3, "measured_us": 7.0, "measured_clock": {}}
-    [cell] = cells_of({"steps": [row]}, "held2")
+    [cell] = cells_of({"cells": {"bert/3": row}}, "held2")
     assert (cell["step_us"], cell["shape"]["layers"]) == (7.0, 18)
     fresh = {"model": "bert", "batch": 3, "step_us": 7.0}
     kinds = [{**fresh, "kind": kind} for kind in ("held", "held2")]
     assert cells_of({"steps": kinds}, "held2") == kinds[1:]
+
+
+def step(model: str, batch: int, off_by: float) -> dict[str, Any]:
+    return {
+        **{"model": model, "batch": batch, "measured_us": 1000.0},
+        **{"predicted_us": 1000.0 * (1 + off_by), "kernels_us": 500.0},
+        **{"constant_us": 3000.0, "peak_bytes": 100, "predicted_peak_bytes": 101},
+    }
+
+
+def test_errors_are_told_by_model_and_written_for_every_run(tmp_path: Path) -> None:
+    rows = [step("bert", 1, 0.5), step("bert", 2, -0.02), step("gpt", 1, 0.04)]
+    found = errors_by_model(rows)
+    assert found["bert"]["predicted_us"]["worst"] == 0.5
+    assert found["bert"]["predicted_us"]["mean"] == 0.26
+    assert found["gpt"]["predicted_us"]["worst"] == 0.04
+    assert found["gpt"]["peaks"]["worst"] == 0.01
+    three = {"gmae": 0.01, "mean": 0.02, "worst": 0.5}
+    run = {
+        "environment": {"device": "a device"},
+        "settings": {"shapes": "held3", "device_file": "calibrated"},
+        "cells": {f"{row['model']}/{row['batch']}": row for row in rows},
+        **dict.fromkeys((*PREDICTIONS, "peaks"), three),
+    }
+    assert steps(tmp_path) == ""
+    (tmp_path / "held3_x.json").write_text(json.dumps(run))
+    explored = {**run, "settings": {"shapes": "explore", "device_file": "shipped"}}
+    (tmp_path / "explore_x.json").write_text(json.dumps(explored))
+    text = steps(tmp_path)
+    assert text.count("a minute's calibration") == 1
+    assert "| a device, `held3` |" in text and "explore" not in text
+    assert "| 1.0 % (2.0, 50.0) |" in text
+    assert "| bert | 1 | 1.0 ms | 1.500 | 0.500 | 3.000 | 1.010 |" in text
+
+
+def test_a_trace_may_be_of_some_models() -> None:
+    found = list(cells(["held3"], ["dlrm", "vit"]))
+    assert {cell.model for cell in found} == {"dlrm", "vit"}
+    assert len(found) == 6 < len(list(cells(["held3"]))) == 18
 
 
 def test_plans_are_judged_by_their_order_and_by_the_plain_step_s_power() -> None:

@@ -16,6 +16,7 @@ from recipes.bench.common.cells import RESULTS, ROOT
 from recipes.bench.common.headline import headline
 from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import Data, find
+from recipes.bench.foresight.tables import steps
 from recipes.bench.gather.tables import gather, one_call
 from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
@@ -122,6 +123,15 @@ PAGES = {
         "waits ([what the planner does not know]"
         "(../planner.md#what-it-does-not-know)). Behind cuFile's compatibility mode "
         "plans cost more than through pinned memory (`gpu_direct: off`).",
+    ),
+    "foresight": Page(
+        "Steps that nobody has run",
+        "How close does [`ssdtrain foresight predict`](../foresight.md) come to steps "
+        "and peaks that were measured only afterwards?",
+        (("steps", steps),),
+        "What the host binds, the first batch of each model, is as far off as the same "
+        "host work differs from one second to the next on a machine where other "
+        "processes run: [how well](../foresight.md#how-well).",
     ),
     "megatron": Page(
         "Megatron-Core on several GPUs",

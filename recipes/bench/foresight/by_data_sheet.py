@@ -20,9 +20,9 @@ from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from recipes.bench.foresight import subjects
 from recipes.bench.foresight.assemble import recorded
-from recipes.bench.foresight.evaluate import errors, graph_of
+from recipes.bench.foresight.errors import errors
+from recipes.bench.foresight.evaluate import cells_of, graph_of
 from ssdtrain.foresight.call import Call
 from ssdtrain.foresight.device import Device, load_device, transferred
 from ssdtrain.foresight.features import row_of
@@ -39,7 +39,7 @@ from ssdtrain.foresight.spec import SPECS, Spec
 from ssdtrain.foresight.trees import Forest
 
 Model = tuple[Law | None, Forest]
-STEPS = {"test": "steps_{}.json", "held": "steps_held_{}.json"}
+STEPS = {"test": "test_{}.json", "held": "held_{}.json"}
 
 
 def learned(source: str, target: str) -> tuple[Device, dict[str, Any]]:
@@ -90,15 +90,13 @@ def by_model(call: Call, model: Model, spec: Spec) -> float:
 
 def steps(device: Device, target: str, kind: str) -> dict[str, Any] | None:
     """Errors over the recorded steps of one set of shapes."""
-    path = RESULTS / "foresight" / STEPS[kind].format(target)
+    path = RESULTS / "steps" / STEPS[kind].format(target)
     if not path.is_file():
         return None
     rows = []
-    for row in json.loads(path.read_text())["steps"]:
-        shape = subjects.SHAPES[kind][row["model"]][0]
-        graph = graph_of({**row, "shape": shape})
-        found = estimate_step(graph, device).step_us
-        rows.append({"measured_us": row["measured_us"], "predicted_us": found})
+    for cell in cells_of(json.loads(path.read_text()), kind):
+        found = estimate_step(graph_of(cell), device).step_us
+        rows.append({"measured_us": cell["step_us"], "predicted_us": found})
     return errors(rows, "predicted_us", "measured_us")
 
 

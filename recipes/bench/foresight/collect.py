@@ -6,12 +6,12 @@
     python -m recipes.bench.foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks, then products and copies at length; `kernels`: the
-random design (resumable); `traces`: host times of operators; `hosts`: the same steps
-that the host binds over and over, and calibration's programs between them, with and
-without a watch of the clock beside: how much a host's speed differs from one second to
-the next, and what of it is the measurement's. Each part is a process of
-its own: a profiler that was used once slows every later launch. `--shapes tiny` runs
-all paths on a CPU.
+random design (resumable); `traces`: host times of operators, device times by shapes;
+`hosts`: the same steps that the host binds over and over, and calibration's programs
+between them, with and without a watch of the clock beside: how much a host's speed
+differs from one second to the next, and what of it is the measurement's. Each part is a
+process of its own: a profiler that was used once slows every later launch. `--shapes
+tiny` runs all paths on a CPU.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,12 +58,18 @@ class Cell(NamedTuple):
     at: int
 
 
-def cells(kinds: list[str]) -> Iterator[Cell]:
-    """Host-bound ones of the first kind, then all of the second, then the rest."""
+def cells(kinds: list[str], models: Collection[str] = ()) -> Iterator[Cell]:
+    """Host-bound ones of the first kind, then all of the second, then the rest.
+
+    Args:
+        kinds: of shapes.
+        models: only these, if any are named.
+    """
     found = [
         Cell(kind, name, batch, shape, at)
         for kind in kinds
         for name, (shape, batches) in subjects.SHAPES[kind].items()
+        if not models or name in models
         for at, batch in enumerate(batches)
     ]
     first, last = kinds[0], kinds[-1]
@@ -195,6 +201,12 @@ def main() -> None:
     parser.add_argument(
         "--shapes", nargs="+", default=["explore"], choices=sorted(subjects.SHAPES)
     )
+    parser.add_argument(
+        "--models", nargs="+", default=[], choices=sorted(subjects.MAKERS)
+    )
+    parser.add_argument(
+        "--at", nargs="+", type=int, default=[0, 2], help="batches that are traced"
+    )
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_default_device(device)
@@ -204,8 +216,8 @@ def main() -> None:
     elif args.part == "hosts":
         hosts(out, args.shapes)
     elif args.part == "traces":
-        todo = [c for c in cells(args.shapes) if c.at == 0]
-        todo += [c for c in cells(args.shapes) if c.at == 2]
+        found = list(cells(args.shapes, args.models))
+        todo = [c for at in args.at for c in found if c.at == at]
         out.run("traces", profiled, todo)
     else:
         lines = args.out.with_suffix(".jsonl")

@@ -12,19 +12,18 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
+from recipes.bench.common.cells import environment
 from recipes.bench.foresight import subjects
+from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import FABRIC_FORMAT, Fabric
-from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.fit import geometric_mean_error
+from ssdtrain.foresight.device import Device, load_device, shipped
 from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
@@ -42,8 +41,8 @@ def graph_of(cell: dict[str, Any]) -> Graph:
 
 def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Measured steps of a kind, as `collect` gives them or as they were recorded."""
-    rows = result["steps"]
-    if all("measured_us" not in row for row in rows):
+    if "cells" not in result:
+        rows = result["steps"]
         return [cell for cell in rows if cell.get("kind", "explore") == kind]
     kept = ("model", "batch", "peak_bytes")
     return [
@@ -53,7 +52,7 @@ def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
             "step_us": row["measured_us"],
             "clock": row["measured_clock"],
         }
-        for row in rows
+        for row in result["cells"].values()
     ]
 
 
@@ -102,18 +101,6 @@ def over_ranks(
     }
 
 
-def errors(
-    rows: Sequence[dict[str, Any]], name: str, measured: str
-) -> dict[str, float]:
-    """Geometric mean, mean and worst of |predicted - measured| / measured."""
-    found = [abs(row[name] / row[measured] - 1.0) for row in rows]
-    return {
-        "gmae": round(geometric_mean_error(found), 4),
-        "mean": round(statistics.fmean(found), 4),
-        "worst": round(max(found), 4),
-    }
-
-
 def with_constant(rows: list[dict[str, Any]]) -> None:
     """The constant baseline: one rate, chosen in hindsight."""
     rates = [math.log(row["flops"] / row["measured_us"]) for row in rows]
@@ -128,17 +115,24 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--kind", default="test", choices=sorted(subjects.SHAPES))
     parser.add_argument("--fabric", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="such as results/steps/RUN.json")
     args = parser.parse_args()
     result, device = json.loads(args.result.read_text()), load_device(args.device)
     rows = [predicted(cell, device) for cell in cells_of(result, args.kind)]
     with_constant(rows)
-    found: dict[str, Any] = {"device": result["device"], "steps": rows}
-    for name in ("predicted_us", "kernels_us", "constant_us"):
-        found[name] = errors(rows, name, "measured_us")
+    is_shipped = args.device in shipped()
+    found: dict[str, Any] = {
+        "environment": {**environment(), **measured_on(result)},
+        "settings": {
+            "shapes": args.kind,
+            "device_file": "shipped" if is_shipped else "calibrated",
+        },
+        **{name: errors(rows, name, "measured_us") for name in PREDICTIONS},
+    }
     peaks = [row for row in rows if "peak_bytes" in row]
     if peaks:
         found["peaks"] = errors(peaks, "predicted_peak_bytes", "peak_bytes")
+    found["by_model"] = errors_by_model(rows)
     if args.fabric:
         fabric = FABRIC_FORMAT.read(args.fabric)
         own = result["collectives"]
@@ -146,6 +140,7 @@ def main() -> None:
             over_ranks(cell, device, fabric, own["ranks"]) for cell in own["steps"]
         ]
         found["over_ranks"] = errors(found["ranks"], "predicted_us", "measured_us")
+    found["cells"] = {f"{row['model']}/{row['batch']}": row for row in rows}
     for row in [*rows, *found.get("ranks", [])]:
         ratio = row["predicted_us"] / row["measured_us"]
         peak = row.get("predicted_peak_bytes", 0) / row.get("peak_bytes", 1)
@@ -157,15 +152,18 @@ def main() -> None:
             f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, clock "
             f"{row.get('clock', 0):.3f} {clock.get('sm_mhz', '')} MHz"
         )
-    print({k: v for k, v in found.items() if k not in ("steps", "ranks")})
+    for model, own in found["by_model"].items():
+        print(model, own)
+    print({k: v for k, v in found.items() if k not in ("cells", "ranks", "by_model")})
     if args.out:
-        path = RESULTS / "foresight" / args.out
-        results.write(path, {"command": vars_of(args), **found})
+        results.write(args.out, found)
 
 
-def vars_of(args: argparse.Namespace) -> str:
-    """The command line without this machine's paths."""
-    return f"evaluate --device {Path(args.device).name} --kind {args.kind}"
+def measured_on(result: dict[str, Any]) -> dict[str, Any]:
+    """Of the machine that ran the steps; predictions may have been made on another."""
+    if "environment" in result:
+        return dict(result["environment"])
+    return {"device": result["device"]}
 
 
 if __name__ == "__main__":

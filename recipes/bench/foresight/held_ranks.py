@@ -16,7 +16,7 @@ from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from recipes.bench.foresight.evaluate import errors
+from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.over_ranks import NUM_RANKS, spread
 from ssdtrain.foresight.collectives import load_fabric
 from ssdtrain.foresight.device import load_device

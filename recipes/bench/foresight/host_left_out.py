@@ -16,17 +16,18 @@ from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from recipes.bench.foresight.evaluate import cells_of, errors, graph_of
+from recipes.bench.foresight.errors import errors
+from recipes.bench.foresight.evaluate import cells_of, graph_of
 from ssdtrain.foresight.device import Device, load_device
 from ssdtrain.foresight.price import estimate_step
 
 # File, kind of shapes, device.
 RUNS = (
-    ("steps_held3_h200.json", "held3", "h200"),
-    ("steps_held2_h200.json", "held2", "h200"),
-    ("steps_held_h200.json", "held", "h200"),
-    ("steps_h200.json", "test", "h200"),
-    ("steps_h100.json", "explore", "h100"),
+    ("held3_h200.json", "held3", "h200"),
+    ("held2_h200.json", "held2", "h200"),
+    ("held_h200.json", "held", "h200"),
+    ("test_h200.json", "test", "h200"),
+    ("explore_h100.json", "explore", "h100"),
 )
 # Kernels that fill more of a measured step than this may bind it.
 MOST_KERNELS = 0.75
@@ -66,9 +67,7 @@ def _scale(rows: list[dict[str, Any]], without: Mapping[str, Any]) -> float:
 def main() -> None:
     found: dict[str, Any] = {"runs": {}}
     for name, kind, device in RUNS:
-        rows = left_out(
-            host_bound(RESULTS / "foresight" / name, kind, load_device(device))
-        )
+        rows = left_out(host_bound(RESULTS / "steps" / name, kind, load_device(device)))
         found["runs"][name] = {
             **errors(rows, "predicted_us", "measured_us"),
             "steps": rows,

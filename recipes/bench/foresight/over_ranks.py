@@ -15,7 +15,8 @@ from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from recipes.bench.foresight.evaluate import errors, graph_of
+from recipes.bench.foresight.errors import errors
+from recipes.bench.foresight.evaluate import graph_of
 from ssdtrain.foresight import parallel
 from ssdtrain.foresight.collectives import Fabric, load_fabric
 from ssdtrain.foresight.device import Device, load_device

@@ -22,7 +22,8 @@ import torch
 
 from recipes.bench.common.cells import RESULTS, environment
 from recipes.bench.foresight import subjects
-from recipes.bench.foresight.evaluate import errors, with_constant
+from recipes.bench.foresight.errors import errors
+from recipes.bench.foresight.evaluate import with_constant
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import Device, write_device
 from ssdtrain.foresight.learn import learn

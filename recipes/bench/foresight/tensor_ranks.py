@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
-from recipes.bench.foresight.evaluate import errors
+from recipes.bench.foresight.errors import errors
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import load_fabric
 from ssdtrain.foresight.device import load_device
