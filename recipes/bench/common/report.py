@@ -20,6 +20,7 @@ from recipes.bench.foresight.tables import steps
 from recipes.bench.gather.tables import gather, one_call
 from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
+from recipes.bench.models.limit_tables import fits, lengths, predictions
 from recipes.bench.models.tables import graphs, models, real_models
 from recipes.bench.offload.tables import host_time, placement, recipes, rivals
 from recipes.bench.planner.tables import planner, rok
@@ -91,6 +92,9 @@ PAGES = {
         "checkpointing and the other ways to save memory?",
         (
             ("models", of_file("real_models", real_models)),
+            ("models", of_file("fits", fits)),
+            ("models", of_file("lengths", lengths)),
+            ("models", of_file("predictions", predictions)),
             ("models", models),
             ("models", of_file("graphs", graphs)),
             ("offload", of_file("host_time", host_time)),

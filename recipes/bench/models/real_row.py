@@ -293,6 +293,12 @@ class Trainer:
             self.forward(num)
         return counts
 
+    @property
+    def allocated_bytes(self) -> int:
+        """On the device now; 0 on a CPU."""
+        cuda = self._device.type == "cuda"
+        return torch.cuda.memory_allocated() if cuda else 0
+
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()

@@ -1,0 +1,321 @@
+"""What trains under gradient checkpointing trains under ssdtrain, in as much memory.
+
+Each case is trained by the stock loop with `gradient_checkpointing_enable()`, in a
+process of its own; the most that its allocator reserved, and 3 %, is what ours may
+reserve in theirs (`set_per_process_memory_fraction`), without checkpointing: with the
+defaults, and with `device_memory="fit"`. Ours goes on until a plan has been followed
+for some steps and nothing settles any more, or its seconds are over. Only memory is
+compared, so several cases run beside one another; a fraction of one does not see the
+others.
+
+    python -m recipes.bench.models.fits --budget-s 150
+    python -m recipes.bench.models.fits --cases qwen3-4b:6/full/1x8k --columns ours
+    python -m recipes.bench.models.fits --device cpu --tiny    # every path, no limit
+"""
+
+import contextlib
+import gc
+import statistics
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.common.forked import answer_of
+from recipes.bench.models.stock import Case, build, case_of, inputs_of, smaller
+
+CASES = (
+    "qwen3-1.7b:8/full/1x8k",
+    "qwen3-1.7b:8/full/4x2k",
+    "qwen3-1.7b:8/lora/1x16k",
+    "qwen3-4b:6/full/1x8k",
+    "qwen3-4b:6/full/1x16k",
+    "qwen3-4b:6/lora/1x32k",
+    "qwen3-8b:4/full/1x4k",
+    "qwen3-8b:6/lora/1x16k",
+    "mistral-7b:4/full/1x8k",
+    "mistral-7b:6/lora/2x8k",
+    "llama-1b:8/full/1x8k",
+    "llama-8b:6/lora/4x2k",
+    "gemma2-2b:6/full/1x4k",
+    "phi3-mini:6/full/1x8k",
+    "olmo2-7b:4/full/1x4k",
+    "moe:6/full/1x8k",
+    "gpt2-large:18/full/8x1k",
+    "t5-large:8/full/8x1k",
+    "vit-large:24/full/128x1",
+    "whisper-large:6/full/16x256",
+)
+ROOM = 1.03
+"""Of what checkpointing reserved."""
+COLUMNS: dict[str, dict[str, Any]] = {
+    "gc": {},
+    "ours": {},
+    "ours fit": {"device_memory": "fit"},
+}
+"""By name: settings of `ssdtrain.offload`."""
+NUM_GC_STEPS = 5
+LEAST_PLANNED_STEPS = 8
+"""Under a plan: its tables are made in the first, and hooks are timed in the third."""
+MOST_STEPS = 120
+PRELOAD = ["torch", "transformers", "recipes.bench.models.stock", "peft"]
+PRELOAD += [
+    f"transformers.models.{name}.modeling_{name}"
+    for name in "qwen3 qwen3_moe mistral llama gemma2 phi3 olmo2 gpt2 t5 vit".split()
+]
+PRELOAD += ["transformers.models.whisper.modeling_whisper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What all processes share.
+
+    seconds: of the steps of one of ours. limit_bytes: that it may reserve.
+    """
+
+    device: str = "cuda"
+    tiny: bool = False
+    seconds: float = 6.0
+    limit_bytes: int | None = None
+
+
+class Memory:
+    """What the allocator reserved and gave out, most of all steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self.reserved_bytes = self.allocated_bytes = 0
+
+    def look(self) -> None:
+        """Behind every step: ours starts the maxima again while it observes."""
+        if not self._is_cuda:
+            return
+        reserved = torch.cuda.max_memory_reserved()
+        allocated = torch.cuda.max_memory_allocated()
+        self.reserved_bytes = max(self.reserved_bytes, reserved)
+        self.allocated_bytes = max(self.allocated_bytes, allocated)
+
+    def told(self) -> dict[str, Any]:
+        """For the results; with how often the allocator had to empty its cache."""
+        found: dict[str, Any] = {
+            "reserved_gb": self.reserved_bytes / 1e9,
+            "allocated_gb": self.allocated_bytes / 1e9,
+        }
+        if self._is_cuda:
+            stats = torch.cuda.memory_stats()
+            found["num_emptied"] = stats.get("num_alloc_retries", 0)
+            torn_bytes = stats.get("inactive_split_bytes.all.peak", 0)
+            found["torn_gb"] = torn_bytes / 1e9
+        return found
+
+
+class Loop:
+    """The loop that users write: forward, backward, optimizer, no gradients left."""
+
+    def __init__(self, case: Case, run: Run) -> None:
+        case = smaller(case) if run.tiny else case
+        self.device = torch.device(run.device)
+        self.model = build(case, self.device, run.tiny)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        self._inputs = inputs_of(case, self.model, self.device)
+        self.memory = Memory(self.device)
+        self.losses: list[Tensor] = []
+        self.marks: list[Any] = [self._mark()]
+
+    def step(self) -> None:
+        """One of them; nothing in it waits for the device."""
+        loss = self.model(**self._inputs).loss
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.losses.append(loss.detach())
+        self.marks.append(self._mark())
+        self.memory.look()
+
+    def steps_ms(self) -> list[float]:
+        """Of all steps."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            pairs = zip(self.marks, self.marks[1:], strict=False)
+            return [one.elapsed_time(other) for one, other in pairs]
+        pairs = zip(self.marks, self.marks[1:], strict=False)
+        return [1e3 * (other - one) for one, other in pairs]
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def checkpointed(model: nn.Module) -> None:
+    """As users do it; without reentrance, which needs an input with gradients."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def limited(run: Run) -> Iterator[None]:
+    """Let this process reserve no more than the limit."""
+    if run.limit_bytes is not None and run.device == "cuda":
+        all_bytes = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(run.limit_bytes / all_bytes)
+    yield
+
+
+def measure(name: str, column: str, run: Run) -> dict[str, Any]:
+    """Train one case under one column."""
+    with limited(run):
+        began = time.perf_counter()
+        loop = Loop(case_of(name), run)
+        found: dict[str, Any] = {"build_s": round(time.perf_counter() - began, 2)}
+        if column == "gc":
+            checkpointed(loop.model)
+            for _ in range(NUM_GC_STEPS):
+                loop.step()
+            return found | told(loop)
+        return found | ours(loop, COLUMNS[column], run)
+
+
+def ours(loop: Loop, settings: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Steps under ssdtrain: how far they came, and what ended them if anything did."""
+    import ssdtrain
+
+    found: dict[str, Any] = {}
+    if run.tiny:
+        settings = {**settings, "min_bytes": 1}
+    until = time.perf_counter() + run.seconds
+    planned = num_plans = 0
+    last: Any = None
+    session = ssdtrain.offload(loop.model, **settings)
+    try:
+        while len(loop.losses) < MOST_STEPS:
+            is_late = time.perf_counter() >= until
+            if planned >= LEAST_PLANNED_STEPS and (is_late or session.is_settled):
+                break
+            if time.perf_counter() >= until + run.seconds:
+                break
+            loop.step()
+            plan = session.plan
+            planned += plan is not None
+            if plan is not None and plan is not last:
+                num_plans, last = num_plans + 1, plan
+    except Exception as error:  # whatever it is, it is the result
+        found["error"] = f"{type(error).__name__}: {error}"[:900]
+    found |= {
+        "num_planned": planned,
+        "num_plans": num_plans,
+        "settled": session.is_settled,
+        "refused": dict(list(session.regions_refused.items())[:2]),
+    }
+    if last is not None and last.prediction is not None:
+        found["policy"] = last.policy
+        found["predicted_gb"] = last.prediction.peak_bytes / 1e9
+        found["base_gb"] = (session.profile.base_bytes if session.profile else 0) / 1e9
+    if "error" not in found:
+        report = session.last_step
+        found["fallbacks"] = {} if report is None else report.fallbacks
+        session.close()
+    return found | told(loop)
+
+
+def told(loop: Loop) -> dict[str, Any]:
+    """Steps, memory, and what the last steps took."""
+    found: dict[str, Any] = {"num_steps": len(loop.losses), **loop.memory.told()}
+    steps_ms = loop.steps_ms()
+    if len(steps_ms) > 2:
+        found["step_ms"] = statistics.median(steps_ms[-3:])
+    found["losses"] = [loss.item() for loss in loop.losses[:NUM_GC_STEPS]]
+    gc.collect()
+    return found
+
+
+def run_case(
+    name: str,
+    columns: list[str],
+    run: Run,
+    record: Callable[[str, dict[str, Any]], dict[str, Any]],
+    left_s: Callable[[], float],
+) -> None:
+    """Checkpointing first: it says what ours may reserve."""
+    limit_bytes: int | None = None
+    for column in ["gc", *columns]:
+        own = Run(
+            device=run.device,
+            tiny=run.tiny,
+            seconds=run.seconds,
+            limit_bytes=limit_bytes,
+        )
+        limit_s = min(left_s(), 4 * run.seconds + 30)
+        if limit_s < run.seconds:
+            return
+        found = answer_of(measure, (name, column, own), limit_s, PRELOAD)
+        if limit_bytes is not None:
+            found["limit_gb"] = limit_bytes / 1e9
+        found = record(f"{name}/{column}", found)
+        if column == "gc":
+            if "error" in found:
+                return
+            limit_bytes = int(ROOM * found["reserved_gb"] * 1e9)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what is missing."""
+    parser = arguments(__doc__, 150, "models/fits")
+    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    names = [name for name in COLUMNS if name != "gc"]
+    parser.add_argument("--columns", nargs="+", choices=names, default=names)
+    parser.add_argument("--beside", type=int, default=4, help="cases at a time")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of its steps")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="narrow, few tokens")
+    options = parser.parse_args(argv)
+    for name in options.cases:
+        try:
+            case_of(name)
+        except ValueError as error:
+            parser.error(str(error))
+    settings = {"device": options.device, "room": ROOM, "tiny": options.tiny}
+    cells = Cells(options.out, options.budget_s, settings)
+    run = Run(device=options.device, tiny=options.tiny, seconds=options.seconds)
+    lock = threading.Lock()
+
+    def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            cells.run(name, lambda: found)
+            return cells.data["cells"].get(name, found)  # type: ignore[no-any-return]
+
+    def one(name: str) -> None:
+        wanted = [each for each in options.columns if f"{name}/{each}" not in cells]
+        if wanted:
+            run_case(name, wanted, run, record, cells.left_s)
+
+    with ThreadPoolExecutor(options.beside) as pool:
+        list(pool.map(one, options.cases))
+    print(summary(cells.data["cells"]))
+    return 0
+
+
+def summary(cells: dict[str, Any]) -> str:
+    """How many of a column trained in their limit."""
+    lines = []
+    for column in COLUMNS:
+        own = [cell for name, cell in cells.items() if name.endswith(f"/{column}")]
+        good = [cell for cell in own if "error" not in cell]
+        lines.append(f"{column}: {len(good)} of {len(own)}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

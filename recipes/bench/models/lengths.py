@@ -1,0 +1,173 @@
+"""Batches whose length changes from step to step: time, long steps, and the budget.
+
+One model is trained on three traces: every step as long as the longest, lengths drawn
+evenly, and whole documents packed in their order until the next one does not fit. On
+each trace, plain steps first, then a session of its own under a byte budget for
+activations, a share of the plain peak of the longest step. Traces are run again until
+the session has settled, and once more for the comparison. What a step should take is
+the plain step of the same length times the trace's own median ratio.
+
+    python -m recipes.bench.models.lengths --documents lengths.json
+    python -m recipes.bench.models.lengths --model tiny --device cpu --most 64 \\
+        --documents lengths.json
+"""
+
+import itertools
+import random
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.models.real_catalogue import row_of
+from recipes.bench.models.real_row import (
+    SETTLED_AFTER,
+    Step,
+    Trainer,
+    build,
+    document_lengths,
+    packed,
+)
+
+NUM_STEPS = {"constant": 12, "drawn": 30, "packed": 30}
+"""Of each trace."""
+LEAST_SHARE = 4
+"""The shortest drawn length is the longest through this."""
+LONG = 1.5
+"""Times of what its length predicts that a step may take."""
+
+
+def traces_of(most: int, documents: list[int]) -> dict[str, list[int]]:
+    """Tokens of every step, by the trace's name."""
+    draw, low = random.Random(0), most // LEAST_SHARE
+    return {
+        "constant": [most] * NUM_STEPS["constant"],
+        "drawn": [draw.randint(low, most) for _ in range(NUM_STEPS["drawn"])],
+        "packed": packed(documents, most, NUM_STEPS["packed"]),
+    }
+
+
+def ms_of(steps: list[Step]) -> list[float]:
+    """Of each; waits for the device."""
+    return [step.ms for step in steps]
+
+
+def passes(
+    trainer: Trainer, trace: list[int], session: Any, limit_s: float
+) -> list[list[Step]]:
+    """Run the trace until the session has settled, and once more."""
+    until = time.perf_counter() + limit_s
+    found: list[list[Step]] = []
+    for number in itertools.count():
+        is_over = time.perf_counter() >= until
+        is_last = number > 0 and (session.is_settled or is_over)
+        found.append([trainer.step(num) for num in trace])
+        if is_last:
+            return found
+    return found
+
+
+def compared(
+    trace: list[int], plain_ms: list[float], done: list[list[Step]], budget_bytes: int
+) -> dict[str, Any]:
+    """What a trace's figures are."""
+    times = [ms_of(steps) for steps in done]
+    ratios = [own / plain for own, plain in zip(times[-1], plain_ms, strict=True)]
+    usual = statistics.median(ratios)
+    every = list(itertools.chain(*times))
+    expected = [usual * plain_ms[at % len(trace)] for at in range(len(every))]
+    excess = [own / other for own, other in zip(every, expected, strict=True)]
+    late = excess[SETTLED_AFTER:]
+    peaks = [step.peak_bytes for steps in done for step in steps]
+    found = {
+        "ratio": sum(times[-1]) / sum(plain_ms),
+        "plain_s": sum(plain_ms) / 1e3,
+        "num_passes": len(done),
+        "longest_late": max(late),
+        "num_long": sum(each > LONG for each in late),
+        "longest_settled": max(excess[-len(trace) :]),
+        "peak_gb": max(peaks) / 1e9,
+        "settled_peak_gb": max(peaks[-len(trace) :]) / 1e9,
+        "budget_gb": budget_bytes / 1e9,
+        "tokens": trace,
+        "plain_ms": [round(each, 2) for each in plain_ms],
+        "steps_ms": [round(each, 2) for each in every],
+    }
+    return found
+
+
+class Bench:
+    """The model, its plain times, and sessions on it."""
+
+    def __init__(
+        self, model: str, traces: dict[str, list[int]], device: torch.device
+    ) -> None:
+        self.traces = traces
+        row = row_of(f"{model}/full/8k/eager/ours")
+        torch.manual_seed(0)
+        most = max(itertools.chain(*traces.values()))
+        self._is_tiny = row.model.startswith("tiny")
+        self._model = build(row, device, most)
+        self.trainer = Trainer(row, self._model, device)
+        for num in (most, most, most // 2):
+            self.trainer.step(num)
+        self.plain_ms: dict[str, list[float]] = {}
+        self.plain_bytes = 0
+        for name, trace in traces.items():
+            steps = [self.trainer.step(num) for num in trace]
+            self.plain_ms[name] = ms_of(steps)
+            found = max(step.peak_bytes for step in steps)
+            self.plain_bytes = max(self.plain_bytes, found)
+
+    def trace(self, name: str, share: float, limit_s: float) -> dict[str, Any]:
+        """One trace under a session of its own."""
+        import ssdtrain
+
+        # A CPU's tensors are counted nowhere; this is as good as any.
+        budget_bytes = int(share * self.plain_bytes) or 10**9
+        more = {"min_bytes": 1} if self._is_tiny else {}
+        with ssdtrain.offload(
+            self._model,
+            memory_budget_bytes=budget_bytes,
+            **more,  # type: ignore[arg-type]
+        ) as session:
+            done = passes(self.trainer, self.traces[name], session, limit_s)
+            found = compared(self.traces[name], self.plain_ms[name], done, budget_bytes)
+            report = session.last_step
+            return {
+                **found,
+                "settled": session.is_settled,
+                "planned": session.plan is not None,
+                "fallbacks": {} if report is None else report.fallbacks,
+            }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure the traces that are missing."""
+    parser = arguments(__doc__, 110, "models/lengths")
+    parser.add_argument("--model", default="qwen3-4b:12")
+    parser.add_argument("--most", type=int, default=8192, help="tokens of a step")
+    parser.add_argument("--share", type=float, default=0.5, help="of the plain peak")
+    parser.add_argument("--limit-s", type=float, default=9.0, help="to settle")
+    parser.add_argument("--documents", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args(argv)
+    names = ("model", "most", "share", "device")
+    settings = {name: getattr(options, name) for name in names}
+    # Ratios are to the plain steps of the same process.
+    cells = Cells(options.out, options.budget_s, settings, anew=True)
+    traces = traces_of(options.most, document_lengths(options.documents))
+    bench = Bench(options.model, traces, torch.device(options.device))
+    for name in traces:
+        work = partial(bench.trace, name, options.share, options.limit_s)
+        cells.run(name, work, limit_s=cells.left_s())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Tables of `models.fits`, `models.lengths` and `models.predictions`."""
+
+import statistics
+from typing import Any
+
+from recipes.bench.common.results import Data
+from recipes.bench.common.text import markdown, where
+from recipes.bench.models.fits import COLUMNS, LEAST_PLANNED_STEPS
+from recipes.bench.models.lengths import LONG
+
+
+def fits(data: Data) -> str:
+    """Which cases train in what checkpointing reserves."""
+    cases: dict[str, dict[str, Data]] = {}
+    for name, cell in data["cells"].items():
+        case, column = name.rsplit("/", 1)
+        cases.setdefault(case, {})[column] = cell
+    rows = []
+    for case, cells in cases.items():
+        plain = cells.get("gc", {})
+        if "reserved_gb" in plain:
+            own = f"{plain['allocated_gb']:.1f}, {plain['reserved_gb']:.1f} GB"
+        else:
+            own = str(plain.get("error", "-"))[:40]
+        others = [fitted(cells.get(name)) for name in COLUMNS if name != "gc"]
+        rows.append([case, own, *others])
+    counts = [
+        f"`{column}` {sum(is_good(cells[column]) for cells in ran)} of {len(ran)}"
+        for column in COLUMNS
+        if column != "gc" and (ran := [c for c in cases.values() if column in c])
+    ]
+    room = data["settings"]["room"] - 1
+    text = (
+        "**In the memory that checkpointing takes**: stock models of many "
+        "architectures, a few layers of their real widths, the stock loop, a process "
+        f"each. What the allocator reserved under `gc`, and {room:.0%}, is all that "
+        "ours may reserve, without checkpointing, from the first step to at least "
+        f"{LEAST_PLANNED_STEPS} under a plan. {', '.join(counts)} trained. `gc` "
+        "allocated and reserved; ours reserved, and the step over `gc`'s (several ran "
+        "beside one another: no measure of speed)."
+    )
+    return "\n\n".join([text, markdown(["", *COLUMNS], rows), where(data)])
+
+
+def is_good(cell: Data) -> bool:
+    """Whether it trained, and under a plan at last."""
+    return "error" not in cell and cell.get("num_planned", 0) >= LEAST_PLANNED_STEPS
+
+
+def fitted(cell: Data | None) -> str:
+    """What became of a case."""
+    if cell is None:
+        return "-"
+    if "error" in cell:
+        return " ".join(str(cell["error"]).split())[:60].replace("|", "/")
+    text = f"{cell['reserved_gb']:.1f} GB"
+    if not is_good(cell):
+        return f"{text}, no plan yet"
+    return text
+
+
+def lengths(data: Data) -> str:
+    """Changing lengths: over plain, long steps, budget."""
+    settings = data["settings"]
+    rows = []
+    for name, cell in data["cells"].items():
+        if "ratio" not in cell:
+            rows.append([name, *[str(cell.get("error", "-"))[:40]], *["-"] * 4])
+            continue
+        tokens = cell["tokens"]
+        rows.append(
+            [
+                f"{name}, {min(tokens)} to {max(tokens)}",
+                f"{cell['ratio']:.3f}x",
+                f"{cell['longest_settled']:.2f}",
+                f"{cell['longest_late']:.2f}",
+                f"{cell['num_long']} of {len(cell['steps_ms'])}",
+                f"{cell['peak_gb']:.2f} of {cell['budget_gb']:.2f} GB",
+            ]
+        )
+    text = (
+        f"**Lengths that change**: `{settings['model']}` trained on three traces, each "
+        f"by a session of its own with a budget of {settings['share']:.0%} of the "
+        "plain peak. `over plain` is the settled trace over the same trace without "
+        "ssdtrain; a step is long if it takes more than "
+        f"{LONG:g} times what a plain step of its length and that ratio predict, "
+        "counted behind the fifth, observation and changes of plan included."
+    )
+    head = ["tokens a step", "over plain", "longest settled", "longest", "long steps"]
+    return "\n\n".join([text, markdown([*head, "peak"], rows), where(data)])
+
+
+def predictions(data: Data) -> str:
+    """Errors of step and memory, and whether budgets held."""
+    rows, every = [], []
+    for name, cell in data["cells"].items():
+        plans = [each for each in cell.get("plans", {}).values() if "step_ms" in each]
+        every += plans
+        if not plans:
+            rows.append([name, str(cell.get("error", "no plan"))[:40], *["-"] * 3])
+            continue
+        rows.append([name, str(len(plans)), *errors_of(plans)])
+    if not every:
+        return ""
+    rows.append(["all", str(len(every)), *errors_of(every)])
+    text = (
+        "**What plans predict**: for each model and length one observed session, and "
+        "plans for budgets and an overhead, followed one after another without any "
+        "correction. `whole` is all that is allocated in forward and backward, "
+        "weights, gradients and optimizer included. Mean and worst error of the "
+        "prediction; a budget is exceeded if activations took more."
+    )
+    head = ["", "plans", "step", "whole peak", "budgets exceeded"]
+    return "\n\n".join([text, markdown(head, rows), where(data)])
+
+
+def errors_of(plans: list[dict[str, Any]]) -> list[str]:
+    """Of step and whole peak, and how many budgets did not hold."""
+    found = []
+    for key in ("step_error", "whole_error"):
+        errors = [abs(plan[key]) for plan in plans if key in plan]
+        mean = statistics.fmean(errors) if errors else 0.0
+        found.append(f"{mean:.1%}, {max(errors, default=0.0):.1%}")
+    budgets = [plan for plan in plans if "budget_gb" in plan]
+    over = sum(plan["peak_gb"] > plan["budget_gb"] for plan in budgets)
+    return [*found, f"{over} of {len(budgets)}"]

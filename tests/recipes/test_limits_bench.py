@@ -1,0 +1,252 @@
+"""The benchmarks of memory limits, changing lengths and predictions, on a CPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from recipes.bench.common.forked import answer_of
+from recipes.bench.models import fits, lengths, limit_tables, predictions
+from recipes.bench.models.stock import (
+    STOCK,
+    Case,
+    build,
+    case_of,
+    config_of,
+    inputs_of,
+    smaller,
+)
+
+CPU = torch.device("cpu")
+HEAD = {"environment": {"device": "GPU", "num_devices": 1, "num_cpus": 1}}
+
+
+def data_of(cells: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A results file."""
+    environment = {**HEAD["environment"], "versions": {}, "date": "today"}
+    return {"environment": environment, "settings": settings, "cells": cells}
+
+
+# -- cases -----------------------------------------------------------------------------
+
+
+def test_a_case_is_its_name() -> None:
+    assert case_of("qwen3-4b:6/lora/2x8k") == Case("qwen3-4b", 6, "lora", 2, 8192)
+    assert case_of("qwen3-4b:6/lora/2x8k").is_fused
+    assert not case_of("qwen3-4b:6/full/1x8k").is_fused
+    assert not case_of("t5-large:8/full/64x1k").is_fused
+    for wrong in (
+        "qwen4:6/full/1x8k",
+        "moe:6/half/1x8k",
+        "moe/full/1x8k",
+        "moe:6/full",
+    ):
+        with pytest.raises(ValueError, match="expects"):
+            case_of(wrong)
+
+
+def test_there_are_twenty_cases_and_not_of_one_family() -> None:
+    cases = [case_of(name) for name in fits.CASES]
+    assert len(set(cases)) == 20
+    assert {case.model for case in cases} >= set(STOCK) - {"bert-large"}
+    assert {case.stock.inputs for case in cases} == {"tokens", "images", "sound"}
+    widths = {config_of(case, tiny=False).hidden_size for case in cases}
+    assert len(widths) > 6 and min(widths) >= 1024
+
+
+@pytest.mark.parametrize("model", STOCK)
+def test_each_architecture_trains_and_its_layers_are_regions(model: str) -> None:
+    """Unmodified; what checkpointing would run again, ours would as well."""
+    import ssdtrain
+
+    case = smaller(Case(model, 2, "full", 2, 32))
+    net = build(case, CPU, tiny=True)
+    given = inputs_of(case, net, CPU)
+    with ssdtrain.offload(net, recompute="regions", min_bytes=1) as session:
+        net(**given).loss.backward()
+        net(**given).loss.backward()
+        assert not session.regions_refused
+    fits.checkpointed(net)
+    assert torch.isfinite(net(**given).loss)
+
+
+# -- fits ------------------------------------------------------------------------------
+
+
+def test_fits_runs_all_columns_and_a_rerun_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "fits.json"
+    words = ["--device", "cpu", "--tiny", "--seconds", "2", "--out", str(out)]
+    words += ["--cases", "vit-large:2/full/2x1", "qwen3-4b:2/lora/1x8k"]
+    assert fits.main([*words, "--columns", "ours"]) == 0
+    first = json.loads(out.read_text())["cells"]
+    assert fits.main(words) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert len(cells) == 6 and not [c for c in cells.values() if "error" in c]
+    for name, cell in first.items():
+        assert cells[name] == cell
+    plain = cells["qwen3-4b:2/lora/1x8k/gc"]["losses"]
+    own = cells["qwen3-4b:2/lora/1x8k/ours"]
+    assert own["losses"] == plain[: len(own["losses"])] and len(plain) == 5
+    assert own["num_planned"] > 0 and own["limit_gb"] == 0.0
+    assert fits.summary(cells).splitlines()[0] == "gc: 2 of 2"
+
+
+def test_what_ends_a_step_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fits.Run(device="cpu", tiny=True, seconds=5)
+    loop = fits.Loop(case_of("qwen3-4b:2/full/1x8k"), run)
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("20 MiB are missing")
+
+    monkeypatch.setattr(loop, "step", full)
+    found = fits.ours(loop, {}, run)
+    assert "OutOfMemoryError: 20 MiB" in found["error"] and found["num_steps"] == 0
+
+
+def test_ours_is_given_what_checkpointing_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int | None]] = []
+
+    def answered(work: Any, given: Any, *_: Any) -> dict[str, Any]:
+        asked.append((given[1], given[2].limit_bytes))
+        return {"reserved_gb": 2.0}
+
+    monkeypatch.setattr(fits, "answer_of", answered)
+    told: dict[str, Any] = {}
+
+    def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+        told[name] = found
+        return found
+
+    fits.run_case("a", ["ours", "ours fit"], fits.Run(), record, lambda: 60.0)
+    limit = int(1.03 * 2e9)
+    assert asked == [("gc", None), ("ours", limit), ("ours fit", limit)]
+    assert told["a/ours"]["limit_gb"] == pytest.approx(2.06)
+    assert "limit_gb" not in told["a/gc"]
+    asked.clear()
+    fits.run_case("a", ["ours"], fits.Run(), record, lambda: 1.0)
+    assert not asked  # no time left
+
+
+def leaves(code: int) -> dict[str, Any]:
+    """Ends its process."""
+    import os
+
+    os._exit(code)
+
+
+def test_a_process_that_ends_or_takes_too_long_is_a_result() -> None:
+    assert answer_of(leaves, (3,), 60) == {"error": "the process ended early, exit 3"}
+    found = answer_of(len, ("ab", 1), 60)  # type: ignore[arg-type]
+    assert "TypeError" in found["error"] and found["traceback"]
+    assert answer_of(leaves, (3,), 0.0) == {"error": "took too long"}
+
+
+def test_the_table_of_fits_counts_what_trained() -> None:
+    plain = {"reserved_gb": 10.0, "allocated_gb": 9.0}
+    good = {"reserved_gb": 9.5, "num_planned": 8}
+    cells = {
+        "a/gc": plain,
+        "a/ours": good,
+        "a/ours fit": {"error": "OutOfMemoryError:\n CUDA | out of memory"},
+        "b/gc": plain,
+        "b/ours": {**good, "num_planned": 1},
+    }
+    text = limit_tables.fits(data_of(cells, room=1.03))
+    assert "`ours` 1 of 2, `ours fit` 0 of 1 trained" in text
+    lines = text.splitlines()
+    told = "OutOfMemoryError: CUDA / out of memory"
+    assert f"| a | 9.0, 10.0 GB | 9.5 GB | {told} |" in lines
+    assert "| b | 9.0, 10.0 GB | 9.5 GB, no plan yet | - |" in lines
+
+
+# -- lengths ---------------------------------------------------------------------------
+
+
+def test_lengths_that_change(tmp_path: Path) -> None:
+    out, documents = tmp_path / "lengths.json", tmp_path / "documents.json"
+    documents.write_text(json.dumps([30, 12, 5, 60, 22, 17, 9, 40, 33]))
+    words = ["--device", "cpu", "--model", "tiny", "--most", "64", "--limit-s", "1"]
+    words += ["--documents", str(documents), "--out", str(out)]
+    assert lengths.main(words) == 0
+    data = json.loads(out.read_text())
+    assert list(data["cells"]) == ["constant", "drawn", "packed"]
+    for name, cell in data["cells"].items():
+        assert cell["planned"] and len(cell["tokens"]) == lengths.NUM_STEPS[name]
+        assert len(cell["steps_ms"]) == cell["num_passes"] * len(cell["tokens"])
+    assert set(data["cells"]["constant"]["tokens"]) == {64}
+    assert min(data["cells"]["drawn"]["tokens"]) >= 16
+    assert "| drawn, " in limit_tables.lengths(data)
+
+
+class Timed:
+    """A step of so many ms."""
+
+    def __init__(self, ms: float, peak_bytes: int = 0) -> None:
+        self.ms = ms
+        self.peak_bytes = peak_bytes
+
+
+def test_a_long_step_is_one_beyond_what_its_length_predicts() -> None:
+    trace, plain = [8, 16, 8, 32], [10.0, 20.0, 10.0, 40.0]
+    first = [Timed(90), Timed(90), Timed(90), Timed(90, 5 * 10**9)]
+    second = [Timed(11), Timed(22, 7 * 10**9), Timed(11), Timed(88)]
+    last = [Timed(ms, 10**9) for ms in (11, 22, 11, 44)]
+    done: Any = [first, second, last]
+    found = lengths.compared(trace, plain, done, 4 * 10**9)
+    assert found["ratio"] == pytest.approx(1.1)
+    assert found["longest_late"] == pytest.approx(2.0) and found["num_long"] == 1
+    assert found["longest_settled"] == pytest.approx(1.0)
+    assert (found["peak_gb"], found["settled_peak_gb"]) == (7.0, 1.0)
+    text = limit_tables.lengths(
+        data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
+    )
+    row = "| drawn, 8 to 32 | 1.100x | 1.00 | 2.00 | 1 of 12 | 7.00 of 4.00 GB |"
+    assert row in text and "| packed | x | - |" in text
+
+
+# -- predictions -----------------------------------------------------------------------
+
+
+def test_plans_are_followed_one_after_another(tmp_path: Path) -> None:
+    out = tmp_path / "predictions.json"
+    words = ["--device", "cpu", "--rows", "tiny/full/32", "--steps", "2"]
+    assert predictions.main([*words, "--limit-s", "5", "--out", str(out)]) == 0
+    data = json.loads(out.read_text())
+    (cell,) = data["cells"].values()
+    assert len(cell["plans"]) == len(predictions.GOALS)
+    for plan in cell["plans"].values():
+        assert plan["predicted_ms"] > 0 and plan["step_ms"] > 0
+    budgets = [plan for plan in cell["plans"].values() if "budget_gb" in plan]
+    assert len(budgets) == 5
+    assert all(plan["predicted_gb"] <= plan["budget_gb"] for plan in budgets)
+    assert "| tiny/full/32 | 6 | " in limit_tables.predictions(data)
+
+
+def test_sixty_plans_of_which_fifty_have_budgets() -> None:
+    budgets = [name for name, _ in predictions.GOALS if name == "budget"]
+    assert len(predictions.ROWS) * len(budgets) == 50
+    goals = predictions.goals_of(10**9)
+    assert goals["budget 0.85"].memory_budget_bytes == 850_000_000
+    assert goals["overhead 0.05"].max_overhead == 0.05
+
+
+def test_errors_and_budgets_are_counted() -> None:
+    plans = [
+        {"step_ms": 1, "step_error": -0.02, "whole_error": 0.001},
+        {"step_ms": 1, "step_error": 0.06, "whole_error": -0.003},
+    ]
+    plans[0] |= {"budget_gb": 2.0, "peak_gb": 2.1}
+    plans[1] |= {"budget_gb": 2.0, "peak_gb": 1.9}
+    assert limit_tables.errors_of(plans) == ["4.0%, 6.0%", "0.2%, 0.3%", "1 of 2"]
+    cells = {"a": {"plans": {"x": plans[0], "y": {"error": "no"}}}, "b": {"error": "e"}}
+    text = limit_tables.predictions(data_of(cells))
+    assert "| a | 1 | 2.0%, 2.0% |" in text and "| b | e | - |" in text
+    assert "| all | 1 |" in text
+    assert limit_tables.predictions(data_of({"b": {"error": "e"}})) == ""
