@@ -198,7 +198,10 @@ class Session:
     @property
     def is_settled(self) -> bool:
         """Whether no warm-up and no observation is under way (`plan="auto"`), or none
-        can be: three optimizer steps saved nothing as large as `min_bytes`."""
+        can be: three optimizer steps saved nothing as large as `min_bytes`.
+
+        Of several ranks each has its own answer, and those that are told of plans say
+        yes before the one that searches: let one rank decide for all."""
         watch = self._steps.watch
         if self._planner is None or self._planner.is_settled:
             return True

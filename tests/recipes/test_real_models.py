@@ -105,6 +105,48 @@ def test_steps_are_timed_when_the_warm_up_has_taken_its_time(
     assert len(real_row.warmed(trainer, 8, None)) == least
 
 
+def test_all_ranks_time_the_same_steps() -> None:
+    """A rank that is told of plans settles before the one that searches, and would
+    leave it alone in a collective."""
+    told = [True] * 7 + [False]
+    asked: list[bool] = []
+
+    def first(wanted: bool) -> bool:
+        asked.append(wanted)
+        return told[len(asked) - 1]
+
+    settled = SimpleNamespace(is_settled=True)
+    trainer: Any = SimpleNamespace(step=lambda num: num)
+    steps = real_row.warmed(trainer, 8, settled, goes_on=first)
+    assert len(steps) == 7
+    least = real_row.LEAST_WARM_UP_STEPS
+    assert asked == [True] * least + [False] * (8 - least)
+    assert real_row.as_the_first(row_of(f"{CELL}/keep")) is bool
+
+
+def test_one_rank_shards_as_two_do(tmp_path: Path) -> None:
+    """All of FSDP2 runs on a mesh of one rank; two ranks that settle at other times
+    come to the same end."""
+    out = tmp_path / "sharded.json"
+    rows = [
+        f"tiny/full/32/{mode}/{column}"
+        for mode in ("fsdp2-1", "fsdp2")
+        for column in ("keep", "ours max_overhead=0.1")
+    ]
+    words = ["--device", "cpu", "--steps", "2", "--host-steps", "0"]
+    assert real_models.main([*words, "--out", str(out), "--rows", *rows]) == 0
+    found = json.loads(out.read_text())["cells"]
+    assert not [cell["error"] for cell in found.values() if "error" in cell]
+    assert [row_of(name).mode.num_ranks for name in rows] == [1, 1, 2, 2]
+    for plain, ours in (rows[:2], rows[2:]):
+        losses = found[plain]["losses"]
+        shared = min(len(losses), len(found[ours]["losses"]))
+        assert found[ours]["losses"][:shared] == losses[:shared]
+        assert found[ours]["report"]["bytes_parameters"] > 0
+    assert all(row_of(name).mode.is_sharded for name in rows)
+    assert not row_of(f"{CELL}/keep").mode.is_sharded
+
+
 def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:
     run = real_row.Run(num_steps=3)
     assert real_row.lengths_of(row_of(f"{CELL}/keep"), run) == [32, 32, 32]

@@ -46,11 +46,19 @@ class Mode(str, Enum):
     """Every layer under `torch.compile`."""
     FSDP2 = "fsdp2"
     """`fully_shard` on every layer, two ranks, fp32 master weights."""
+    FSDP2_ONE = "fsdp2-1"
+    """The same on a mesh of one rank: all of FSDP2's hooks, casts, gathers (copies) and
+    reductions run, and nothing crosses a link between GPUs."""
 
     @property
     def num_ranks(self) -> int:
         """Processes of a row."""
         return 2 if self is Mode.FSDP2 else 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model's weights are on a mesh."""
+        return self in (Mode.FSDP2, Mode.FSDP2_ONE)
 
 
 class Tuned(str, Enum):

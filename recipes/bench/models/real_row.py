@@ -88,11 +88,12 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         if len(set(lengths)) > 1:
             timed = [trainer.step(length) for length in lengths]
         else:
-            warm_up += warmed(trainer, lengths[0], session, began + run.warm_up_s)
+            until, goes_on = began + run.warm_up_s, as_the_first(row)
+            warm_up += warmed(trainer, lengths[0], session, until, goes_on)
             timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
         found |= summary(warm_up, timed, lengths)
         found |= of_session(session)
-        if row.column == "keep" and row.mode is not Mode.FSDP2:
+        if row.column == "keep" and not row.mode.is_sharded:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
@@ -157,7 +158,7 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     shape = shape_of(row.model)
     if device.type == "cuda":
         fuse_the_loss(shape.architecture)
-    dtype = torch.float32 if row.mode is Mode.FSDP2 else torch.bfloat16
+    dtype = torch.float32 if row.mode.is_sharded else torch.bfloat16
     with device:
         model = AutoModelForCausalLM.from_config(
             shape.config(most_tokens), dtype=dtype, attn_implementation="sdpa"
@@ -172,7 +173,7 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     if row.mode is Mode.LAYERS:
         for layer in layers:
             layer.compile()
-    elif row.mode is Mode.FSDP2:
+    elif row.mode.is_sharded:
         shard(model, layers)
     return model  # type: ignore[no-any-return]
 
@@ -313,22 +314,49 @@ class Trainer:
 
 
 def warmed(
-    trainer: Trainer, num: int, session: Any, until: float = math.inf
+    trainer: Trainer,
+    num: int,
+    session: Any,
+    until: float = math.inf,
+    goes_on: Callable[[bool], bool] = bool,
 ) -> list[Step]:
     """Steps until nothing settles any more.
 
     Args:
         until: and no longer than to this time of `time.perf_counter`.
+        goes_on: what all ranks do where this one would (not) go on.
     """
     steps = []
     for number in range(MOST_WARM_UP_STEPS):
-        if number >= LEAST_WARM_UP_STEPS and (
+        over = number >= LEAST_WARM_UP_STEPS and (
             session is None or session.is_settled or time.perf_counter() >= until
-        ):
+        )
+        if not goes_on(not over):
             break
         steps.append(trainer.step(num))
     gc.collect()
     return steps
+
+
+def as_the_first(row: Row) -> Callable[[bool], bool]:
+    """What the first rank decides.
+
+    Each rank has a clock of its own, and the one that searches for plans settles later
+    than those that are told: one that began to time its steps earlier would leave the
+    others in a collective. Asked over gloo, so that no device is waited for.
+    """
+    if row.mode.num_ranks == 1:
+        return bool
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="gloo")
+
+    def asked(wanted: bool) -> bool:
+        flag = torch.tensor([wanted])
+        dist.broadcast(flag, 0, group=group)
+        return bool(flag.item())
+
+    return asked
 
 
 def summary(
