@@ -24,7 +24,7 @@ from ssdtrain.config import (
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace, figures_of
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import deepspeed, megatron, meshes, plain, regions
+from ssdtrain.hosts import deepspeed, graphs, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of, modules_of
@@ -357,6 +357,7 @@ def offload(
             modules[0],
             lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
+            hears_ends=graphs.attach(cache.captures.ends, patches),
         )
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)

@@ -45,12 +45,15 @@ class Captures:
         self._is_ready: Callable[[], bool] = lambda: True
         self._plan_of: Callable[[], Plan | None] = lambda: None
         self._is_sweeping = False
+        self._hears_ends = False
 
     def attach(
         self,
         model: nn.Module,
         is_ready: Callable[[], bool],
         plan_of: Callable[[], Plan | None],
+        *,
+        hears_ends: bool,
     ) -> None:
         """The graphs will be of this model.
 
@@ -58,8 +61,11 @@ class Captures:
             model: that keeps their memory.
             is_ready: whether the plan that a graph would hold can be made.
             plan_of: the plan that is made for graphs; None: the one in force holds.
+            hears_ends: whether `ends` is called where a capture ends; else one may end
+                behind any forward.
         """
         self._model, self._is_ready, self._plan_of = model, is_ready, plan_of
+        self._hears_ends = hears_ends
 
     @property
     def keeps_all(self) -> bool:
@@ -98,7 +104,13 @@ class Captures:
         finally:
             self.is_forward = False
             course.plan = eager
-            copies.join()
+            if not self._hears_ends:
+                copies.join()
+
+    def ends(self) -> None:
+        """A capture ends: its copy streams must be joined with compute."""
+        if self.copies is not None:
+            self.copies.join()
 
     def _check(self) -> None:
         cache = self._cache

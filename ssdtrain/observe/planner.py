@@ -14,6 +14,8 @@ inputs needs, and no host memory for all activations.
 """
 
 import logging
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -34,7 +36,7 @@ from ssdtrain.observe.hosttime import WEIGHT, HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
-from ssdtrain.observe.paced import Paced
+from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.peaks import PeakWatch
 from ssdtrain.observe.regionsteps import RegionStep, fastest
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
@@ -46,12 +48,13 @@ from ssdtrain.plan.calibrate import (
     PlainTimes,
     captured,
     corrected,
+    rebuild_key,
 )
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.policies import OffloadAll
+from ssdtrain.plan.policies import KeepAll, OffloadAll
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.search import (
     PART,
@@ -170,6 +173,8 @@ class Planner:
         self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
         self._num_plain = 0
+        self._holds_rebuilds = False
+        """Whether the running step rebuilds all that it can, each by itself."""
         self._region_steps: list[RegionStep] = []
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
@@ -279,6 +284,7 @@ class Planner:
         self._names.stop()
         self._stop_search()
         self._clear()
+        self._leave_rebuilds()
         self._cache.bypass = self._cache.timer = None
         self._take_meter()
         self._trace.enabled = self._wants_trace
@@ -393,6 +399,9 @@ class Planner:
     def _run_plain(self) -> None:
         """Let the next step run without hooks; plan when enough of them have."""
         cache = self._cache
+        if self._holds_rebuilds:
+            self._take_rebuilds()
+            return
         bypass, cache.bypass = cache.bypass, None
         timer, cache.timer = cache.timer, None
         meter = self._take_meter()
@@ -448,7 +457,7 @@ class Planner:
         pace = paced.pace()
         if paced.is_held:
             self._corrections = replace(self._corrections, held_pace=pace)
-            self._plan()
+            self._hold_rebuilds()
             return
         self._corrections = replace(self._corrections, pace=pace)
         if pace is None or self._seen is None or not self._may_hold():
@@ -465,6 +474,41 @@ class Planner:
         if plain is None or not plain.is_hosted:
             return False
         return self._is_on_gpu and isinstance(self.peers, Alone)
+
+    def _hold_rebuilds(self) -> None:
+        """Let the next step keep what no recipe makes, and rebuild the rest behind a
+        device that is held: [Note: captured steps] in calibrate.py."""
+        cache, seen = self._cache, self._seen
+        every = () if seen is None else tuple(seen.kinds.values())
+        # Eager ones take as long as their launches: that is how far ahead to be.
+        longest_ms = max(
+            (item.recipe_ms for items in every for item in items), default=0
+        )
+        if not longest_ms:
+            self._plan()
+            return
+        hold_ms = HOLD_MS + HOLD_FACTOR * longest_ms
+        self._holds_rebuilds = True
+        cache.policy = KeepAll()
+        cache.regions.choice = Choice.NONE
+        cache.ledger.clock.keep_spans = True
+        cache.ledger.clock.before_rebuild = lambda: cache.device.hold(hold_ms)
+
+    def _take_rebuilds(self) -> None:
+        """Take what they took, the middle of those that are alike; plan."""
+        clock = self._cache.ledger.clock
+        self._leave_rebuilds()
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for span in clock.last_spans():
+            found[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)
+        own = {key: statistics.median(every) for key, every in found.items()}
+        self._corrections = replace(self._corrections, rebuild_ms=own)
+        self._plan()
+
+    def _leave_rebuilds(self) -> None:
+        clock = self._cache.ledger.clock
+        self._holds_rebuilds = clock.keep_spans = False
+        clock.before_rebuild = None
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.

@@ -31,8 +31,12 @@ A CUDA graph's replay has no host: no operator waits for a launch, no hook runs.
 the host bounds the eager step, the device idles in it, and copies planned into that
 time would make the graph several times as long. So the plan that a graph holds is made
 for a profile without the host, in times of a step whose every operator was launched
-before the device came to it (`held_pace`). What a captured forward cannot do is left
-out: regions do not run again in it, and nothing is compared at its rebuilds.
+before the device came to it (`held_pace`). Launches bound rebuilds still more than the
+step: one of some microseconds takes tenths of a millisecond to launch, so that the
+cheap ones look no cheaper than the dear ones. Behind that step one is run that rebuilds
+whatever it can, each behind a device that was held, and those times are taken
+(`rebuild_ms`). What a captured forward cannot do is left out: regions do not run again
+in it, and nothing is compared at its rebuilds.
 
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
@@ -47,7 +51,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ssdtrain.jsonfile import Duration, Natural
-from ssdtrain.plan.profile import HostCosts, Phase, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
@@ -105,6 +109,11 @@ class Pace:
     """The mark at which the last one ends; those from there on are as they were."""
 
 
+def rebuild_key(recipe: str, num_bytes: int) -> str:
+    """Return the name of the rebuilds that take as long as one another."""
+    return f"{recipe} of {num_bytes}"
+
+
 class RegionTimes(NamedTuple):
     """A step in which all regions ran again: [Note: the step of regions]."""
 
@@ -138,6 +147,8 @@ class Corrections:
     held_pace: Pace | None = None
     """Of a step whose operators never waited for the host: [Note: captured steps].
     None: as `pace`."""
+    rebuild_ms: Mapping[str, float] = field(default_factory=dict)
+    """Device time of rebuilds in a step in which each was held, by `rebuild_key`."""
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     host_costs: HostCosts | None = None
@@ -166,13 +177,18 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     eager = replace(eager, tail_ms=0.0)
     # Launches bound rebuilds as they bound the step.
     factor = min(1.0, eager.compute_ms / before_ms) if before_ms else 1.0
+
+    def own_ms(item: Item) -> float:
+        found = by.rebuild_ms.get(rebuild_key(item.recipe or "", item.num_bytes))
+        return item.recipe_ms * factor if found is None else min(found, item.recipe_ms)
+
     compares = eager.notes.get("recompute") == "full"
     kinds = {
         kind: tuple(
             replace(
                 item,
                 recipe=None if compares else item.recipe,
-                recipe_ms=item.recipe_ms * factor,
+                recipe_ms=own_ms(item),
                 recipe_host_ms=0.0,
             )
             for item in items

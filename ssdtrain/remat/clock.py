@@ -48,6 +48,9 @@ class Clock:
         self._num_cuts = 0
         self.num_begun = 0
         """Rebuilds so far, timed or not."""
+        self.before_rebuild: Callable[[], None] | None = None
+        """Called before each rebuild that is timed: holds the device, so that the
+        rebuild's time is its own and not that of its launches."""
         self._sums: dict[str, float] = {}
         """Of the last timed step whose account was asked for."""
 
@@ -62,6 +65,8 @@ class Clock:
             if not self._times_all() or torch.cuda.is_current_stream_capturing():
                 return None  # no time passes while a graph is written down
             self.sample()
+        if self.before_rebuild is not None:
+            self.before_rebuild()
         return Begun(self.now(), self._high_bytes)
 
     def end(

@@ -6,8 +6,10 @@ replay, without any of our Python. So a captured copy goes to pinned memory that
 never shares and that stays where it is for as long as the model lives, and order is
 kept by the graph's edges alone: compute waits in the graph for the copy out before the
 tensor's memory is used again, and for the copy in before the operator that reads it.
-Both copy streams are joined with compute where a captured forward or backward ends,
-because a capture may end there (`make_graphed_callables` captures each by itself).
+Both copy streams are joined with compute where a captured backward ends, and where the
+capture does (`make_graphed_callables` captures forward and backward each by itself;
+hosts/graphs.py hears of it). Not where a forward ends whose backward follows in the
+same graph: copies out last into backward there, and compute would wait for all of them.
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
 may be waited for; a capture begins behind a synchronization of the device.
 (tests/ssdtrain/hosts/test_graphs.py)
@@ -100,10 +102,12 @@ class GraphCopies:
 
     def join(self) -> None:
         """Order compute behind all copies; no event is waited for any more."""
-        for event in self._pending.values():
-            self._device.wait(event)
-        self._pending.clear()
-        self._turn += 1
+        pending, self._pending = self._pending, {}
+        try:
+            for event in pending.values():
+                self._device.wait(event)
+        finally:
+            self._turn += 1
 
     def _noted(self, event: Any, *, outwards: bool) -> GraphEvent:
         turn = self._turn

@@ -105,10 +105,10 @@ PAGES = {
         "casts, gathers (copies), resharding and reductions run, fp32 masters and all, "
         "so it shows what they cost the host and what a plan does beside them; no byte "
         "crosses a link between GPUs, nothing is divided by the ranks, and no "
-        "collective is there to be delayed. Checkpointing and `budget=1gc` of the 1.7B and 4B shapes were measured "
-        "in runs of their own, and are beside those runs' plain steps. A plan that was "
-        "not settled may have been changed, and one step be long, while its row was "
-        "timed.",
+        "collective is there to be delayed. Checkpointing and `budget=1gc` of the 1.7B "
+        "and 4B shapes were measured in runs of their own, and are beside those runs' "
+        "plain steps. A plan that was not settled may have been changed, and one step "
+        "be long, while its row was timed.",
     ),
     "placement": Page(
         "Where activations live",

@@ -53,8 +53,8 @@ class GraphDevice(CpuDevice):
         """Number of the capture under way; 0: none."""
         self.num_captures = 0
         self.is_relaxed = False
-        self.forked: set[bool] = set()
-        """Directions with copies in this capture that compute is not behind yet."""
+        self.forked: dict[bool, StrictEvent] = {}
+        """The last copy of a direction in this capture, until compute is behind it."""
         self.copies: list[tuple[bool, int, int]] = []
         """Direction, address on the host, bytes: of captured copies."""
 
@@ -70,7 +70,8 @@ class GraphDevice(CpuDevice):
                 return
             assert event.event.capture == self.capture, "an event of another capture"
             event.event.inner.synchronize()
-            self.forked.discard(event.event.outwards)
+            if self.forked.get(event.event.outwards) is event.event:
+                del self.forked[event.event.outwards]
             return
         if not self.capture:
             super().wait(event, order, outwards=outwards)
@@ -85,7 +86,7 @@ class GraphDevice(CpuDevice):
         found = StrictEvent(inner, self)
         found.outwards = outwards
         if self.capture:
-            self.forked.add(outwards)
+            self.forked[outwards] = found
             host = target if outwards else source
             self.copies.append((outwards, host.data_ptr(), host.nbytes))
         return found
@@ -95,6 +96,8 @@ class GraphDevice(CpuDevice):
         self.num_captures += 1
         self.capture = self.num_captures
         yield
+        kind: Any = torch.cuda.CUDAGraph
+        kind.capture_end(None)
         self.capture = 0
         assert not self.forked, "a copy stream was not joined"
 
@@ -103,6 +106,7 @@ class GraphDevice(CpuDevice):
 def device(monkeypatch: pytest.MonkeyPatch) -> GraphDevice:
     found = GraphDevice()
     monkeypatch.setattr(api, "open_device", lambda _: found)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", lambda graph: None)
 
     @contextmanager
     def relaxed() -> Iterator[None]:
@@ -219,6 +223,49 @@ def test_forward_and_backward_in_graphs_of_their_own(device: GraphDevice) -> Non
         ours = [loss.detach(), *(p.grad for p in model.parameters())]
         assert same(ours, theirs)
         assert {outwards for outwards, _, _ in device.copies} == {True, False}
+
+
+def test_copies_out_last_into_backward(device: GraphDevice) -> None:
+    """Compute is not behind all of them where a forward ends: no capture ends there."""
+    theirs, model = step(made()), made()
+    settings = {**SETTINGS, "plan": "offload-all", "window_bytes": 50_000}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ssdtrain.offload(model, **settings, recompute="off"):
+        for _ in range(2):
+            assert same(step(model), theirs)
+            optimizer.step()
+        model.zero_grad()
+        x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+        with device.graph():
+            loss = model(x).square().mean()
+            assert True in device.forked
+            loss.backward()
+        assert same([loss.detach(), *(p.grad for p in model.parameters())], theirs)
+        with device.graph():
+            model(x).sum()
+            assert True in device.forked  # joined by the capture's end alone
+
+
+def test_sessions_share_the_end_of_a_capture(
+    device: GraphDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last session that closes leaves torch as it was."""
+    kind: Any = torch.cuda.CUDAGraph
+    ended: list[int] = []
+
+    def capture_end(graph: int) -> int:
+        ended.append(graph)
+        return -graph
+
+    monkeypatch.setattr(kind, "capture_end", capture_end)
+    first = ssdtrain.offload(made(), **SETTINGS)
+    ours = kind.capture_end
+    second = ssdtrain.offload(made(), **SETTINGS)
+    assert kind.capture_end is ours is not capture_end
+    first.close()
+    assert kind.capture_end(1) == -1
+    second.close()
+    assert kind.capture_end is capture_end and ended == [1]
 
 
 ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}

@@ -1,7 +1,7 @@
 """A step timed mark by mark: what it counts, what it finds, and what it leaves."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -14,19 +14,23 @@ from torch.overrides import TorchFunctionMode
 
 import ssdtrain
 from ssdtrain.cache.regions import Choice
+from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
 from ssdtrain.observe.planner import Planner
+from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import (
     Corrections,
     Pace,
     PlainTimes,
     Segment,
     corrected,
+    rebuild_key,
 )
 from ssdtrain.plan.calibrate import paced as with_pace
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
 from ssdtrain.plan.profile import Phase, Profile
+from ssdtrain.plan.search import PART, Answer, Request
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import CpuDevice
@@ -101,8 +105,16 @@ def test_a_paced_step_stands_behind_the_plain_ones(
 def test_a_held_step_takes_the_devices_own_time(
     paces: list[Pace | None], monkeypatch: pytest.MonkeyPatch, virtual_time: Any
 ) -> None:
-    """The device waits at each moment, a second here, and none of it is counted."""
+    """The device waits at each moment, a second here, and none of it is counted; and
+    in one more step at each rebuild."""
     holds: list[float] = []
+    asked: list[Request] = []
+
+    def answers(request: Request) -> Iterator[Answer]:
+        asked.append(request)
+        return search.answers(request)
+
+    monkeypatch.setattr("ssdtrain.observe.planner.answers", answers)
 
     def hold(self: CpuDevice, ms: float) -> None:
         holds.append(ms)
@@ -114,13 +126,25 @@ def test_a_held_step_takes_the_devices_own_time(
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         assert same_bits(train(net, 8), theirs)
         assert session.plan is not None
+        profile = session.profile
     eager, held = paces
-    assert eager is not None and held is not None
-    assert len(holds) == len(eager.segments) == len(held.segments)
-    for ms, segment in zip(holds, eager.segments, strict=True):
+    assert eager is not None and held is not None and profile is not None
+    num_moments = len(eager.segments)
+    assert num_moments == len(held.segments)
+    for ms, segment in zip(holds, eager.segments, strict=False):
         assert ms > segment.host_ms
     assert sum(segment.ms for segment in held.segments) < 1000.0
     assert sum(segment.host_ms for segment in held.segments) < 1000.0
+    (items,) = profile.kinds.values()
+    made = [item for item in items if item.recipe is not None]
+    assert len(holds) - num_moments == len(made) > 0
+    longest_ms = max(item.recipe_ms for item in made)
+    assert all(ms > longest_ms for ms in holds[num_moments:])
+    own = asked[-1].corrections.rebuild_ms
+    assert set(own) == {rebuild_key(item.recipe, item.num_bytes) for item in made}
+    assert all(0.0 < ms < 1000.0 for ms in own.values())
+    text = "\n".join(in_parts(asked[-1], PART))
+    assert decode(Request, joined(text.splitlines())) == asked[-1]
 
 
 def test_a_step_is_held_where_the_host_bounds_it() -> None:

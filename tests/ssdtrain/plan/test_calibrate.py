@@ -14,6 +14,7 @@ from ssdtrain.plan.calibrate import (
     calibrated,
     captured,
     corrected,
+    rebuild_key,
     with_reruns,
 )
 from ssdtrain.plan.choose import choose
@@ -181,6 +182,11 @@ def test_a_captured_step_has_no_host() -> None:
     assert own.recipe_ms == pytest.approx(2.0 * 12.0 / 19.0)
     (run,) = found.regions["model/0"]
     assert run.ms > 1e6
+    # What it takes without its launches, where that was measured and is less.
+    for ms, expected in ((0.125, 0.125), (3.0, 2.0)):
+        held = Corrections(held_pace=pace, rebuild_ms={rebuild_key("r", 8): ms})
+        assert captured(eager, held).kinds["model/0"][0].recipe_ms == expected
+        assert corrected(eager, held).kinds["model/0"][0].recipe_ms == 2.0
     # Without such a step, the eager times are the best that is known.
     plain = captured(eager, Corrections())
     assert [mark.ms for mark in plain.marks] == [4.0, 4.0, 5.0, 5.0]
