@@ -86,12 +86,7 @@ class Captures:
 
     @contextmanager
     def forward(self, lane: Lane) -> Iterator[None]:
-        """Around a forward that is captured.
-
-        Raises:
-            CaptureError: a graph cannot hold what this session is to do.
-        """
-        self._check()
+        """Around a forward that is captured, behind `check`."""
         copies = self._open()
         lane.is_captured = self.is_forward = True
         pack = owned(untraced(self._cache.pack), self._cache)
@@ -112,7 +107,13 @@ class Captures:
         if self.copies is not None:
             self.copies.join()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Check that a forward may be captured now, and give back what dead records of
+        the last capture held.
+
+        Raises:
+            CaptureError: a graph cannot hold what this session is to do.
+        """
         cache = self._cache
         if not self._is_ready():
             raise CaptureError(

@@ -202,6 +202,8 @@ class Hints:
         if cache.captures.keeps_all:
             yield
             return
+        # Before the lane begins, whose kind counts those in flight.
+        cache.captures.check()
         lane = cache.lanes.begin(chunk, micro_batch)
         cache.recipes.forward_begins()
         running = _Forward()

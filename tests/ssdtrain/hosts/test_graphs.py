@@ -200,6 +200,7 @@ def test_a_graph_holds_a_plan_of_its_own(
             with device.graph():
                 assert same(step(model), theirs)
             assert len(device.copies) - before > 2 * len(model)
+            assert not session.cache.course.num_strayed
         assert session.plan is eager and len(session.steps) == reports
         before = len(device.copies)
         assert same(step(model), theirs)
