@@ -87,6 +87,12 @@ class Observer:
     def recipe(self, lane: int, number: int, recipe: Recipe) -> None:
         """The item is rebuilt in this step."""
 
+    def makes(self) -> None:
+        """A copy in a smaller dtype is about to be made, for a recipe."""
+
+    def made(self) -> None:
+        """It has been: the next item."""
+
     def rebuilt(self, lane: int, number: int) -> None:
         """A recipe has run, since `runs_again`."""
 

@@ -32,6 +32,7 @@ from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.expression import Held, Layout
 from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import notes_of
 from ssdtrain.transfer.offloader import Offloader
 
@@ -173,7 +174,13 @@ class CacheKeeper:
         layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
         return Held(holder=handle, layout=layout, parameter=parameter)
 
-    def narrowed(self, tensor: Tensor) -> Held:
-        """Store a new tensor; it goes where its placement says."""
+    def narrowed(self, wide: Tensor, dtype: torch.dtype) -> Held:
+        """Store a narrow copy; it goes where its placement says."""
+        observer = self._cache.course.observer
+        if observer.listens:
+            observer.makes()
+        tensor = narrow(wide.detach(), dtype)
+        if observer.listens:
+            observer.made()
         handle = self._cache.pack(tensor)
         return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)

@@ -39,6 +39,7 @@ from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
 
+MAKING = "making"
 FIRST_RUN = 4.0
 """A rebuild that took so many times what others like it take was a first run."""
 
@@ -51,6 +52,8 @@ class _Lane:
     modules: list[str] = field(default_factory=list)
     recipes: dict[int, Recipe] = field(default_factory=dict)
     rebuild_bytes: dict[int, int] = field(default_factory=dict)
+    made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Moments around the making of items that recipes store in a smaller dtype."""
     regions: dict[int, "_Region"] = field(default_factory=dict)
     autograds: set[int] = field(default_factory=set)
     """Inputs of regions that autograd itself saves, too."""
@@ -121,6 +124,8 @@ class Recording(Observer):
         self._rows: list[_Row] = []
         self._alive_bytes = 0
         self._rerun_ns = 0
+        self._made: tuple[Any, Any] | None = None
+        """Around the making of the next item, which a recipe stores."""
         self._given: list[Tensor] = []
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
@@ -145,6 +150,8 @@ class Recording(Observer):
         own = self._lanes[lane]
         own.saved.append(saved)
         own.modules.append(self._module_now())
+        if self._made is not None:
+            own.made[number], self._made = self._made, None
         row = len(self._rows)
         self._frames.enter(own.course, number, tensor, saved.num_bytes, row)
         self._meter.exclude(start_ns)
@@ -187,6 +194,16 @@ class Recording(Observer):
         numbers = tuple(sorted(items))
         if numbers and all(own.saved[item].region == number for item in numbers):
             own.regions[number].attention[numbers] = before, behind
+
+    def makes(self) -> None:
+        """Record the moment before a recipe makes what it stores."""
+        now = self._clock.now()
+        self._made = now, now
+
+    def made(self) -> None:
+        """Record the moment behind it."""
+        if self._made is not None:
+            self._made = self._made[0], self._clock.now()
 
     def rebuilt(self, lane: int, number: int) -> None:
         """Record the extra memory of a recipe."""
@@ -390,6 +407,14 @@ class Recording(Observer):
                     own[number] = replace(run, ms=max(run.ms, own[number].ms))
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
+    def _made_spans(self) -> Iterable[Span]:
+        """Return the making of what recipes store, as if it were rebuilds."""
+        ms = self._clock.ms_between
+        for lane in self._lanes:
+            for number, moments in lane.made.items():
+                num_bytes = lane.saved[number].num_bytes
+                yield Span(MAKING, (lane.kind, MAKING, number), num_bytes, ms(*moments))
+
     def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
         """Return the least time of each attention over the lanes of a kind; the median
         of those alike where it was a kernel's first run, as in `prices`."""
@@ -415,7 +440,7 @@ class Recording(Observer):
     def _kinds(self, spans: Iterable[Span]) -> dict[str, tuple[Item, ...]] | None:
         """Return items by kind of lane; None if lanes of a kind differ or have none."""
         known = self._device.memory() is not None
-        costs = prices(spans)
+        costs = {**prices(spans), **prices(self._made_spans())}
         kinds: dict[str, tuple[Item, ...]] = {}
         for lane in self._lanes:
             frames = self._frames if known else None
@@ -488,6 +513,7 @@ def _items(
             ),
             recipe_other_bytes=lane.rebuild_bytes.get(number, 0),
             inputs=() if recipe is None else recipe.inputs,
+            made_ms=costs.get((lane.kind, MAKING, number), 0.0),
             owner=saved.owner,
             region=saved.region,
             serves=-1 if number in lane.autograds else saved.serves,

@@ -138,6 +138,7 @@ def _item(items: tuple[Item, ...]) -> Item:
     return replace(
         items[0],
         recipe_ms=max(item.recipe_ms for item in items),
+        made_ms=max(item.made_ms for item in items),
         recipe_host_ms=max(item.recipe_host_ms for item in items),
         recipe_other_bytes=max(item.recipe_other_bytes for item in items),
         frame_marks=max(item.frame_marks for item in items),

@@ -189,6 +189,7 @@ def captured(profile: Profile, by: Corrections) -> Profile:
                 item,
                 recipe=None if compares else item.recipe,
                 recipe_ms=own_ms(item),
+                made_ms=item.made_ms * factor,
                 recipe_host_ms=0.0,
             )
             for item in items

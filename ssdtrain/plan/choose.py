@@ -381,7 +381,9 @@ def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
                 continue
             group = item.recipe, item.num_bytes
             alike.setdefault(group, []).append((kind, number))
-            cost[group] = cost.get(group, 0.0) + item.recipe_ms
+            own = (items[each] for each in item.inputs)
+            made_ms = sum(each.made_ms for each in own if each.owner == number)
+            cost[group] = cost.get(group, 0.0) + item.recipe_ms + made_ms
     prices = {g: cost[g] / max(1, g[1] * len(members)) for g, members in alike.items()}
     parts: list[set[tuple[str, int]]] = []
     for group in sorted(alike, key=lambda g: (prices[g], g)):

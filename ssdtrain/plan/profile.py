@@ -48,6 +48,9 @@ class Item:
     tensors that were alive before: the tensor, what its chain passes, gradients."""
     inputs: tuple[Natural, ...] = ()
     """Items of the same lane that the recipe reads."""
+    made_ms: Duration = 0.0
+    """Device time of making it in forward, where it is a copy in a smaller dtype that
+    its owner's recipe stores: no operator of the model makes it."""
     owner: Index = -1
     """The item for whose recipe alone this one is stored; -1: it is autograd's own."""
     region: Index = -1

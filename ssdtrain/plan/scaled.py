@@ -17,6 +17,7 @@ def scaled(profile: Profile, ratio: float) -> Profile:
                 item,
                 num_bytes=round(item.num_bytes * ratio),
                 recipe_ms=item.recipe_ms * ratio,
+                made_ms=item.made_ms * ratio,
             )
             for item in items
         )

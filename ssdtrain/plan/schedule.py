@@ -144,6 +144,10 @@ class _Scheduler:
                 at = self._first[item]
                 cost = line.items[item].recipe_ms
                 self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
+        for item, at in enumerate(line.pack_mark):
+            cost = line.items[item].made_ms
+            if cost and at != NEVER and line.exists(item, self._placed):
+                self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
         for run, at in line.run_marks(self._placed).items():
             cost = line.runs[run].ms - line.stored_parts(run, self._placed).ms
             self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost

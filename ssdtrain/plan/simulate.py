@@ -312,6 +312,7 @@ class Run:
         if not is_saved:
             return
         self._alive(item)
+        self._make(item)
         if placement not in AWAY_PLACEMENTS:
             return
         num_bytes = line.items[item].num_bytes
@@ -337,6 +338,13 @@ class Run:
         after = self._orders[item].release_after
         if after > 0:
             self._leaving.append((mark + after, item))
+
+    def _make(self, item: int) -> None:
+        """Make what a recipe stores in a smaller dtype."""
+        made_ms = self._line.items[item].made_ms
+        if made_ms > 0.0:
+            self._rank.run(0.0, made_ms)
+            self.outcome.recompute_ms += made_ms
 
     def _is_staged(self, item: int) -> bool:
         """Return whether it goes to the SSD through pinned memory."""

@@ -64,7 +64,8 @@ def rows(profile: Profile, plan: Plan) -> list[ModuleRow]:
                 row.ssd_bytes + _if(placement is Placement.OFFLOAD_SSD, item.num_bytes),
                 row.recomputed_bytes + _if(rebuilt, item.num_bytes),
                 row.recompute_ms
-                + (item.recipe_ms if placement is Placement.RECOMPUTE else 0.0),
+                + (item.recipe_ms if placement is Placement.RECOMPUTE else 0.0)
+                + item.made_ms,
             )
     return list(found.values())
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ssdtrain.remat.expression import Expression, Held, Layout
-from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import (
     Asking,
     AtLeaf,
@@ -150,7 +149,7 @@ class Compiled:
         """
         found = of.held
         if self._narrow is not None:
-            stored = of.keeper.narrowed(narrow(of.tensor.detach(), self._narrow))
+            stored = of.keeper.narrowed(of.tensor, self._narrow)
             found = [*found, stored]
         return [found[at] for at in self._order]
 

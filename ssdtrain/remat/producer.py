@@ -30,7 +30,6 @@ from ssdtrain.remat.expression import (
     Layout,
     Operand,
 )
-from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import (
     Addend,
     Argument,
@@ -470,7 +469,7 @@ class Producer:
         """The tensor itself in a smaller dtype, stored in its place."""
         if self._tensor is None:
             return None
-        held = self._sources.keeper.narrowed(narrow(self._tensor.detach(), dtype))
+        held = self._sources.keeper.narrowed(self._tensor, dtype)
         self._trail.store(dtype, held)
         return held
 

@@ -57,8 +57,8 @@ class Keeper(Protocol):
             edge: its number among the inputs, if the node did not save it.
         """
 
-    def narrowed(self, tensor: Tensor) -> Held:
-        """Keep a new tensor that stands for a wider one."""
+    def narrowed(self, wide: Tensor, dtype: torch.dtype) -> Held:
+        """Make and keep a tensor of this dtype that stands for a wider one."""
 
     def is_altered(self) -> bool:
         """Whether what operators gave in this step may be a mode's work: see

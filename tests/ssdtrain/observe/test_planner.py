@@ -32,6 +32,7 @@ from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
+from ssdtrain.remat.narrow import narrow
 from ssdtrain.storage.base import Slot
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.memory import MemoryStorage
@@ -311,6 +312,24 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         assert any(mark.goes_on for mark in profile.marks)
         peaks = {report.saved_peak_bytes for report in reports}
         assert peaks == {predicted.peak_bytes}
+
+
+def test_what_a_recipe_stores_in_a_smaller_dtype_has_a_price(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
+) -> None:
+    """Forward makes a copy that no operator of the model makes."""
+
+    def slowly(wide: Tensor, dtype: torch.dtype) -> Tensor:
+        virtual_time.sleep(0.25)
+        return narrow(wide, dtype)
+
+    monkeypatch.setattr("ssdtrain.cache.keeper.narrow", slowly)
+    _, _, (_, profile) = train(SETTINGS, num_steps=3, build=Casting)
+    (items,) = profile.kinds.values()
+    (made_ms,) = [item.made_ms for item in items if item.owner >= 0]
+    assert made_ms == pytest.approx(250.0, rel=0.01)
+    assert {item.made_ms for item in items if item.owner < 0} == {0.0}
+    assert sum(mark.ms for mark in profile.marks) < 250.0, "it is no operator's"
 
 
 @pytest.mark.parametrize("refused_at", [3, 5])

@@ -111,6 +111,34 @@ def test_a_recipe_costs_its_time_and_holds_its_input() -> None:
     assert found.peak_bytes == 13 * MB  # input, result and the operator's own
 
 
+@pytest.mark.parametrize("rebuilds", [True, False])
+def test_what_a_recipe_stores_in_a_smaller_dtype_is_made_in_forward(
+    rebuilds: bool,
+) -> None:
+    items = (
+        Item(name="wide", num_bytes=2 * MB, recipe="cast", recipe_ms=0.5, inputs=(1,)),
+        Item(name="narrow", num_bytes=MB, owner=0, made_ms=0.25),
+    )
+    forward = [Mark(lane=0, phase=Phase.FORWARD, item=n, ms=1.0) for n in (0, 1)]
+    backward = Mark(lane=0, phase=Phase.BACKWARD, item=0, ms=2.0)
+    profile = Profile(
+        lanes=("m/0",),
+        kinds={"m/0": items},
+        marks=(*forward, backward),
+        links=made.links(10),
+    )
+    wide = Placement.RECOMPUTE if rebuilds else Placement.KEEP
+    timeline = Timeline(profile)
+    orders = schedule(timeline, {"m/0": (wide, Placement.KEEP)})
+    found = simulate(timeline, orders)
+    assert found.recompute_ms == pytest.approx(0.75 * rebuilds)
+    assert found.step_ms == pytest.approx(4.0 + 0.75 * rebuilds)
+    leaves = replace(orders["m/0"][1], placement=Placement.OFFLOAD, release_after=1)
+    own = Run(timeline, {"m/0": (orders["m/0"][0], leaves)}).run()
+    # Its copy in starts at its use, and is waited for.
+    assert own.step_ms == pytest.approx((4.0 + 0.75 + 0.1) if rebuilds else 4.0)
+
+
 @pytest.mark.parametrize("placement", [Placement.OFFLOAD, Placement.RECOMPUTE])
 @pytest.mark.parametrize("frame_marks", [0, 1, 3, 9])
 def test_nothing_frees_what_a_frame_holds(
