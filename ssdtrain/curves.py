@@ -125,6 +125,9 @@ class Links:
     """Standard error of `copy_slowdown`."""
     duplex_slowdown: Fraction = 0.0
     """Fraction by which copies in both directions slow one another down."""
+    event_ms: Duration = 0.0
+    """What compute loses where it records an event, or waits for one that has been
+    reached."""
     ssd_duplex_slowdown: Fraction = 0.0
     """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
     where mixing them costs."""

@@ -34,7 +34,7 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.moved import Moved
+from ssdtrain.cache.moved import Moved, start_loads
 from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import NoRecipes, Recipes
@@ -256,7 +256,7 @@ class TensorCache:
             self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
-                self.moves.load_due(rebuilt.lane, at, self.start_load)
+                self.moves.load_due(rebuilt.lane, at, self.start_loads)
             return course.given(at, tensor)
         finally:
             course.end_use(at)
@@ -492,27 +492,29 @@ class TensorCache:
         self._window.linger(trip)
         discard(self.offloader, trip)
 
-    def load_moved(self, moved: Moved) -> None:
-        """Start the copy in."""
+    def load_moved(self, batch: list[Moved]) -> None:
+        """Start the copies in."""
         if self._closed:
-            raise SessionClosedError(_closed_before(moved.name))
-        moved.start_load(self.copies)
-        self._counters.add(Count.RELOADED, moved.num_bytes)
+            raise SessionClosedError(_closed_before(batch[0].name))
+        start_loads(batch, self.copies)
+        num_bytes = sum(moved.num_bytes for moved in batch)
+        self._counters.add(Count.RELOADED, num_bytes)
 
-    def start_load(self, record: Any) -> None:
+    def start_loads(self, batch: list[Any]) -> None:
         """Start to load what the plan wants back by now."""
         if self.meter is not None:
-            self.meter.load(self._load_planned, record)
-        elif type(record) is Moved:
-            self.load_moved(record)
+            self.meter.load(self._load_planned, batch)
         else:
-            self._start_load(record)
+            self._load_planned(batch)
 
-    def _load_planned(self, record: Any) -> None:
-        if type(record) is Moved:
-            self.load_moved(record)
-        else:
-            self._start_load(record)
+    def _load_planned(self, batch: list[Any]) -> None:
+        moved = [record for record in batch if type(record) is Moved]
+        if moved:
+            self.load_moved(moved)
+        if len(moved) < len(batch):
+            for record in batch:
+                if type(record) is not Moved:
+                    self._start_load(record)
 
     def place_again(self, record: Record) -> None:
         """A record that its region cannot make again goes where the policy says."""
@@ -577,7 +579,7 @@ class TensorCache:
             lane.uses.append(record.ordinal)
         if self.course.of(lane).orders is not None:
             if at is not None:
-                self.moves.load_due(lane, at, self.start_load)
+                self.moves.load_due(lane, at, self.start_loads)
         elif first_use and lane.has_moved:
             self._prefetch(lane.upcoming(record.ordinal))
         if record.num_uses >= record.num_handles:
@@ -647,7 +649,7 @@ class TensorCache:
             if self.course.of(lane).orders is None:
                 self._prefetch(lane.upcoming())
             else:
-                self.moves.load_due(lane, 0, self.start_load)
+                self.moves.load_due(lane, 0, self.start_loads)
 
     def _prefetch(self, upcoming: Iterable[Record]) -> None:
         """Load ahead, soonest first, within the byte budget.

@@ -6,6 +6,7 @@ without gaps, it goes to pinned host memory, and its place there is the same in 
 step. (tests/ssdtrain/cache/test_table.py)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,15 +78,8 @@ class Moved:
         self.holding.live_bytes = 0
         self.ledger.live(-self.num_bytes)
 
-    def start_load(self, copies: Copies) -> None:
-        """AWAY > RETURNING: a copy in has been started."""
-        place = self.trip.place
-        try:
-            self.data = data = copies.back(place)
-            self.holding.load = Arrival(data, place, copies)
-        except BaseException:  # an interrupt: `data` may be being filled
-            copies.quiesce()
-            raise
+    def returns(self) -> None:
+        """AWAY > RETURNING: a copy into `data` has been started."""
         self.state = RecordState.RETURNING
         self.holding.live_bytes = self.num_bytes
         self.ledger.live(self.num_bytes)
@@ -112,6 +106,20 @@ class Moved:
             self.data = None
             self.holding.live_bytes = 0
             self.ledger.hand_over(self.num_bytes)
+
+
+def start_loads(batch: Sequence[Moved], copies: Copies) -> None:
+    """Start to bring these back: [Note: batches] in transfer/places.py."""
+    try:
+        found = copies.back([moved.trip.place for moved in batch])
+        for moved, data in zip(batch, found, strict=True):
+            moved.data = data
+            moved.holding.load = Arrival(data, moved.trip.place, copies)
+    except BaseException:  # an interrupt: `data` may be being filled
+        copies.quiesce()
+        raise
+    for moved in batch:
+        moved.returns()
 
 
 class MovedHandle(Handle):

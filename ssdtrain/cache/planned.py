@@ -1,6 +1,7 @@
 """What the plan tells the cache to do at a mark: send, release, load."""
 
 from collections.abc import Callable
+from typing import Any
 
 from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.record import Lane, LaneCourse, Record, RecordState
@@ -52,23 +53,27 @@ class PlannedMoves:
             self.num_acts += self._window.release_due(self._course.mark)
 
     def load_due(
-        self, lane: Lane, at: int | None, start_load: Callable[[Record], None]
+        self, lane: Lane, at: int | None, start_loads: Callable[[list[Any]], None]
     ) -> None:
         """Start what the plan loads at this use, and read ahead from the SSD."""
         course = self._course.of(lane)
         if at is None or course.orders is None:
             return
-        self.load_at(course, at, start_load)
+        self.load_at(course, at, start_loads)
 
     def load_at(
-        self, course: LaneCourse, at: int, start_load: Callable[[Record], None]
+        self, course: LaneCourse, at: int, start_loads: Callable[[list[Any]], None]
     ) -> None:
         """As `load_due`, for a lane that follows its plan."""
-        for item in course.loads.get(at, ()):
-            record = course.record(item)
-            if record is not None and record.state is RecordState.AWAY:
-                self.num_acts += 1
-                start_load(record)
+        for batch in course.loads.get(at, ()):
+            away = [
+                record
+                for record in map(course.record, batch)
+                if record is not None and record.state is RecordState.AWAY
+            ]
+            if away:
+                self.num_acts += len(away)
+                start_loads(away)
         while course.reading and self._offloader.storage is not None:
             record = course.record(course.reading[-1])
             if (

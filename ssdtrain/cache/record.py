@@ -34,7 +34,7 @@ from ssdtrain.cache.identity import (
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order
+from ssdtrain.plan.plan import Order, batches
 from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
@@ -191,14 +191,17 @@ class Way:
             for order in orders or ()
             if order.region in self.chosen and order.placement is not Placement.RERUN
         )
-        self.loads: dict[int, list[int]] = {}
+        self.loads: dict[int, list[tuple[int, ...]]] = {}
         self.reading: list[int] = []
+        loads: dict[int, list[int]] = {}
         for item, order in enumerate(orders or ()):
             if order.release_after > 0:
-                self.loads.setdefault(order.load_at, []).append(item)
-        for at in sorted(self.loads, reverse=True):
-            self.reading.extend(self.loads[at])
-            self.loads[at].reverse()
+                loads.setdefault(order.load_at, []).append(item)
+        for at in sorted(loads, reverse=True):
+            self.reading.extend(loads[at])
+            self.loads[at] = batches(
+                reversed(loads[at]), lambda item: (orders or ())[item].load_batch
+            )
 
 
 NO_WAY = Way(None)
@@ -224,7 +227,7 @@ class LaneCourse:
         self.records: dict[int, weakref.ref[Any]] = {}
         """A `Record`, or a `Moved` of a table, by item."""
         self.loads = way.loads
-        """Items to load, by the number of the use."""
+        """Batches of items to load, by the number of the use."""
         self.reading = way.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
 

@@ -338,7 +338,7 @@ class Run:
             at = self._count_use()
             data = self.bring(moved)
             if at is not None and course.orders is not None:
-                cache.moves.load_at(course, at, cache.start_load)
+                cache.moves.load_at(course, at, cache.start_loads)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
                 moved.put_back()
@@ -352,7 +352,7 @@ class Run:
             if state is RecordState.LEAVING:
                 cache.forward_moved(moved)
             elif state is RecordState.AWAY:
-                cache.load_moved(moved)
+                cache.load_moved([moved])
             if moved.state is RecordState.RETURNING:
                 moved.arrive(cache.copies)
             if moved.data is None:
@@ -483,7 +483,7 @@ class Run:
         """It is there: load what the plan wants back by now."""
         if at is not None and self._course.orders is not None:
             with self._lock:
-                self._cache.moves.load_at(self._course, at, self._cache.start_load)
+                self._cache.moves.load_at(self._course, at, self._cache.start_loads)
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""

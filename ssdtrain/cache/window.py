@@ -134,14 +134,16 @@ class ReleaseWindow:
         """Order compute behind the oldest copy and drop the memory."""
         self._release(next(iter(self._leavers)))
 
-    def _release(self, number: int) -> None:
+    def _release(self, number: int, *, is_behind: bool = False) -> None:
+        """is_behind: whether compute waits for the copy already."""
         leaver = self._leavers.pop(number)
         self.lingering.pop(number, None)
         self.num_due -= leaver.due is not None
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
-            self._device.wait(leaver.parcel.copied, leaver.order, outwards=True)
+            if not is_behind:
+                self._device.wait(leaver.parcel.copied, leaver.order, outwards=True)
         except Exception as error:
             self._keep(leaver, record, error)
             # The event holds the error, and a buffer the event: not this frame as well.
@@ -167,8 +169,15 @@ class ReleaseWindow:
                 break
             # Copies end in order: what stands before a due one has left as well.
             count = count if leaver.due is None else at + 1
-        for number in list(islice(self._leavers, count)):
-            self._release(number)
+        # The last copy first: whoever waits for it has waited for those before it.
+        waited: list[object] = []
+        for number in reversed(list(islice(self._leavers, count))):
+            leaver = self._leavers[number]
+            one_order = self._device.ends_in_order(leaver.parcel.copied)
+            is_behind = one_order and leaver.order in waited
+            self._release(number, is_behind=is_behind)
+            if one_order and not is_behind:
+                waited.append(leaver.order)
         return count
 
     def release_down_to(self, limit_bytes: int) -> None:

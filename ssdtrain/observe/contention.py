@@ -48,6 +48,11 @@ LEAD_MS = 3.0
 MOST_PROBE_MS = 160.0
 """Of one direction; a slower device gets fewer rounds, or none."""
 NUM_DUPLEX = 8
+NUM_EVENT_ROUNDS = 3
+NUM_EVENTS = 2
+"""Behind each product of a run."""
+MOST_EVENT_MS = 0.02
+"""More was no event's cost (H200: 0.005)."""
 LEAST_MOVED_BYTES = 1 << 30
 """A step that moves less is not worth the probe, nor its memory."""
 MEDIAN_VARIANCE = math.pi / 2.0
@@ -74,6 +79,8 @@ class Contention(NamedTuple):
     duplex_slowdown: float | None = None
     """By which copies in both directions slow one another down; None: unknown."""
     copy_slowdown_error: float = ASSUMED.error
+    event_ms: float = 0.0
+    """What an event on the compute stream costs compute."""
 
     @property
     def how(self) -> str:
@@ -132,7 +139,7 @@ class _Probe:
         wanted = RUN_MS / max(self._products(), 1e-3)
         self._num_products = min(MOST_PRODUCTS, max(1, round(wanted)))
         found = believed([self._ratios(issue) for issue in (self._out, self._into)])
-        return Contention(found.value, self._duplex(), found.error)
+        return Contention(found.value, self._duplex(), found.error, self._event_ms())
 
     def _out(self, num: int) -> None:
         for _ in range(num):
@@ -148,13 +155,15 @@ class _Probe:
             self._last = self._device.copy_in(host, self._there[1], [now])
             self._buffers[1].busy[:] = [self._last]
 
-    def _products(self) -> float:
-        """Time a run of products, in ms."""
+    def _products(self, num_events: int = 0) -> float:
+        """Time a run of products, in ms, with so many events behind each."""
         for _ in range(NUM_UNTIMED):
             self._multiply()
         start = self._clock.now()
         for _ in range(self._num_products):
             self._multiply()
+            for _ in range(num_events):
+                self._device.now()
         return self._clock.ms_between(start, self._clock.now())
 
     def _multiply(self) -> None:
@@ -186,6 +195,18 @@ class _Probe:
         for buffer in self._buffers:
             buffer.settle()
         return statistics.median(copy.ms for copy in self._device.watched_copies())
+
+    def _event_ms(self) -> float:
+        """Return the median cost of an event: each run with events is compared with
+        those without before and after it."""
+        found = []
+        alone_ms = self._products()
+        for _ in range(NUM_EVENT_ROUNDS):
+            with_ms = self._products(NUM_EVENTS)
+            before_ms, alone_ms = alone_ms, self._products()
+            more_ms = with_ms - (before_ms + alone_ms) / 2.0
+            found.append(more_ms / (NUM_EVENTS * self._num_products))
+        return min(MOST_EVENT_MS, max(0.0, statistics.median(found)))
 
     def _duplex(self) -> float:
         alone = statistics.fmean(

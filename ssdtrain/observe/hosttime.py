@@ -146,15 +146,17 @@ class HostMeter:
         if self._entered is not None:
             self._excluded_ns += self.now() - start_ns
 
-    def load(self, start: Callable[[Any], None], record: Any) -> None:
-        """Start a prefetch and book its time as the prefetched tensor's, not as that of
-        the tensor whose hook runs."""
+    def load(self, start: Callable[[list[Any]], None], batch: list[Any]) -> None:
+        """Start prefetches and book their time as the prefetched tensors', not as that
+        of the tensor whose hook runs."""
         begun = self.now()
-        start(record)
+        start(batch)
         took_ns = self.now() - begun
         if self._entered is not None:
             self._excluded_ns += took_ns
-        self._samples[self._way_of(record), "load"].append(took_ns)
+        for record in batch:
+            own = self._samples[self._way_of(record), "load"]
+            own.append(took_ns // len(batch))
 
     def region_began(self, since_ns: int) -> None:
         """Book the time outside of the hooks since `since_ns`, of `outside_ns`, as the

@@ -41,6 +41,7 @@ def fitted_links(
         copy_slowdown=contention.copy_slowdown,
         copy_slowdown_error=contention.copy_slowdown_error,
         duplex_slowdown=contention.duplex_slowdown or 0.0,
+        event_ms=contention.event_ms,
         ssd_duplex_slowdown=0.0 if drive is None else drive.duplex_slowdown,
         ssd_direct=drive is not None and drive.direct,
     )

@@ -177,6 +177,7 @@ def _links(links: Sequence[Links]) -> Links:
         copy_slowdown=slowdown,
         copy_slowdown_error=error,
         duplex_slowdown=max(link.duplex_slowdown for link in links),
+        event_ms=max(link.event_ms for link in links),
         ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),
         ssd_direct=any(link.ssd_direct for link in links),
     )

@@ -1,6 +1,6 @@
 """A plan as data: what happens to each saved tensor, and when; JSON in, JSON out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,9 @@ class Order:
     load_at: Natural = 0
     """Number of the use in its lane's backward at which the load starts; 0 is the
     first."""
+    load_batch: Natural = 0
+    """Loads of one number that start at one use are a batch: compute waits once for all
+    of them. The least number starts first. 0: it is waited for by itself."""
     owner: Index = -1
     """As in the profile: exists only if that item is recomputed."""
     region: Index = -1
@@ -143,6 +146,27 @@ class Plan:
                     name = order.placement.name.lower()
                     sums[name] = sums.get(name, 0) + order.num_bytes
         return sums
+
+
+def batches(
+    items: Iterable[int], number_of: Callable[[int], int]
+) -> list[tuple[int, ...]]:
+    """Return loads that start at one use by batch; see `Order.load_batch`.
+
+    Args:
+        items: in the order in which they start.
+        number_of: an item's `load_batch`.
+    """
+    found: list[list[int]] = []
+    last = 0
+    for item in sorted(items, key=number_of):  # stable
+        number = number_of(item)
+        if number and number == last:
+            found[-1].append(item)
+        else:
+            found.append([item])
+        last = number
+    return [tuple(batch) for batch in found]
 
 
 def _is_owned(orders: tuple[Order, ...], order: Order) -> bool:

@@ -8,6 +8,15 @@ copies on their way out; an item whose copy would be one of them is kept, unless
 compute may wait for it. A load stands as late as the link allows, counted back
 from the last use to the first, because what is loaded too early is the peak of
 backward. An item that would be back before it is gone is kept instead.
+
+[Note: together]
+Each time compute records an event or waits for one it loses microseconds
+(`Links.event_ms`). Where that has a price, releases that are due one after the other
+stand at one mark, where compute waits once, and loads for uses near each other are a
+batch, which starts as early as the first of them needs. Both hold memory longer than
+needed, `BATCH_SHARE` of what a step saves at most; and neither makes compute wait: what
+is late anyway goes by itself.
+(tests/ssdtrain/plan/test_together.py)
 """
 
 from collections import deque
@@ -21,6 +30,8 @@ from ssdtrain.plan.plan import Order
 from ssdtrain.plan.timeline import NEVER, Timeline
 
 MAX_PASSES = 4
+BATCH_SHARE = 0.01
+"""Of the bytes that a step saves: most that events are saved for."""
 
 
 class Slack(NamedTuple):
@@ -64,6 +75,8 @@ class _Pass(NamedTuple):
     release: dict[int, int]
     load: dict[int, int]
     stay: set[int]
+    batch: dict[int, int]
+    """`Order.load_batch` by item, where it is not 0."""
 
 
 def schedule(
@@ -122,8 +135,72 @@ def _orders(
         if (kind, number) in seen:
             load_at = min(load_at, before.load_at)
         seen.add((kind, number))
-        orders[kind][number] = replace(before, release_after=after, load_at=load_at)
+        orders[kind][number] = replace(
+            before,
+            release_after=after,
+            load_at=load_at,
+            load_batch=found.batch.get(item, 0),
+        )
     return {kind: tuple(own) for kind, own in orders.items()}
+
+
+class _Leavers:
+    """Items on their way out in forward, in the order of their copies."""
+
+    def __init__(self, line: Timeline, window: int | None, batch_bytes: int) -> None:
+        self._line = line
+        self._window = window
+        self._batch_bytes = batch_bytes
+        self._leaving: deque[tuple[int, float, float]] = deque()
+        """Items, when they are copied, and when they probably are."""
+        self._ready: list[int] = []
+        """Those that have left."""
+        self._ready_bytes = 0
+        self.num_bytes = 0
+        """Of all of them."""
+
+    def add(self, item: int, copied_ms: float, probably_ms: float) -> None:
+        """A copy has been started."""
+        self._leaving.append((item, copied_ms, probably_ms))
+        self.num_bytes += self._line.items[item].num_bytes
+
+    def release(self, mark: int, now: float, coming: int) -> tuple[float, list[int]]:
+        """Return what is released at this mark, where `coming` bytes more leave, and
+        the time, later than `now` if compute waits."""
+        line, gone = self._line, []
+        packs, window = line.is_pack[mark], self._window
+        ends = mark + 1 == line.num_marks or not line.is_pack[mark + 1]
+        while self._ready or self._leaving:
+            self._take_ready(now)
+            full = window is not None and self.num_bytes + coming > window
+            if packs and full and not self._ready:
+                now = max(now, self._leaving[0][1])
+                self._is_ready(self._leaving.popleft()[0])
+            elif not self._ready or not (
+                full or ends or self._ready_bytes >= self._batch_bytes
+            ):
+                break
+            gone += self._ready
+            self.num_bytes -= self._ready_bytes
+            self._ready, self._ready_bytes = [], 0
+        return now, gone
+
+    def _take_ready(self, now: float) -> None:
+        while self._leaving and self._leaving[0][2] <= now:
+            self._is_ready(self._leaving.popleft()[0])
+
+    def _is_ready(self, item: int) -> None:
+        self._ready.append(item)
+        self._ready_bytes += self._line.items[item].num_bytes
+
+    def keep(self, now: float) -> float:
+        """What has not been copied by now stays, without a release; return when the
+        link is free."""
+        left = [each for each in self._leaving if each[1] <= now]
+        self._leaving = deque(left)
+        items = [*self._ready, *(item for item, *_ in left)]
+        self.num_bytes = sum(self._line.items[item].num_bytes for item in items)
+        return max((copied_ms for _, copied_ms, _ in left), default=now)
 
 
 class _Scheduler:
@@ -138,6 +215,11 @@ class _Scheduler:
         self._start_ms: list[float] = []
         self._copied: dict[int, float] = {}
         self._release: dict[int, int] = {}
+        self._batch: dict[int, int] = {}
+        self._num_batches = 0
+        priced = line.profile.links.event_ms > 0.0
+        self._batch_bytes = int(BATCH_SHARE * line.profile.saved_bytes) if priced else 0
+        """Most bytes of a batch; 0: there are none."""
         self._rebuilds_at: dict[int, float] = {}
         for item, placement in enumerate(self._placed):
             if placement is Placement.RECOMPUTE and self._first[item] != NEVER:
@@ -168,15 +250,12 @@ class _Scheduler:
             ):
                 stay.add(item)
         gone = {i: mark for i, mark in self._release.items() if i not in stay}
-        return _Pass(gone, {i: load[i] for i in gone}, stay)
+        return _Pass(gone, {i: load[i] for i in gone}, stay, self._batch)
 
     def _forwards(self) -> None:
         line, style, slack = self._line, self._style, self._style.slack
-        window = style.window_bytes
-        leaving: deque[int] = deque()
-        leaving_bytes = 0
+        leavers = _Leavers(line, style.window_bytes, self._batch_bytes)
         now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
-        late_ms: dict[int, float] = {}
         for mark in range(line.num_marks):
             item = line.item_of_mark[mark]
             packs = line.is_pack[mark]
@@ -186,17 +265,10 @@ class _Scheduler:
                 and line.exists(item, self._placed)
                 and self._first[item] != NEVER
             )
-            coming = line.items[item].num_bytes if moves else 0
-            while leaving:
-                oldest = leaving[0]
-                full = window is not None and leaving_bytes + coming > window
-                late = self._copied[oldest] + late_ms[oldest] > now
-                if late and not (full and packs):
-                    break
-                leaving.popleft()
-                leaving_bytes -= line.items[oldest].num_bytes
-                now = max(now, self._copied[oldest])
-                self._release[oldest] = mark
+            if leavers.num_bytes:
+                coming = line.items[item].num_bytes if moves else 0
+                now, gone = leavers.release(mark, now, coming)
+                self._release.update((each, mark) for each in gone)
             self._start_ms.append(now)
             if moves:
                 if link_free < now:
@@ -205,47 +277,77 @@ class _Scheduler:
                 self._copied[item] = link_free
                 queued_ms = (link_free - busy_since) * slack.queue_fraction
                 own_ms = line.copy_out_ms[item] * slack.fraction
-                late_ms[item] = own_ms + queued_ms + slack.ms
-                leaving.append(item)
-                leaving_bytes += coming
+                late_ms = own_ms + queued_ms + slack.ms
+                leavers.add(item, link_free, link_free + late_ms)
             if line.waits_for_copies[mark] and link_free > now:
                 if style.late is Late.WAIT:
                     now = link_free
-                else:  # without a release they stay
-                    leaving = deque(i for i in leaving if self._copied[i] <= now)
-                    leaving_bytes = sum(line.items[i].num_bytes for i in leaving)
-                    link_free = max((self._copied[i] for i in leaving), default=now)
+                else:
+                    link_free = leavers.keep(now)
             now += self._rebuilds_at.get(mark, 0.0)
             now += line.length_ms[mark] * self._slowdown
 
     def _backwards(self) -> dict[int, int]:
         """Return the use of its lane at which each load starts, by item."""
-        line, slack = self._line, self._style.slack
         moved = [i for i in self._release if self._first[i] != NEVER]
         moved.sort(key=lambda item: (self._first[item], -item))
-        latest: dict[int, float] = {}
-        next_start = float("inf")
-        for item in reversed(moved):
-            time_ms = line.copy_in_ms[item] * (1.0 + slack.fraction)
-            use_ms = self._start_ms[self._first[item]] - slack.ms
-            next_start = min(use_ms, next_start) - time_ms
-            latest[item] = next_start
         found: dict[int, int] = {}
         link_free = 0.0
-        for item in moved:
-            uses = line.lane_uses[line.lane_of[item]]
-            # A lane's first use is the first moment at which it can load at all.
-            earliest = self._start_ms[uses[0]]
-            start = max(latest[item], earliest, link_free)
-            end = start + line.copy_in_ms[item]
-            if (
-                self._style.late is Late.KEEP
-                and end > self._start_ms[self._first[item]]
-            ):
-                continue
-            link_free = end
-            found[item] = self._last_use_by(uses, start)
+        for batch, latest in self._batches(moved):
+            link_free = self._load(batch, latest, link_free, found)
         return found
+
+    def _batches(self, moved: Sequence[int]) -> list[tuple[list[int], float]]:
+        """Return loads in the order of their first uses by batch, with when each batch
+        has to start at the latest."""
+        line, slack = self._line, self._style.slack
+        found: list[tuple[list[int], float]] = []
+        batch: list[int] = []
+        num_bytes, time_ms, next_start = 0, 0.0, float("inf")
+        for item in reversed(moved):
+            own_bytes, lane = line.items[item].num_bytes, line.lane_of[item]
+            fits = num_bytes + own_bytes <= self._batch_bytes
+            if batch and not (fits and lane == line.lane_of[batch[0]]):
+                found.append((batch, next_start - time_ms))
+                next_start, batch = next_start - time_ms, []
+                num_bytes, time_ms = 0, 0.0
+            batch = [item, *batch]
+            num_bytes += own_bytes
+            time_ms += line.copy_in_ms[item] * (1.0 + slack.fraction)
+            use_ms = self._start_ms[self._first[item]] - slack.ms
+            next_start = min(use_ms, next_start)
+        if batch:
+            found.append((batch, next_start - time_ms))
+        return found[::-1]
+
+    def _load(
+        self,
+        batch: list[int],
+        latest_ms: float,
+        link_free: float,
+        found: dict[int, int],
+    ) -> float:
+        """Put the loads of a batch into `found` and return when the link is free behind
+        them. One that would come late is none: each goes by itself."""
+        line = self._line
+        uses = line.lane_uses[line.lane_of[batch[0]]]
+        # A lane's first use is the first moment at which it can load at all.
+        start = max(latest_ms, self._start_ms[uses[0]], link_free)
+        end = start + sum(line.copy_in_ms[item] for item in batch)
+        if end > self._start_ms[self._first[batch[0]]]:
+            if len(batch) > 1:
+                for item in batch:
+                    link_free = self._load([item], latest_ms, link_free, found)
+                return link_free
+            if self._style.late is Late.KEEP:
+                return link_free
+        at = self._last_use_by(uses, start)
+        self._num_batches += 1
+        for item in batch:
+            found[item] = at
+            if self._batch_bytes:
+                self._batch[item] = self._num_batches
+        return end
 
     def _last_use_by(self, uses: Sequence[int], time_ms: float) -> int:
         low, high = 0, len(uses) - 1

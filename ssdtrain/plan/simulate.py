@@ -30,7 +30,14 @@ from heapq import heappop, heappush
 
 from ssdtrain.curves import Curve
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, AWAY_PLACEMENTS, Placement
-from ssdtrain.plan.plan import LinkLoad, Order, PredictedStall, Prediction, Wait
+from ssdtrain.plan.plan import (
+    LinkLoad,
+    Order,
+    PredictedStall,
+    Prediction,
+    Wait,
+    batches,
+)
 from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.plan.timeline import NEVER, Timeline
 from ssdtrain.queues import Rank
@@ -81,6 +88,8 @@ class Run:
         self._freed_at: list[list[int]] = [[] for _ in range(marks + 1)]
         self._ended_at: list[list[int]] = [[] for _ in range(marks)]
         self._loads_at: list[list[int]] = [[] for _ in range(marks)]
+        self._batch_of: dict[int, tuple[int, ...]] = {}
+        """Items whose copy in compute has not waited for, and those of its batch."""
         self._index()
         profile = timeline.profile
         self._rank = rank = Rank(links)
@@ -319,6 +328,7 @@ class Run:
         staged = self._is_staged(item)
         if staged:
             self._take_staging(item, num_bytes)
+        self._pass_event()
         copied = self._rank.out.serve(
             self._compute.free, line.copy_out_ms[item], num_bytes
         )
@@ -363,13 +373,22 @@ class Run:
             rank = self._rank
             rank.host = max(rank.host, self._compute.free)  # it is the host that waits
 
+    def _pass_event(self) -> None:
+        """An event stands in the way of compute: see `Links.event_ms`."""
+        if self._links.event_ms > 0.0:
+            self._compute.serve(0.0, self._links.event_ms)
+
     def _release_due(self, mark: int) -> None:
+        waits = False  # once for all of a mark
         while self._leaving and self._leaving[0][0] <= mark:
             _, item = self._leaving.popleft()
             if item not in self._live:
                 continue  # it died
             if item in self._arrival:
                 continue  # backward was faster: forwarded
+            if not waits:
+                waits = True
+                self._pass_event()
             self._wait(self._copied[item], item, Wait.COPY_OUT)
             self._drop(item)
             self._away.add(item)
@@ -377,9 +396,24 @@ class Run:
     def _load_due(self, mark: int) -> None:
         for item in self._ended_at[mark]:
             self._free(item)
-        for loaded in self._loads_at[mark]:
-            if loaded in self._away:
-                self._load(loaded)
+        if self._loads_at[mark]:
+            orders = self._orders
+            for batch in batches(
+                self._loads_at[mark], lambda item: orders[item].load_batch
+            ):
+                self._load_batch([item for item in batch if item in self._away])
+
+    def _load_batch(self, batch: Sequence[int]) -> None:
+        """Load what compute waits for together."""
+        if not batch:
+            return
+        self._pass_event()
+        for item in batch:
+            self._load(item)
+        arrival = self._arrival[batch[-1]]
+        for item in batch:
+            self._arrival[item] = arrival
+            self._batch_of[item] = tuple(batch)
 
     def _load(self, item: int) -> None:
         num_bytes = self._line.items[item].num_bytes
@@ -438,8 +472,13 @@ class Run:
             self.outcome.recompute_ms += what.recipe_ms
         elif placement in AWAY_PLACEMENTS:
             if item in self._away:
-                self._load(item)
+                self._load_batch([item])
             arrival = self._arrival.setdefault(item, 0.0)
+            batch = self._batch_of.get(item)
+            if batch is not None:
+                self._pass_event()
+                for each in batch:
+                    del self._batch_of[each]
             self._wait(arrival, item, Wait.COPY_IN)
 
 

@@ -109,6 +109,10 @@ class Device(Protocol):
             outwards: it is a copy out, for the account of waits.
         """
 
+    def ends_in_order(self, copied: Event) -> bool:
+        """Whether this is the end of a copy out behind those that were started before,
+        so that whoever waits for it has waited for them."""
+
     def hold(self, ms: float) -> None:
         """Keep compute from what comes next for about so long."""
 
@@ -237,6 +241,10 @@ class CpuDevice:
         finally:
             if outwards:
                 self._out_ns += self._stall_ns - before_ns
+
+    def ends_in_order(self, copied: Event) -> bool:
+        """False: each copy says by itself whether it has failed."""
+        return False
 
     def hold(self, ms: float) -> None:
         """Nothing: the CPU computes what its program says at once."""
@@ -392,6 +400,11 @@ class CudaDevice:
         return torch._C._cuda_getDevice() == self._index
 
     @property
+    def has_captured(self) -> bool:
+        """Whether a graph was ever captured."""
+        return self._captures
+
+    @property
     def is_watching(self) -> bool:
         """Whether copies are measured."""
         return self._watching
@@ -425,6 +438,10 @@ class CudaDevice:
             return
         with Stall(stream, self._out_stalls if outwards else self._stalls):
             stream.wait_event(event)
+
+    def ends_in_order(self, copied: Event) -> bool:
+        """True of events of the store stream, which no capture nor thread has made."""
+        return not (isinstance(copied, CpuEvent | GraphEvent) or self._captures)
 
     def hold(self, ms: float) -> None:
         """A kernel that waits: torch has no public one (2.11 to 2.13)."""

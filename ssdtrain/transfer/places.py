@@ -10,9 +10,22 @@ The copy out of a new tensor into an old place must not overtake the last copy i
 it. Both wait in streams of their own, so `out` makes the store order wait for that
 copy, unless it has ended. Copies out follow one another in one order.
 (tests/ssdtrain/transfer/test_places.py)
+
+[Note: batches]
+What compute itself records or waits for costs it microseconds, however short the wait.
+So copies in that a plan starts at one moment are a batch: memory for all of them is
+taken first, then one event is recorded that the load order waits for (no operator runs
+between the first allocation and it), and one event stands behind the last of them.
+Copies in end in the order of their starts, so a stream that has waited for a batch is
+behind every batch before it, and waits no second time. That is remembered of the one
+stream that waited last, and no longer than until the next copy out: a stream that was
+destroyed may leave its number to another. An event that several places share may be
+recorded again by one of them; whoever waits for it then waits for a later copy of the
+same order, which is safe.
+(tests/pitfalls/test_order.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -29,7 +42,15 @@ from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Runtime, loaded
 class Place:
     """A pinned buffer and the events of the tensor that is there."""
 
-    __slots__ = ("buffer", "copied", "copied_id", "loaded", "loaded_id", "memory")
+    __slots__ = (
+        "batch",
+        "buffer",
+        "copied",
+        "copied_id",
+        "loaded",
+        "loaded_id",
+        "memory",
+    )
 
     def __init__(self, buffer: Buffer, memory: Tensor) -> None:
         self.buffer = buffer
@@ -38,7 +59,9 @@ class Place:
         self.copied: Any = None
         """End of the last copy out."""
         self.loaded: Any = None
-        """End of the last copy in; None before the first."""
+        """End of the last copy in, or of one behind it; None before the first."""
+        self.batch = 0
+        """Number of the batch of that copy: [Note: batches]."""
         self.copied_id = self.loaded_id = 0
         """CUDA's numbers of these events; 0: there are none."""
 
@@ -81,8 +104,8 @@ class Copies(Protocol):
         """Start to copy a tensor out, behind the caller's present compute; where that
         is: `Device.order`."""
 
-    def back(self, place: Place) -> Tensor:
-        """Start to copy the bytes into a new tensor on the device."""
+    def back(self, places: Sequence[Place]) -> list[Tensor]:
+        """Start to copy the bytes into new tensors on the device, as one batch."""
 
     def arrive(self, place: Place) -> None:
         """Order the caller's compute behind the copy in."""
@@ -105,18 +128,14 @@ class AnyCopies:
         place.copied = self._device.copy_out(source, place.memory, after)
         return None
 
-    def back(self, place: Place) -> Tensor:
+    def back(self, places: Sequence[Place]) -> list[Tensor]:
         """See `Copies`."""
-        memory = place.memory
-        target = torch.empty_strided(
-            memory.shape,
-            memory.stride(),
-            dtype=memory.dtype,
-            device=self._device.torch_device,
-        )
-        after = [place.copied, self._device.now()]
-        place.loaded = self._device.copy_in(memory, target, after)
-        return target
+        device = self._device
+        targets = [room_for(place, device.torch_device) for place in places]
+        now = device.now()
+        for place, target in zip(places, targets, strict=True):
+            place.loaded = device.copy_in(place.memory, target, [place.copied, now])
+        return targets
 
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
@@ -144,11 +163,16 @@ class CudaCopies:
         # for what it was recorded behind then, so one serves all copies of a way.
         self._ready, self._ready_id = device.event()
         self._wanted, self._wanted_id = device.event()
+        self._batch = 0
+        """Number of the last batch in."""
+        self._behind = 0, 0
+        """CUDA's number of the stream that waited last, and for which batch."""
 
     def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
         device, runtime = self._device, self._runtime
         order = device.order()
+        self._behind = 0, 0
         if runtime is None or device.is_watching or not device.is_current:
             after = [device.now()]
             if place.loaded is not None:
@@ -173,44 +197,62 @@ class CudaCopies:
             runtime.fail(status)
         return order
 
-    def back(self, place: Place) -> Tensor:
+    def back(self, places: Sequence[Place]) -> list[Tensor]:
         """See `Copies`."""
-        device, runtime, memory = self._device, self._runtime, place.memory
-        target = torch.empty_strided(
-            memory.shape,
-            memory.stride(),
-            dtype=memory.dtype,
-            device=self._torch_device,
-        )
+        device, runtime = self._device, self._runtime
+        targets = [room_for(place, self._torch_device) for place in places]
+        self._batch = batch = self._batch + 1
         if runtime is None or device.is_watching or not device.is_current:
-            after = [place.copied, device.now()]
-            place.loaded = device.copy_in(memory, target, after)
-            place.loaded_id = place.loaded.cuda_event
-            return target
-        if not place.loaded_id:
-            place.loaded, place.loaded_id = device.event()
+            now = device.now()
+            for place, target in zip(places, targets, strict=True):
+                after = [place.copied, now]
+                place.loaded = device.copy_in(place.memory, target, after)
+                place.loaded_id, place.batch = place.loaded.cuda_event, batch
+            return targets
+        last = places[-1]
+        if not last.loaded_id:
+            last.loaded, last.loaded_id = device.event()
         load, wanted = self._load_id, self._wanted_id
-        record, wait = runtime.record, runtime.wait
-        status = (
-            record(wanted, self._current(device.index))
-            or wait(load, wanted, 0)
-            or wait(load, place.copied_id, 0)
-            or runtime.copy(
-                target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
+        record, wait, copy = runtime.record, runtime.wait, runtime.copy
+        status = record(wanted, self._current(device.index)) or wait(load, wanted, 0)
+        for place, target in zip(places, targets, strict=True):
+            memory = place.memory
+            status = (
+                status
+                or wait(load, place.copied_id, 0)
+                or copy(
+                    target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
+                )
             )
-            or record(place.loaded_id, load)
-        )
+        status = status or record(last.loaded_id, load)
         if status:
             runtime.fail(status)
-        return target
+        for place in places:
+            place.loaded, place.loaded_id = last.loaded, last.loaded_id
+            place.batch = batch
+        return targets
 
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
-        self._device.wait(place.loaded)
+        device = self._device
+        stream = self._current(device.index)
+        if self._behind[0] == stream and place.batch <= self._behind[1]:
+            return
+        device.wait(place.loaded)
+        if not device.has_captured:  # waits inside a capture are left out
+            self._behind = stream, place.batch
 
     def quiesce(self) -> None:
         """See `Copies`."""
         self._device.quiesce()
+
+
+def room_for(place: Place, device: torch.device) -> Tensor:
+    """A new tensor like the one that is in the place."""
+    memory = place.memory
+    return torch.empty_strided(
+        memory.shape, memory.stride(), dtype=memory.dtype, device=device
+    )
 
 
 def copies_of(device: Device) -> Copies:

@@ -102,6 +102,7 @@ class FakeRuntime:
     def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         assert kind in (TO_DEVICE, TO_HOST) and stream
         ctypes.memmove(to, source, count)
+        Stream.made[stream - 1].tick()
         return 0
 
 

@@ -16,11 +16,12 @@ import ssdtrain
 from ssdtrain.cache.record import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Counters, Trace
-from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer import places as in_places
+from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import CudaCopies, place_for
+from ssdtrain.transfer.places import CudaCopies, Place, place_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
@@ -227,7 +228,7 @@ def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, runtime: Any) -> None
         copied = store.tick()
         place.copied.record(store)
         allocated = cuda.current.tick()
-        found = copies.back(place)
+        (found,) = copies.back([place])
         assert torch.equal(found, torch.full((4,), float(number)))
         assert place.loaded.after(store, copied)
         assert place.loaded.after(cuda.current, allocated)
@@ -236,3 +237,153 @@ def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, runtime: Any) -> None
         copies.arrive(place)
         assert cuda.current.known[load] >= read
     assert cuda.current is cuda.default
+
+
+@pytest.fixture
+def places() -> list[Place]:
+    pool = PinnedPool(CpuDevice(), 1 << 20)
+    found = [place_for(pool, torch.ones(4)) for _ in range(4)]
+    return [place for place in found if place is not None]
+
+
+def copies_on(cuda: FakeCuda, runtime: Any) -> CudaCopies:
+    copies = CudaCopies(cuda.device, runtime)
+    copies._torch_device = torch.device("cpu")
+    return copies
+
+
+def away(cuda: FakeCuda, copies: CudaCopies, places: list[Place]) -> list[int]:
+    """All of them are copied out; the number of each copy on the store stream."""
+    found, store = [], cuda.device.store_stream
+    for number, place in enumerate(places):
+        cuda.current.tick()
+        copies.out(place, torch.full((4,), float(number)))
+        found.append(store.tick())
+        place.copied.record(store)
+    return found
+
+
+@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+def test_a_batch_in_is_ordered_as_its_copies_are(
+    cuda: FakeCuda,
+    places: list[Place],
+    runtime: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each copy behind its own copy out and behind what used its memory before; whoever
+    waits for one of the batch reads bytes that are there."""
+    copies, load = copies_on(cuda, runtime), cuda.device.load_stream
+    out = away(cuda, copies, places)
+    room_for, used = in_places.room_for, []
+
+    def allocate(place: Place, device: Any) -> torch.Tensor:
+        used.append(cuda.current.tick())  # what had this memory before
+        return room_for(place, device)
+
+    monkeypatch.setattr(in_places, "room_for", allocate)
+    found = copies.back(places)
+    assert [int(tensor[0]) for tensor in found] == [0, 1, 2, 3]
+    for place, copied in zip(places, out, strict=True):
+        assert place.loaded.after(cuda.device.store_stream, copied)
+        assert place.loaded.after(cuda.current, used[-1])
+    if runtime is not None:
+        (event,) = {place.loaded for place in places}
+        assert event.after(load, len(places)), "one event, behind the last copy"
+
+
+class Waits:
+    """Counts compute's waits."""
+
+    def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.streams: list[Stream] = []
+        wait = cuda.device.wait
+
+        def counted(event: Any, order: Any = None, *, outwards: bool = False) -> None:
+            self.streams.append(cuda.current if order is None else order)
+            wait(event, order, outwards=outwards)
+
+        monkeypatch.setattr(cuda.device, "wait", counted)
+
+
+@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+def test_who_has_waited_for_a_batch_waits_no_more(
+    cuda: FakeCuda,
+    places: list[Place],
+    runtime: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies, waits = copies_on(cuda, runtime), Waits(cuda, monkeypatch)
+    first, second = places[:2], places[2:]
+    away(cuda, copies, places)
+    copies.back(first)
+    copies.back(second)
+    copies.arrive(second[1])
+    for place in places:
+        copies.arrive(place)
+    assert waits.streams == [cuda.default], "the later batch is behind the earlier"
+    side = Stream()
+    with cuda.on(side):  # has waited for nothing
+        copies.arrive(first[0])
+    assert waits.streams == [cuda.default, side]
+    away(cuda, copies, first)
+    copies.back(first)
+    copies.arrive(first[0])
+    assert waits.streams == [cuda.default, side, cuda.default], "a later batch"
+
+
+@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
+    cuda: FakeCuda, places: list[Place], runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps a stream may be destroyed: no wait of before counts then."""
+    copies, waits = copies_on(cuda, runtime), Waits(cuda, monkeypatch)
+    away(cuda, copies, places)
+    copies.back(places[:2])
+    copies.arrive(places[0])
+    away(cuda, copies, places[2:])
+    copies.arrive(places[1])
+    assert len(waits.streams) == 2
+
+
+def test_waits_that_a_capture_left_out_are_not_counted(
+    cuda: FakeCuda, places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
+    copies, load = copies_on(cuda, FakeRuntime()), cuda.device.load_stream
+    away(cuda, copies, places)
+    copies.back(places)
+    assert cuda.device.is_capturing()
+    read = load.tick()
+    places[0].loaded.record(load)
+    copies.arrive(places[0])
+    captures.clear()
+    captures.append(False)
+    copies.arrive(places[1])
+    assert cuda.current.known[load] >= read
+
+
+def test_copies_out_that_are_due_together_are_waited_for_once(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of each stream's; one that a thread makes says for itself."""
+    waits, side = Waits(cuda, monkeypatch), Stream()
+    window = ReleaseWindow(SimpleNamespace(device=cuda.device))  # type: ignore[arg-type]
+    store, threaded = cuda.device.store_stream, CpuEvent(done=True)
+    records = [Leaving() for _ in range(6)]
+    for number, record in enumerate(records):
+        copied: Any = Event()
+        store.tick()
+        copied.record(store)
+        parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)
+        if number == 3:
+            parcel.copied = threaded
+        with cuda.on(side if number == 1 else cuda.default):
+            window.add(record, filled(7), parcel, due=number // 5)  # type: ignore[arg-type]
+    assert window.release_due(0) == 5
+    assert waits.streams == [cuda.default, cuda.default, side]
+    assert cuda.default.known[store] == 5 and side.known[store] == 2
+    assert [record.state for record in records] == [
+        *[RecordState.AWAY] * 5,
+        RecordState.LEAVING,
+    ]

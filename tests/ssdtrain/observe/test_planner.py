@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ssdtrain.observe import planner
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
+from ssdtrain.plan import schedule as in_schedule
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import LONG_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
@@ -276,8 +278,11 @@ def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(
 
 @pytest.mark.parametrize("build", [Net, Casting])
 def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
-    tmp_path: Path, build: type[Net]
+    tmp_path: Path, build: type[Net], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where events have a price, too: then loads come in batches."""
+    monkeypatch.setattr(in_schedule, "BATCH_SHARE", 0.3)
+    num_batched = 0
     theirs, _, _ = train(None, num_steps=3, build=build)
     _, _, (_, profile) = train(SETTINGS, num_steps=3, build=build)
     timeline = Timeline(profile)
@@ -291,7 +296,10 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
             window_bytes=draw.choice([None, 20_000, 100_000]),
             late=draw.choice(list(Late)),
         )
-        orders = schedule(timeline, placements, style)
+        links = replace(profile.links, event_ms=0.01 * (number % 2))
+        orders = schedule(Timeline(replace(profile, links=links)), placements, style)
+        away = [o for own in orders.values() for o in own if o.load_batch]
+        num_batched += len(away) - len({(o.load_at, o.load_batch) for o in away})
         path = tmp_path / f"{number}.json"
         PLAN_FILE.write(path, Plan(orders=orders, policy="random"))
         marks: list[int] = []
@@ -312,6 +320,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         assert any(mark.goes_on for mark in profile.marks)
         peaks = {report.saved_peak_bytes for report in reports}
         assert peaks == {predicted.peak_bytes}
+    assert num_batched > 0
 
 
 def test_what_a_recipe_stores_in_a_smaller_dtype_has_a_price(

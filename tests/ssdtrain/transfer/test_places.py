@@ -51,10 +51,10 @@ def test_what_a_place_waits_for(pool: PinnedPool) -> None:
     place = place_for(pool, first)
     assert place is not None
     copies.out(place, first)
-    assert same_bits(copies.back(place), first)
+    assert same_bits(copies.back([place]), [first])
     copies.arrive(place)
     copies.out(place, second)
-    assert same_bits(copies.back(place), second)
+    assert same_bits(copies.back([place]), [second])
     assert told.after == [
         ["compute"],
         ["out 1", "compute"],  # its bytes are there
@@ -87,7 +87,7 @@ def test_a_permuted_tensor_comes_back_as_it_was(pool: PinnedPool) -> None:
     place = place_for(pool, tensor)
     assert place is not None
     copies.out(place, tensor)
-    found = copies.back(place)
+    (found,) = copies.back([place])
     copies.arrive(place)
     assert same_bits(found, tensor) and found.stride() == tensor.stride()
 
