@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.course import Course
 from ssdtrain.cache.handles import (
     KeptHandle,
     KeptItemHandle,
@@ -46,6 +47,7 @@ is on its way out without a record."""
 class Cache(Protocol):
     """What the keeper needs of the cache."""
 
+    course: Course
     ledger: Ledger
     offloader: Offloader
     regions: Regions

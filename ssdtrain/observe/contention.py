@@ -49,8 +49,8 @@ MOST_PROBE_MS = 160.0
 """Of one direction; a slower device gets fewer rounds, or none."""
 NUM_DUPLEX = 8
 NUM_EVENT_ROUNDS = 3
-NUM_EVENTS = 2
-"""Behind each product of a run."""
+NUM_EVENTS = 40
+"""In a run that has some."""
 MOST_EVENT_MS = 0.02
 """More was no event's cost (H200: 0.005)."""
 LEAST_MOVED_BYTES = 1 << 30
@@ -139,7 +139,9 @@ class _Probe:
         wanted = RUN_MS / max(self._products(), 1e-3)
         self._num_products = min(MOST_PRODUCTS, max(1, round(wanted)))
         found = believed([self._ratios(issue) for issue in (self._out, self._into)])
-        return Contention(found.value, self._duplex(), found.error, self._event_ms())
+        return Contention(
+            found.value, self._duplex(), found.error, event_ms(self._products)
+        )
 
     def _out(self, num: int) -> None:
         for _ in range(num):
@@ -156,14 +158,16 @@ class _Probe:
             self._buffers[1].busy[:] = [self._last]
 
     def _products(self, num_events: int = 0) -> float:
-        """Time a run of products, in ms, with so many events behind each."""
+        """Time a run of products, in ms, with so many events between them."""
         for _ in range(NUM_UNTIMED):
             self._multiply()
         start = self._clock.now()
-        for _ in range(self._num_products):
+        for product in range(self._num_products):
             self._multiply()
-            for _ in range(num_events):
+            left = self._num_products - product
+            for _ in range(-(-num_events // left)):
                 self._device.now()
+                num_events -= 1
         return self._clock.ms_between(start, self._clock.now())
 
     def _multiply(self) -> None:
@@ -196,24 +200,28 @@ class _Probe:
             buffer.settle()
         return statistics.median(copy.ms for copy in self._device.watched_copies())
 
-    def _event_ms(self) -> float:
-        """Return the median cost of an event: each run with events is compared with
-        those without before and after it."""
-        found = []
-        alone_ms = self._products()
-        for _ in range(NUM_EVENT_ROUNDS):
-            with_ms = self._products(NUM_EVENTS)
-            before_ms, alone_ms = alone_ms, self._products()
-            more_ms = with_ms - (before_ms + alone_ms) / 2.0
-            found.append(more_ms / (NUM_EVENTS * self._num_products))
-        return min(MOST_EVENT_MS, max(0.0, statistics.median(found)))
-
     def _duplex(self) -> float:
         alone = statistics.fmean(
             self._copy_ms(issue) for issue in (self._out, self._into)
         )
         both = self._copy_ms(self._out, self._into)
         return max(0.0, both / alone - 1.0)
+
+
+def event_ms(run: Callable[[int], float]) -> float:
+    """Return the median cost of an event: each run with events is compared with those
+    without before and after it.
+
+    Args:
+        run: times a run with so many events, in ms.
+    """
+    found = []
+    alone_ms = run(0)
+    for _ in range(NUM_EVENT_ROUNDS):
+        with_ms = run(NUM_EVENTS)
+        before_ms, alone_ms = alone_ms, run(0)
+        found.append((with_ms - (before_ms + alone_ms) / 2.0) / NUM_EVENTS)
+    return min(MOST_EVENT_MS, max(0.0, statistics.median(found)))
 
 
 def measured(ratios: Sequence[float]) -> Estimate | None:

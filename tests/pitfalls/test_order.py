@@ -315,20 +315,20 @@ def test_who_has_waited_for_a_batch_waits_no_more(
     copies, waits = copies_on(cuda, runtime), Waits(cuda, monkeypatch)
     first, second = places[:2], places[2:]
     away(cuda, copies, places)
+    mine, side = cuda.default, Stream()
     copies.back(first)
+    copies.arrive(first[1])
+    copies.arrive(first[0])
+    assert waits.streams == [mine]
     copies.back(second)
-    copies.arrive(second[1])
+    copies.arrive(second[0])
+    assert waits.streams == [mine, mine], "a later batch"
     for place in places:
         copies.arrive(place)
-    assert waits.streams == [cuda.default], "the later batch is behind the earlier"
-    side = Stream()
+    assert waits.streams == [mine, mine], "the earlier one is before it"
     with cuda.on(side):  # has waited for nothing
         copies.arrive(first[0])
-    assert waits.streams == [cuda.default, side]
-    away(cuda, copies, first)
-    copies.back(first)
-    copies.arrive(first[0])
-    assert waits.streams == [cuda.default, side, cuda.default], "a later batch"
+    assert waits.streams == [mine, mine, side]
 
 
 @pytest.mark.parametrize("runtime", [FakeRuntime(), None])

@@ -1,8 +1,10 @@
 """The probe of what copies cost compute (observe/contention.py)."""
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
+from operator import mul
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from ssdtrain.observe.contention import (
     COVER,
     Contention,
     believed,
+    event_ms,
     measure,
     measured,
 )
@@ -165,6 +168,21 @@ def test_a_drifting_clock_cancels(
     assert all(0.3 * num > 10.0 * COVER for num in issued)
     monkeypatch.setattr(Copying, "query", lambda self: True)
     assert measured(probe._ratios(issue)) is None  # the copies ended too early
+
+
+@pytest.mark.parametrize(
+    ("cost_ms", "found"), [(0.005, 0.005), (0.0, 0.0), (5.0, module.MOST_EVENT_MS)]
+)
+def test_what_an_event_costs_compute(cost_ms: float, found: float) -> None:
+    """On a device that gets slower by 1 % from run to run."""
+    run_ms = itertools.accumulate(itertools.repeat(1.01), mul, initial=10.0)
+
+    def run(num_events: int) -> float:
+        return next(run_ms) + num_events * cost_ms
+
+    assert event_ms(run) == pytest.approx(found, abs=1e-4)
+    links = fitted_links(COPIES, None, Contention(event_ms=cost_ms))
+    assert links is not None and links.event_ms == cost_ms
 
 
 def test_a_device_without_an_allocator_is_not_probed() -> None:
