@@ -205,6 +205,8 @@ def captured(profile: Profile, by: Corrections) -> Profile:
         kinds=kinds,
         regions=regions,
         marks=tuple(replace(mark, host_ms=0.0) for mark in eager.marks),
+        # A replay's order is kept by edges, and each load is waited for by itself.
+        links=replace(eager.links, event_ms=0.0),
         head_host_ms=0.0,
         tail_host_ms=0.0,
         host_lead_ms=0.0,
