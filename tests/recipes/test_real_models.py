@@ -124,27 +124,27 @@ def test_all_ranks_time_the_same_steps() -> None:
     assert real_row.as_the_first(row_of(f"{CELL}/keep")) is bool
 
 
-def test_one_rank_shards_as_two_do(tmp_path: Path) -> None:
-    """All of FSDP2 runs on a mesh of one rank; two ranks that settle at other times
-    come to the same end."""
+def test_rows_on_a_mesh(tmp_path: Path) -> None:
+    """All of FSDP2 runs on a mesh of one rank, and of tensor parallelism; two ranks
+    that settle at other times come to the same end."""
     out = tmp_path / "sharded.json"
     rows = [
         f"tiny/full/32/{mode}/{column}"
-        for mode in ("fsdp2-1", "fsdp2")
+        for mode in ("fsdp2-1", "tp-1", "fsdp2")
         for column in ("keep", "ours max_overhead=0.1")
     ]
     words = ["--device", "cpu", "--steps", "2", "--host-steps", "0"]
     assert real_models.main([*words, "--out", str(out), "--rows", *rows]) == 0
     found = json.loads(out.read_text())["cells"]
     assert not [cell["error"] for cell in found.values() if "error" in cell]
-    assert [row_of(name).mode.num_ranks for name in rows] == [1, 1, 2, 2]
-    for plain, ours in (rows[:2], rows[2:]):
+    assert [row_of(name).mode.num_ranks for name in rows] == [1, 1, 1, 1, 2, 2]
+    for plain, ours in (rows[:2], rows[2:4], rows[4:]):
         losses = found[plain]["losses"]
         shared = min(len(losses), len(found[ours]["losses"]))
         assert found[ours]["losses"][:shared] == losses[:shared]
         assert found[ours]["report"]["bytes_parameters"] > 0
-    assert all(row_of(name).mode.is_sharded for name in rows)
-    assert not row_of(f"{CELL}/keep").mode.is_sharded
+    assert all(row_of(name).mode.has_mesh for name in rows)
+    assert not row_of(f"{CELL}/keep").mode.has_mesh
 
 
 def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:

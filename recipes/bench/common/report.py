@@ -100,12 +100,15 @@ PAGES = {
             ("offload", of_file("host_time", host_time)),
         ),
         "`fsdp2` are two GPUs; there the plan was not there when the row's time was "
-        "over: its ranks had ended their warm-ups apart, which is mended and not "
+        "over: its ranks could end their warm-ups apart, which is mended and not "
         "measured since. `fsdp2-1` is a mesh of one rank: `fully_shard`'s hooks, "
         "casts, gathers (copies), resharding and reductions run, fp32 masters and all, "
         "so it shows what they cost the host and what a plan does beside them; no byte "
         "crosses a link between GPUs, nothing is divided by the ranks, and no "
-        "collective is there to be delayed. Checkpointing and `budget=1gc` of the 1.7B "
+        "collective is there to be delayed. `tp-1` is tensor parallelism by "
+        "`parallelize_module`, with sequence parallel norms, likewise of one rank: "
+        "DTensor runs and is what autograd saves, and nothing is divided. "
+        "Checkpointing and `budget=1gc` of the 1.7B "
         "and 4B shapes were measured in runs of their own, and are beside those runs' "
         "plain steps. A plan that was not settled may have been changed, and one step "
         "be long, while its row was timed.",

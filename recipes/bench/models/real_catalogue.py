@@ -49,6 +49,9 @@ class Mode(str, Enum):
     FSDP2_ONE = "fsdp2-1"
     """The same on a mesh of one rank: all of FSDP2's hooks, casts, gathers (copies) and
     reductions run, and nothing crosses a link between GPUs."""
+    TENSOR_ONE = "tp-1"
+    """Tensor parallel layers with sequence parallel norms on a mesh of one rank:
+    DTensor runs and is what autograd saves; nothing is divided, no collective sends."""
 
     @property
     def num_ranks(self) -> int:
@@ -57,8 +60,13 @@ class Mode(str, Enum):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model's weights are on a mesh."""
+        """Whether FSDP2 holds the model's weights."""
         return self in (Mode.FSDP2, Mode.FSDP2_ONE)
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether the model's weights are on a mesh."""
+        return self.is_sharded or self is Mode.TENSOR_ONE
 
 
 class Tuned(str, Enum):

@@ -96,7 +96,7 @@ def _started(method: str, row: Row, run: Run, until: float) -> dict[str, Any]:
         return _answer(row, ends, until)
     finally:
         for process in processes:
-            if row.mode.is_sharded or process.exitcode is None:
+            if row.mode.has_mesh or process.exitcode is None:
                 process.join(2)
             if process.is_alive():
                 process.kill()
@@ -141,7 +141,7 @@ def _rank(row: Row, run: Run, environment: dict[str, str], answer: Connection) -
         found = {"error": text, "traceback": where}
     answer.send(found)
     answer.close()
-    if row.mode.is_sharded and torch.distributed.is_initialized():
+    if row.mode.has_mesh and torch.distributed.is_initialized():
         with contextlib.suppress(Exception):
             # Rank 0 holds the store that the others' watchdogs ask.
             if "error" not in found:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from recipes.bench.models.real_catalogue import (
     KIB,
@@ -93,7 +94,7 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
             timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
         found |= summary(warm_up, timed, lengths)
         found |= of_session(session)
-        if row.column == "keep" and not row.mode.is_sharded:
+        if row.column == "keep" and not row.mode.has_mesh:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
@@ -175,6 +176,8 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
             layer.compile()
     elif row.mode.is_sharded:
         shard(model, layers)
+    elif row.mode is Mode.TENSOR_ONE:
+        divide(layers, device)
     return model  # type: ignore[no-any-return]
 
 
@@ -197,6 +200,42 @@ def shard(model: nn.Module, layers: nn.ModuleList) -> None:
     for layer in layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
+
+
+def divide(layers: nn.ModuleList, device: torch.device) -> None:
+    """Tensor parallel layers, sequence parallel norms, on a mesh of one rank; what is
+    around the layers sees whole tensors."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    parts, whole = Shard(1), Replicate()
+    products = {
+        f"self_attn.{name}_proj": ColwiseParallel() for name in ("q", "k", "v")
+    } | {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+    for layer in layers:
+        own = {
+            "input_layernorm": SequenceParallel(),
+            "post_attention_layernorm": SequenceParallel(),
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": parts},
+                desired_input_kwarg_layouts={"hidden_states": whole},
+            ),
+            "mlp": PrepareModuleInput(
+                input_layouts=(parts,), desired_input_layouts=(whole,)
+            ),
+            "self_attn.o_proj": RowwiseParallel(output_layouts=parts),
+            "mlp.down_proj": RowwiseParallel(output_layouts=parts),
+        }
+        parallelize_module(layer, mesh, products | own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +271,11 @@ class Trainer:
         self._device = device
         self._vocabulary = shape_of(row.model).vocabulary
         trained = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        # A fused step takes tensors of one kind.
+        on_mesh = [p for p in trained if isinstance(p, DTensor)]
+        plain = [p for p in trained if not isinstance(p, DTensor)]
+        groups = [{"params": own} for own in (plain, on_mesh) if own]
+        self._optimizer = torch.optim.AdamW(groups, lr=1e-5, fused=True)
 
     def forward(self, num: int) -> Tensor:
         """The loss of a step of `num` tokens; the same ones every time."""
@@ -256,7 +299,7 @@ class Trainer:
         loss.backward()
         peak = torch.cuda.max_memory_allocated() - base if cuda else 0
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)
+        self._clear()
         return Step(
             num_tokens=num,
             began=began,
@@ -276,7 +319,7 @@ class Trainer:
             self.forward(num).backward()
             found.append((time.perf_counter() - began) * 1e3)
             self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=False)
+            self._clear()
         self._wait()
         return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
 
@@ -299,6 +342,14 @@ class Trainer:
         """On the device now; 0 on a CPU."""
         cuda = self._device.type == "cuda"
         return torch.cuda.memory_allocated() if cuda else 0
+
+    def _clear(self) -> None:
+        """Zero gradients where they are: of a mesh this rank's parts, for torch zeroes
+        tensors of one kind at once, and no sum that is still to be made."""
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        with torch.no_grad():
+            parts = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+            torch._foreach_zero_(parts)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
