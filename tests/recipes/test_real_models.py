@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from recipes.bench.models import real_models, real_row
+from recipes.bench.models import real_build, real_models, real_row
 from recipes.bench.models.real_catalogue import (
     COLUMNS,
     Mode,
@@ -201,7 +201,7 @@ def test_a_mixture_of_experts_is_one() -> None:
     config = shape.config(32)
     assert (shape.hidden, shape.layers) == (2048, 12)
     assert (config.num_experts, config.num_experts_per_tok) == (32, 8)
-    model = real_row.build(row_of(f"{EXPERTS}/keep"), torch.device("cpu"), 32)
+    model = real_build.build(row_of(f"{EXPERTS}/keep"), torch.device("cpu"), 32)
     x = torch.randn(512, 64, dtype=torch.bfloat16)
     for layer in model.model.layers:
         *_, chosen = layer.mlp.gate(x)

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import row_of
 from recipes.bench.models.real_row import (
     SETTLED_AFTER,
     Step,
     Trainer,
-    build,
     document_lengths,
     packed,
 )

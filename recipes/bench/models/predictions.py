@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
-from recipes.bench.models.real_row import Step, Trainer, build
+from recipes.bench.models.real_row import Step, Trainer
 
 ROWS = (
     "qwen3-1.7b:8/full/2k",

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import (
     KIB,
-    Mode,
     Row,
-    Tuned,
     num_tokens,
     settings_of,
     shape_of,
@@ -150,92 +149,6 @@ def packed(documents: list[int], most: int, num_steps: int) -> list[int]:
                 break
         open_step += length
     return steps
-
-
-def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
-    """The model on its device, ready to be trained, random weights of a fixed seed."""
-    from transformers import AutoModelForCausalLM
-
-    shape = shape_of(row.model)
-    if device.type == "cuda":
-        fuse_the_loss(shape.architecture)
-    dtype = torch.float32 if row.mode.is_sharded else torch.bfloat16
-    with device:
-        model = AutoModelForCausalLM.from_config(
-            shape.config(most_tokens), dtype=dtype, attn_implementation="sdpa"
-        )
-    model.train()
-    layers = model.model.layers
-    if row.tuned is Tuned.LORA:
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-        model = get_peft_model(model, config, autocast_adapter_dtype=False)
-    if row.mode is Mode.LAYERS:
-        for layer in layers:
-            layer.compile()
-    elif row.mode.is_sharded:
-        shard(model, layers)
-    elif row.mode is Mode.TENSOR_ONE:
-        divide(layers, device)
-    return model  # type: ignore[no-any-return]
-
-
-def fuse_the_loss(architecture: str) -> None:
-    """Liger's fused linear cross-entropy, and nothing else of Liger."""
-    from liger_kernel import transformers as liger
-
-    apply = getattr(liger, f"apply_liger_kernel_to_{architecture}")
-    apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True)
-
-
-def shard(model: nn.Module, layers: nn.ModuleList) -> None:
-    """FSDP2 by layer: bf16 compute, fp32 masters and reductions."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    on_gpu = next(model.parameters()).is_cuda
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    for layer in layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-
-
-def divide(layers: nn.ModuleList, device: torch.device) -> None:
-    """Tensor parallel layers, sequence parallel norms, on a mesh of one rank; what is
-    around the layers sees whole tensors."""
-    import torch.distributed as dist
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
-    parts, whole = Shard(1), Replicate()
-    products = {
-        f"self_attn.{name}_proj": ColwiseParallel() for name in ("q", "k", "v")
-    } | {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
-    for layer in layers:
-        own = {
-            "input_layernorm": SequenceParallel(),
-            "post_attention_layernorm": SequenceParallel(),
-            "self_attn": PrepareModuleInput(
-                input_kwarg_layouts={"hidden_states": parts},
-                desired_input_kwarg_layouts={"hidden_states": whole},
-            ),
-            "mlp": PrepareModuleInput(
-                input_layouts=(parts,), desired_input_layouts=(whole,)
-            ),
-            "self_attn.o_proj": RowwiseParallel(output_layouts=parts),
-            "mlp.down_proj": RowwiseParallel(output_layouts=parts),
-        }
-        parallelize_module(layer, mesh, products | own)
 
 
 @dataclass(frozen=True, kw_only=True)

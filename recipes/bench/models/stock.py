@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recipes.bench.models.real_build import fuse_the_loss
 from recipes.bench.models.real_catalogue import KIB, num_tokens
-from recipes.bench.models.real_row import fuse_the_loss
 
 FUSED_FROM = 16 * KIB
 """Tokens of a step."""
