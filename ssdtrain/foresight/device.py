@@ -23,6 +23,8 @@ from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
 
 DATA = Path(__file__).parent / "data"
 SUFFIX = ".device.json"
+VERSION = 3
+"""Of device files: the constants that closed forms have."""
 RELATIVES: Mapping[str, str] = {"h200": "h100", "h100": "h200"}
 """Whose kernels stand in where a device was not measured itself."""
 TRANSFER_ERROR = 0.06
@@ -131,7 +133,7 @@ def _check(file: _File) -> None:
 _FORMAT = Format(
     kind=_File,
     schema="ssdtrain-device",
-    version=2,
+    version=VERSION,
     what="a device file",
     remedy="make it again with `ssdtrain foresight fit`",
     check=_check,

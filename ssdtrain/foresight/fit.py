@@ -15,8 +15,7 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.features import names_of, row_of
-from ssdtrain.foresight.laws import FAMILIES, Law, fit_law, law_us
-from ssdtrain.foresight.laws import LEAST_TIMES as LEAST_OF_LAW
+from ssdtrain.foresight.laws import FAMILIES, Law, fit_law, law_us, least_times
 from ssdtrain.foresight.spec import Kind, Spec
 from ssdtrain.foresight.trees import Forest, Tree
 
@@ -66,7 +65,7 @@ def fit_closed_form(
         relatives: times of the same family on other devices, which join in.
     """
     family = times[0][0].family
-    few = len(times) < LEAST_OF_LAW
+    few = len(times) < least_times(family)
     if spec.kind is Kind.CPU or few or family not in FAMILIES:
         return None
     return fit_law(family, [(times, spec), *relatives])

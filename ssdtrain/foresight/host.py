@@ -47,9 +47,19 @@ class HostTable:
     """Host costs by phase and operator; phases' means where an operator is unknown."""
 
     def __init__(
-        self, rows: Iterable[Mapping[str, Any]], correction: Correction | None = None
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        correction: Correction | None = None,
+        *,
+        has_waits: bool = True,
     ) -> None:
         """`rows` as `overheads.summary` gives them, of one or several programs.
+
+        Args:
+            rows: means of every operator.
+            correction: what the profiler added to them.
+            has_waits: the rows may hold waits, which are taken out; those of a file
+                went through that once, and what is then the longest is no wait.
 
         Raises:
             ConfigError: a row lacks a field.
@@ -57,7 +67,8 @@ class HostTable:
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
         try:
-            self._costs = _without_waits(_pooled(self._rows, self._correction))
+            costs = _pooled(self._rows, self._correction)
+            self._costs = _without_waits(costs) if has_waits else costs
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"host times: a row is damaged ({type(error).__name__}: {error})"
@@ -119,7 +130,7 @@ class HostTable:
             row = dict(zip(FIELDS, numbers, strict=True))
             head = {"phase": phase, "name": name, "count": 1, "num_events": 0}
             rows.append({**head, **row})
-        return cls(rows)
+        return cls(rows, has_waits=False)
 
 
 def _pooled(

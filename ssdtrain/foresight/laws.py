@@ -9,38 +9,43 @@ tiles run in waves. Which tile, and into how many parts the sum is split, the li
 chooses: the fastest of all that a law knows. A tile takes its arithmetic at the rate of
 its shape, or the reading of its operands, then its writing; the whole takes memory's
 time at least. Attention is blocks of queries that pass over blocks of keys, up to the
-diagonal where it is causal. The rest moves bytes: at memory's rate, or at the cache's
-where they were touched a short while ago or fit into it.
+diagonal where it is causal. Convolutions have the library's rate, which goes with a
+power of each of their sizes: which of its kernels runs, and how many parts share a sum,
+is not known. The rest moves bytes: `traffic.py`.
 (tests/ssdtrain/foresight/test_laws.py)
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ssdtrain.foresight.call import ELEMENT_BYTES, Call, Family
-from ssdtrain.foresight.calls import LOOKUPS, OPTIMIZERS
-from ssdtrain.foresight.features import LAYOUTS, MEMORY, NORMS, alignment
+from ssdtrain.foresight.features import LAYOUTS, alignment
+from ssdtrain.foresight.forms import (
+    Columns,
+    Form,
+    Parameters,
+    constants,
+    flags,
+    in_waves,
+    longer,
+    moved_us,
+    numbers,
+    sizes,
+)
 from ssdtrain.foresight.spec import Spec
+from ssdtrain.foresight.traffic import FORMS
 
 Times = Sequence[tuple[Call, float]]
-Columns = Mapping[str, Tensor]
-"""One number a call, by name."""
-Parameters = Mapping[str, Tensor]
 
-LEAST_TIMES = 60
-"""Of a family, for its law."""
 NUM_STEPS, LATE_STEPS = 350, 110
 RATE, LATE_RATE = 0.05, 0.015
 KNEE = 0.1
 """Relative errors count squared up to here, and singly beyond."""
-SHARPNESS = 4.0
-"""Of the longer of two times that overlap: a norm's exponent."""
 
 TILES = (
     *((64, 64), (128, 64), (64, 128), (128, 128), (128, 256)),
@@ -53,38 +58,16 @@ SPLIT_BYTES = 8.0
 """Written and read of a partial sum."""
 BLOCK = 128
 HEAD_DIMS = (32, 64, 128)
-L2_TB_PER_S = 6.0
 ALIGNED = 3.0
 """log2 of the elements behind which alignment no longer matters."""
 
 
-def _numbers(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device="cpu")
-
-
-def _longer(first: Tensor, second: Tensor) -> Tensor:
-    """Of two times that overlap, nearly."""
-    power: Tensor = (first**SHARPNESS + second**SHARPNESS) ** (1 / SHARPNESS)
-    return power
-
-
-def _moved_us(num_bytes: Tensor, share: Tensor, spec: Spec) -> Tensor:
-    return num_bytes / (spec.memory_gb_per_s * 1e3 * torch.sigmoid(share))
-
-
-def _in_waves(tiles: Tensor, num_sms: int, tail: Tensor) -> Tensor:
-    """Waves; what the last one lacks counts by the share `tail`."""
-    waves = tiles / num_sms
-    full = torch.ceil(waves)
-    return torch.where(waves <= 1, full, waves + torch.sigmoid(tail) * (full - waves))
-
-
 # -- products -------------------------------------------------------------------------
 
-HEIGHTS = _numbers([h for h, _ in TILES for _ in SPLITS])
-WIDTHS = _numbers([w for _, w in TILES for _ in SPLITS])
-PARTS = _numbers([s for _ in TILES for s in SPLITS])
-TILE = _numbers([float(at) for at, _ in enumerate(TILES) for _ in SPLITS]).long()
+HEIGHTS = numbers([h for h, _ in TILES for _ in SPLITS])
+WIDTHS = numbers([w for _, w in TILES for _ in SPLITS])
+PARTS = numbers([s for _ in TILES for s in SPLITS])
+TILE = numbers([float(at) for at, _ in enumerate(TILES) for _ in SPLITS]).long()
 
 
 def _least_alignment(call: Call) -> float:
@@ -97,18 +80,18 @@ def _least_alignment(call: Call) -> float:
 
 def _product_columns(calls: Sequence[Call], spec: Spec) -> Columns:
     found = {
-        name: _numbers([call.sizes[name] for call in calls])
+        name: numbers([call.sizes[name] for call in calls])
         for name in ("batch", "m", "n", "k")
     }
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
-        "half": _numbers(
+        "half": numbers(
             [float(ELEMENT_BYTES[call.dtype] < 4) for call in calls]
         ).long(),
-        "size": _numbers([ELEMENT_BYTES[call.dtype] for call in calls]),
-        "rate": _numbers([rate * 1e6 / spec.num_sms for rate in rates]),
-        "alignment": _numbers([_least_alignment(call) for call in calls]).long(),
-        "layout": _numbers(
+        "size": numbers([ELEMENT_BYTES[call.dtype] for call in calls]),
+        "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
+        "alignment": numbers([_least_alignment(call) for call in calls]).long(),
+        "layout": numbers(
             [float(LAYOUTS.index(call.variant)) for call in calls]
         ).long(),
     }
@@ -146,14 +129,14 @@ def _product(x: Columns, p: Parameters, spec: Spec) -> Tensor:
     rate = x["rate"][:, None] * torch.exp(p["share"][half][:, TILE] - slower[:, None])
     arithmetic = 2 * HEIGHTS * WIDTHS * depth / rate
     reading = size * (HEIGHTS + WIDTHS) * depth / own("load")
-    tile = _longer(arithmetic, reading) + own("write") * HEIGHTS * WIDTHS + own("wave")
+    tile = longer(arithmetic, reading) + own("write") * HEIGHTS * WIDTHS + own("wave")
     tiles = batch * torch.ceil(m / HEIGHTS) * torch.ceil(n / WIDTHS) * PARTS
-    waves = _in_waves(tiles, spec.num_sms, p["tail"][half][:, None])
+    waves = in_waves(tiles, spec.num_sms, p["tail"][half][:, None])
     is_split = PARTS > 1
     moved = size * batch * (m * k + k * n + m * n)
     moved = moved + SPLIT_BYTES * PARTS * is_split * batch * m * n
-    memory = _moved_us(moved, p["memory"][half][:, None], spec)
-    us = own("start") + _longer(waves * tile, memory) + own("split") * is_split
+    memory = moved_us(moved, p["memory"][half][:, None], spec)
+    us = own("start") + longer(waves * tile, memory) + own("split") * is_split
     return -SPREAD * torch.logsumexp(-torch.log(us) / SPREAD, 1)
 
 
@@ -163,7 +146,7 @@ ATTENTION = ("batch", "heads", "queries", "keys", "head_dim", "causal", "dropout
 
 
 def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
-    found = {name: _numbers([c.sizes[name] for c in calls]) for name in ATTENTION}
+    found = {name: numbers([c.sizes[name] for c in calls]) for name in ATTENTION}
     nearest = [
         min(
             range(len(HEAD_DIMS)), key=lambda i: abs(HEAD_DIMS[i] - c.sizes["head_dim"])
@@ -172,12 +155,12 @@ def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
     ]
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
-        "backward": _numbers(
+        "backward": numbers(
             [float(call.variant == "backward") for call in calls]
         ).long(),
         "dim": torch.tensor(nearest),
-        "bytes": _numbers([call.num_bytes for call in calls]),
-        "rate": _numbers([rate * 1e6 / spec.num_sms for rate in rates]),
+        "bytes": numbers([call.num_bytes for call in calls]),
+        "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
     }
 
 
@@ -186,7 +169,7 @@ def _attention_start() -> Parameters:
     share = torch.tensor([[math.log(0.5)], [math.log(0.35)]]).expand(-1, len(HEAD_DIMS))
     return {
         "share": share.double().clone(),
-        "start": _numbers([1.0, 2.0]),
+        "start": numbers([1.0, 2.0]),
         "block": torch.zeros(2).double(),
         "pass": torch.full((2,), -2.0).double(),
         "memory": torch.ones(2).double(),
@@ -209,80 +192,82 @@ def _attention(x: Columns, p: Parameters, spec: Spec) -> Tensor:
     one = flops / rate * torch.exp(p["dropout"][back] * x["dropout"])
     one = one + torch.exp(p["pass"][back])
     block = passes * one + torch.exp(p["block"][back])
-    body = _in_waves(blocks, spec.num_sms, p["tail"][back]) * block
-    memory = _moved_us(x["bytes"], p["memory"][back], spec)
-    return torch.log(torch.exp(p["start"][back]) + _longer(body, memory))
+    body = in_waves(blocks, spec.num_sms, p["tail"][back]) * block
+    memory = moved_us(x["bytes"], p["memory"][back], spec)
+    return torch.log(torch.exp(p["start"][back]) + longer(body, memory))
 
 
-# -- what moves bytes -----------------------------------------------------------------
+# -- convolutions ---------------------------------------------------------------------
 
-VARIANTS: Mapping[Family, Sequence[str]] = {
-    Family.MEMORY: MEMORY,
-    Family.NORM: NORMS,
-    Family.LOOKUP: LOOKUPS,
-    Family.OPTIMIZER: tuple(sorted(OPTIMIZERS)),
-}
+PATCH_CHANNELS = 8
+"""Fewer are an image's: libraries have other kernels for them."""
+PRODUCT_LIKE = 4
+"""Groups: forward and backward, either of patches, and forward of single elements,
+which is a product."""
 
 
-def _bytes_columns(calls: Sequence[Call], spec: Spec) -> Columns:
-    variants = VARIANTS[calls[0].family]
+def _group(call: Call) -> int:
+    backward = call.variant == "backward"
+    if not backward and call.sizes["kernel"] == call.sizes["stride"] == 1:
+        return PRODUCT_LIKE
+    return 2 * backward + (call.sizes["channels"] < PATCH_CHANNELS)
+
+
+def _convolution_columns(calls: Sequence[Call], spec: Spec) -> Columns:
+    def log(name: str, usual: float) -> Tensor:
+        return torch.log(sizes(calls, name) / usual)
+
+    side = torch.ceil(sizes(calls, "side") / sizes(calls, "stride"))
+    patch = flags([call.sizes["channels"] < PATCH_CHANNELS for call in calls])
+    kernel = torch.log2(sizes(calls, "kernel"))
     return {
-        "variant": torch.tensor([variants.index(call.variant) for call in calls]),
-        "half": _numbers([float(ELEMENT_BYTES[call.dtype] < 4) for call in calls]),
-        "read": _numbers([call.read_bytes - call.warm_bytes for call in calls]),
-        "warm": _numbers([call.warm_bytes for call in calls]),
-        "written": _numbers([call.written_bytes for call in calls]),
-        "pieces": _numbers(
-            [call.sizes.get("tensors", call.sizes.get("rows", 0.0)) for call in calls]
-        ),
+        "group": torch.tensor([_group(call) for call in calls]),
+        "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
+        "flops": numbers([call.flops for call in calls]),
+        "bytes": numbers([call.num_bytes for call in calls]),
+        "rows": log("batch", 1.0) + 2 * torch.log(side) - math.log(5000),
+        "filters": log("filters", 300.0),
+        "sum": log("channels", 600.0) + 2 * kernel * math.log(2),
+        "kernel": kernel - 4 * patch,
+        "strided": (1 - patch) * (sizes(calls, "stride") > 1),
     }
 
 
-def _bytes_start(family: Family) -> Parameters:
-    count = len(VARIANTS[family])
+def _convolution_start() -> Parameters:
+    count = PRODUCT_LIKE + 1
+    names = ("rows", "filters", "sum", "kernel", "strided", "memory")
     return {
-        "start": torch.full((count,), 0.5).double(),
-        "memory": torch.ones(count).double(),
-        "half": torch.zeros(count).double(),
-        "cache": torch.full((count,), math.log(L2_TB_PER_S)).double(),
-        "piece": torch.full((count,), -9.0).double(),
-        "room": _numbers([math.log(0.5)]),
-        "edge": torch.zeros(1).double(),
+        "start": constants(count, 2.0),
+        "rate": constants(count, math.log(0.05), 2),
+        **{name: constants(count, 0.0) for name in names},
     }
 
 
-def _bytes(x: Columns, p: Parameters, spec: Spec) -> Tensor:
-    variant = x["variant"]
-    size = x["read"] + x["warm"] + x["written"]
-    room = p["room"] + math.log(max(1.0, 2.0 * spec.l2_bytes))
-    inside = torch.sigmoid((room - torch.log(size)) * torch.exp(p["edge"]))
-    share = p["memory"][variant] + p["half"][variant] * x["half"]
-    memory = _moved_us(x["read"] + x["written"] * (1 - inside), share, spec)
-    cache = torch.exp(p["cache"][variant]) * 1e6
-    fast = (x["warm"] + x["written"] * inside) / cache
-    pieces = torch.exp(p["piece"][variant]) * x["pieces"]
-    return torch.log(torch.exp(p["start"][variant]) + memory + fast + pieces)
+def _convolution(x: Columns, p: Parameters, spec: Spec) -> Tensor:
+    group = x["group"]
+    log_rate = p["rate"][group, x["half"]]
+    for name in ("rows", "filters", "sum", "kernel", "strided"):
+        log_rate = log_rate - p[name][group] * x[name]
+    # Those of single precision run on the units for 16 bits, too.
+    peak = spec.tflops.get("bf16", spec.tflops["fp32"]) * 1e6
+    arithmetic = x["flops"] / (torch.exp(log_rate) * peak)
+    body = longer(arithmetic, moved_us(x["bytes"], p["memory"][group], spec))
+    return torch.log(torch.exp(p["start"][group]) + body)
 
 
-class _Form(NamedTuple):
-    """A family's closed form."""
-
-    columns: Callable[[Sequence[Call], Spec], Columns]
-    start: Callable[[], Parameters]
-    log_us: Callable[[Columns, Parameters, Spec], Tensor]
-
-
-def _of_bytes(family: Family) -> _Form:
-    return _Form(_bytes_columns, lambda: _bytes_start(family), _bytes)
-
-
-_FORMS: Mapping[Family, _Form] = {
-    Family.PRODUCT: _Form(_product_columns, _product_start, _product),
-    Family.ATTENTION: _Form(_attention_columns, _attention_start, _attention),
-    **{family: _of_bytes(family) for family in VARIANTS},
+_FORMS: Mapping[Family, Form] = {
+    Family.PRODUCT: Form(_product_columns, _product_start, _product),
+    Family.ATTENTION: Form(_attention_columns, _attention_start, _attention),
+    Family.CONVOLUTION: Form(_convolution_columns, _convolution_start, _convolution),
+    **FORMS,
 }
 FAMILIES = frozenset(_FORMS)
 """That have a closed form."""
+
+
+def least_times(family: Family) -> int:
+    """Of a family, for its law. A fused update's few constants need few."""
+    return 27 if family is Family.OPTIMIZER else 60
 
 
 def first_law(family: Family) -> "Law":
@@ -327,13 +312,13 @@ class Law:
             ValueError: the family has no closed form, or one of other constants.
         """
         start = first_law(family).parameters if family in FAMILIES else {}
-        sizes = {name: value.numel() for name, value in start.items()}
-        if not start or sizes != {name: len(value) for name, value in values.items()}:
-            raise ValueError(f"expects the constants {sizes} of {family.value}")
+        counts = {name: value.numel() for name, value in start.items()}
+        if not start or counts != {name: len(value) for name, value in values.items()}:
+            raise ValueError(f"expects the constants {counts} of {family.value}")
         return cls(
             family,
             {
-                name: _numbers(values[name]).view(value.shape)
+                name: numbers(values[name]).view(value.shape)
                 for name, value in start.items()
             },
         )
@@ -351,7 +336,7 @@ def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
         given = [
             (
                 form.columns([call for call, _ in times], spec),
-                torch.log(_numbers([us for _, us in times])),
+                torch.log(numbers([us for _, us in times])),
                 spec,
             )
             for times, spec in sets

@@ -8,7 +8,8 @@ Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
 collectives: into `ssdtrain/foresight/data/nvlink.fabric.json`, the times that they are
 of into `collectives_NAME.json`. Kernel times that were kept before join in, and with
 `--pool DEVICE` another device's: what models learn is relative to each device's data
-sheet. Without traces, and without `--host`, host times stay as they are shipped.
+sheet. Without traces, and without `--host`, host times stay as they are shipped; with
+`--family` the models of all others do.
 """
 
 import argparse
@@ -31,7 +32,14 @@ from ssdtrain.foresight.collectives import (
     bus_bytes,
     load_fabric,
 )
-from ssdtrain.foresight.device import DATA, SUFFIX, Device, write_device
+from ssdtrain.foresight.device import (
+    DATA,
+    SUFFIX,
+    VERSION,
+    Device,
+    from_json,
+    write_device,
+)
 from ssdtrain.foresight.fit import (
     fit_closed_form,
     fit_forest,
@@ -194,11 +202,24 @@ def _shipped_host(path: Path) -> HostTable:
     return HostTable.from_dict(json.loads(path.read_text())["host"])
 
 
+def _without(path: Path, families: Sequence[Family]) -> Device:
+    """A shipped device without some families' models, which may be of another
+    version."""
+    values = json.loads(path.read_text())
+    for part in ("forests", "laws", "errors"):
+        for family in families:
+            values[part].pop(family.value, None)
+    return from_json({**values, "schema_version": VERSION}, str(path))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--device", required=True, choices=sorted(SPECS))
     parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE")
+    parser.add_argument(
+        "--family", nargs="+", type=Family, choices=list(Family), help="only these"
+    )
     parser.add_argument("--host", type=Path, help="host times of another result")
     parser.add_argument("--context-bytes", type=int, default=72_000_000)
     parser.add_argument("--collectives", type=Path, help="their curves alone")
@@ -215,8 +236,23 @@ def main() -> None:
     pooled = [(recorded(name), SPECS[name]) for name in args.pool]
     hosts = [json.loads(args.host.read_text())] if args.host else results
     has_traces = any("traces" in result for result in hosts)
-    forests, laws, errors = {}, {}, {}
+    path = DATA / f"{args.device}{SUFFIX}"
+    device = (
+        _without(path, args.family)
+        if args.family
+        else Device(
+            spec=spec,
+            host=host_table(hosts) if has_traces else _shipped_host(path),
+            host_scale=json.loads(path.read_text())["host_scale"],
+            power=POWER,
+            context_bytes=args.context_bytes,
+        )
+    )
+    forests, laws = dict(device.forests), dict(device.laws)
+    errors = dict(device.errors)
     for family, rows in times.items():
+        if args.family and family not in args.family:
+            continue
         relatives = [(more[family], sheet) for more, sheet in pooled if family in more]
         found = score(rows, spec, relatives=relatives)
         errors[family] = round(found["gmae"], 4)
@@ -225,18 +261,8 @@ def main() -> None:
         if law is not None:
             laws[family] = law
         print(family.value, len(rows), {k: round(v, 4) for k, v in found.items()})
-    path = DATA / f"{args.device}{SUFFIX}"
-    device = Device(
-        spec=spec,
-        forests=forests,
-        laws=laws,
-        errors=errors,
-        host=host_table(hosts) if has_traces else _shipped_host(path),
-        power=POWER,
-        context_bytes=args.context_bytes,
-    )
     DATA.mkdir(exist_ok=True)
-    write_device(path, device)
+    write_device(path, replace(device, forests=forests, laws=laws, errors=errors))
     path = RESULTS / "foresight" / f"kernels_{args.device}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(compact(times), separators=(",", ":"))

@@ -122,7 +122,7 @@ def main() -> None:
     with_constant(rows)
     is_shipped = args.device in shipped()
     found: dict[str, Any] = {
-        "environment": {**environment(), **measured_on(result)},
+        "environment": measured_on(result),
         "settings": {
             "shapes": args.kind,
             "device_file": "shipped" if is_shipped else "calibrated",
@@ -160,10 +160,9 @@ def main() -> None:
 
 
 def measured_on(result: dict[str, Any]) -> dict[str, Any]:
-    """Of the machine that ran the steps; predictions may have been made on another."""
-    if "environment" in result:
-        return dict(result["environment"])
-    return {"device": result["device"]}
+    """The machine that ran the steps; predictions may have been made on another."""
+    found = result.get("environment")
+    return dict(found) if found else {**environment(), "device": result["device"]}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,14 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight import calls, design, fit, laws
 from ssdtrain.foresight.call import Call, Family
-from ssdtrain.foresight.device import Device, from_json, load_device, to_json
+from ssdtrain.foresight.device import (
+    DATA,
+    SUFFIX,
+    Device,
+    from_json,
+    load_device,
+    to_json,
+)
 from ssdtrain.foresight.features import names_of, row_of
 from ssdtrain.foresight.fit import errors_of, fit_forest, geometric_mean_error, score
 from ssdtrain.foresight.host import Correction, HostTable, fit_correction, program_us
@@ -207,6 +214,10 @@ def test_a_wait_inside_an_operator_is_not_its_overhead() -> None:
     assert table.cost(Phase.FORWARD, "aten::alias").t1 == 110.0
     assert table.cost(Phase.FORWARD, "aten::7").t2 == 8.0 + 7 / 4
     assert HostTable.from_dict(table.as_dict()).as_dict() == table.as_dict()
+    # Of what was written once, the longest is no wait.
+    kept = json.loads((DATA / f"h100{SUFFIX}").read_text())["host"]
+    again = load_device("h100").host.as_dict()
+    assert {name: list(times) for name, times in again.items()} == kept
     few = HostTable([_launched("0"), _launched("gather", t2=1783.0)])
     assert few.cost(Phase.FORWARD, "aten::gather").t2 == 1783.0
 
