@@ -264,6 +264,10 @@ class Session:
                 _notes_of(settings),
                 _first_regions(settings, self.cache.device),
             )
+            hook = register_optimizer_step_pre_hook(
+                weakly(self._planner.room.before_step)
+            )
+            self._patches.also(hook.remove)
             fall_back = self.cache.offloader.fall_back
             host: Any = megatron if megatron.is_megatron(modules) else meshes
             self._planner.peers = host.peers(

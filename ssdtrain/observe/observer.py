@@ -131,6 +131,7 @@ class Recording(Observer):
         self._frames = Frames(device.torch_device)
         memory = device.memory()
         self._base_bytes = self._rest_bytes = 0
+        self._most_bytes = self._most_torn_bytes = 0
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._meter = meter
@@ -280,11 +281,20 @@ class Recording(Observer):
         """Return how often `pack` was called up to each mark, its own call included."""
         return [row.num_packs for row in self._rows if row.end is not None]
 
+    @property
+    def torn_bytes(self) -> int:
+        """By how much what the allocator could not give back exceeded what was
+        allocated, where that was most: see [Note: torn blocks] in room.py."""
+        return self._most_torn_bytes - self._most_bytes
+
     def _read_peak(self) -> None:
         memory = self._device.memory()
         if memory is not None and self._rows:
             peak = memory.max_allocated_bytes
             self._rows[-1].peak_bytes = peak - self._base_bytes
+            self._most_bytes = max(self._most_bytes, peak)
+            torn = peak + memory.torn_bytes
+            self._most_torn_bytes = max(self._most_torn_bytes, torn)
 
     def profile(
         self,

@@ -39,6 +39,7 @@ from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.peaks import PeakWatch
 from ssdtrain.observe.regionsteps import RegionStep, fastest
+from ssdtrain.observe.room import Room
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
 from ssdtrain.plan.agree import Alone, Peers
 from ssdtrain.plan.calibrate import (
@@ -179,6 +180,8 @@ class Planner:
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
         """Saved in the observed step."""
+        self._torn_bytes = 0
+        """Likewise of the allocator: [Note: torn blocks]."""
         self._packs: list[int] = []
         """Up to each mark of the last observed step: see `Paced`."""
         self._without_hooks = False
@@ -201,6 +204,7 @@ class Planner:
         self._meter: HostMeter | None = None
         """Of the step that is being timed."""
         self._peaks = PeakWatch(cache.device, cache.ledger)
+        self.room = Room(cache.device)
         self._overhead = Overhead()
         self._num_tightened = 0
         """How often steps went beyond a limit."""
@@ -328,6 +332,7 @@ class Planner:
         cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = cache.timer = None
+        cache.device.trim()  # see [Note: torn blocks]
         self._meter = cache.meter = HostMeter(
             self._away, is_autograds=lambda: cache.course.storing < 0
         )
@@ -439,6 +444,7 @@ class Planner:
         if self._without_hooks:
             cache.bypass = Bypass(cache.ledger.clock)
             return
+        cache.device.trim()  # see [Note: torn blocks]
         own_meter = self._meter = cache.meter = HostMeter(
             self._away, is_autograds=lambda: cache.course.storing < 0
         )
@@ -584,7 +590,10 @@ class Planner:
         profile = self._seen
         if profile is None:
             return
-        self._goal = replace(self._goal, capacity_bytes=self._capacity_bytes())
+        capacity_bytes, torn_bytes = self._limits()
+        self._goal = replace(
+            self._goal, capacity_bytes=capacity_bytes, torn_bytes=torn_bytes
+        )
         self._stop_search()
         if self._planned != profile.signature():
             self.plan = None
@@ -627,14 +636,15 @@ class Planner:
         *_, answer = answers(self._request(self._seen, effort))
         return answer
 
-    def _capacity_bytes(self) -> int | None:
-        """What the device holds now, as others come and go; of all ranks the least:
-        with a limit of its own each would make a plan of its own."""
-        own = self._cache.device.capacity_bytes()
+    def _limits(self) -> tuple[int | None, int]:
+        """What the device holds now, as others come and go, and what of it blocks that
+        are torn may take; the worst of all ranks: with limits of its own each would
+        make a plan of its own."""
+        own, torn = self._cache.device.capacity_bytes(), float(self._torn_bytes)
         if own is None:
-            return None
-        (most,) = self.peers.longest((-float(own),), "capacity", self._step)
-        return -int(most)
+            return None, 0
+        most, torn = self.peers.longest((-float(own), torn), "capacity", self._step)
+        return -int(most), int(torn)
 
     def _await_plan(self) -> None:
         """Follow the first plan that is there.
@@ -770,6 +780,7 @@ class Planner:
         cache = self._cache
         cache.course.plan = plan
         cache.regions.choice = Choice.PLANNED
+        cache.device.trim()  # see [Note: torn blocks]
         # Under a byte budget somebody must see that a batch is larger than others.
         unhooked = (
             plan.keeps_all
@@ -823,6 +834,7 @@ class Planner:
             {**self._notes, "copy_slowdown": contention.how},
         )
         self._packs = recording.packs()
+        self._torn_bytes = recording.torn_bytes
         if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:

@@ -103,6 +103,7 @@ class Judge:
         """Whether a candidate would fit if there were more host memory."""
         self._most_bytes = goal.most_bytes(timeline.profile)
         self._fitting_bytes = goal.fitting_bytes(timeline.profile)
+        self._easy_bytes = goal.easy_bytes(timeline.profile)
         allowed = goal.overhead
         if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
             allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
@@ -151,14 +152,20 @@ class Judge:
             return (3.0, float(written), outcome.step_ms)
         if host is not None and outcome.host_peak_bytes > host:
             return (2.0, float(outcome.host_peak_bytes), outcome.step_ms)
+        easy = self._easy_bytes
+        is_easy = easy is None or outcome.peak_bytes <= easy
         if self._most_bytes is not None:
             over = outcome.peak_bytes > self._most_bytes
             if over:
                 return (1.0, float(outcome.peak_bytes), outcome.step_ms)
+            if not is_easy:
+                return (0.5, float(outcome.peak_bytes), outcome.step_ms)
             return (0.0, outcome.step_ms, float(outcome.peak_bytes))
         fitting = self._fitting_bytes
         if fitting is not None and outcome.peak_bytes > fitting:
             return (1.5, float(outcome.peak_bytes), outcome.step_ms)
+        if not is_easy:
+            return (1.25, float(outcome.peak_bytes), outcome.step_ms)
         if outcome.step_ms > self._most_ms:
             return (1.0, outcome.step_ms, float(outcome.peak_bytes))
         return (0.0, float(outcome.peak_bytes), outcome.step_ms)

@@ -11,6 +11,10 @@ DEVICE_RESERVE = 0.03
 join, libraries' workspaces, and what the observed step did not show."""
 
 
+MOST_TORN = 0.15
+"""Share of the device that is left free for torn blocks at most."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """What a plan is judged by. A memory limit goes before an overhead."""
@@ -30,6 +34,9 @@ class Goal:
     writes more is never chosen: keeping everything writes nothing."""
     spare_bytes: int = 0
     """Of a memory limit, left free because steps needed more than was predicted."""
+    torn_bytes: int = 0
+    """What the allocator could not give out in the observed step, as other parts of
+    its blocks were in use: a plan leaves it free if any plan can."""
     aim: float = 1.0
     """Part of `max_overhead` that a prediction may use, as steps took more than was
     predicted: [Note: the measured overhead] in adapt.py."""
@@ -81,6 +88,18 @@ class Goal:
         if self.is_by_memory or self.capacity_bytes is None:
             return None
         return self.capacity_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes
+
+    def easy_bytes(self, profile: Profile) -> float | None:
+        """Return the peak above the step's start up to which a plan fits although
+        blocks are torn; None: it is not asked, or not known."""
+        limit = self.device_bytes
+        if limit is None:
+            limit = None if self.is_by_memory else self.capacity_bytes
+        if limit is None:
+            return None
+        torn_bytes = min(self.torn_bytes, MOST_TORN * limit)
+        room_bytes = max(DEVICE_RESERVE * limit, torn_bytes)
+        return limit - room_bytes - profile.base_bytes - self.spare_bytes
 
     @property
     def memory_limit(self) -> str:

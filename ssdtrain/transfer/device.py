@@ -28,6 +28,8 @@ from ssdtrain.transfer.workers import Workers
 FIRST_TIMED_STEPS = 6
 TIMED_STEPS = 8
 """Of so many steps one has its waits timed on the device."""
+TRIMMED_SHARE = 0.7
+"""Of the memory that the process may take: below it, what is cached harms nobody."""
 
 
 class Event(Protocol):
@@ -47,6 +49,8 @@ class MemoryLevel(NamedTuple):
     reserved_bytes: int
     max_allocated_bytes: int
     max_reserved_bytes: int
+    torn_bytes: int = 0
+    """Free parts of blocks whose other parts are in use."""
 
 
 class Copy(NamedTuple):
@@ -160,6 +164,9 @@ class Device(Protocol):
     def limit_memory(self, num_bytes: int) -> Callable[[], None]:
         """Let the caching allocator take no more than this; it frees what it caches
         before it fails. Returns what undoes it."""
+
+    def trim(self) -> None:
+        """Give back what the allocator caches, if it caches much of the device."""
 
     def reset_peak(self) -> None:
         """Let the allocator's maxima start again from the present level."""
@@ -301,6 +308,9 @@ class CpuDevice:
     def limit_memory(self, num_bytes: int) -> Callable[[], None]:
         """CPU tensors have no caching allocator."""
         return lambda: None
+
+    def trim(self) -> None:
+        """Nothing is cached."""
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
@@ -520,6 +530,7 @@ class CudaDevice:
             reserved["current"],
             allocated["peak"],
             reserved["peak"],
+            stats["inactive_split_bytes"]["all"]["current"],
         )
 
     def capacity_bytes(self) -> int:
@@ -538,6 +549,13 @@ class CudaDevice:
         fraction = min(before, num_bytes / total)
         torch.cuda.set_per_process_memory_fraction(fraction, device)
         return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
+
+    def trim(self) -> None:
+        """Empty the cache of an allocator that has most of what it may take."""
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        is_short = reserved > TRIMMED_SHARE * self.capacity_bytes()
+        if is_short and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""

@@ -1,0 +1,130 @@
+"""[Note: torn blocks]: what the allocator's blocks leave no room for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.observe.room import Room
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
+from ssdtrain.plan.simulate import Run as Simulated
+from ssdtrain.plan.simulate import keep_all
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ssdtrain.cache.metered import Meter
+from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
+from tests.ssdtrain.plan.profiles import drawn
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for every time that a device was trimmed."""
+    found: list[int] = []
+    monkeypatch.setattr(CpuDevice, "trim", lambda device: found.append(len(found)))
+    return found
+
+
+def test_the_cache_is_emptied_before_an_optimizers_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of each one that has no state yet, and not again where it never has any."""
+    trimmed, room = counted(monkeypatch), Room(CpuDevice())
+    net = nn.Linear(4, 4)
+    adam = torch.optim.Adam(net.parameters())
+    plain = torch.optim.SGD(net.parameters())
+    for expected in (2, 2):
+        room.before_step(adam, (), {})
+        room.before_step(plain, (), {})
+        assert len(trimmed) == expected
+    older = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 4)).sum().backward()
+    older.step()
+    room.before_step(older, (), {})
+    assert len(trimmed) == 2
+
+
+def test_a_session_trims_before_the_first_step_and_with_each_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trimmed = counted(monkeypatch)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in "abc"))
+    adam = torch.optim.Adam(net.parameters())
+    marks = []
+    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+        for _ in range(6):
+            net(torch.randn(16, 32)).sum().backward()
+            marks.append((len(trimmed), session.plan is not None))
+            adam.step()
+            adam.zero_grad()
+    assert marks[0] == (0, False) and marks[1] == (2, False)  # and it is observed
+    assert next(number for number, planned in marks if planned) == 3
+    other = torch.optim.Adam(net.parameters())
+    before = len(trimmed)
+    net(torch.randn(16, 32)).sum().backward()
+    other.step()
+    assert len(trimmed) == before  # closed
+
+
+def test_a_plan_leaves_torn_blocks_free_where_it_can() -> None:
+    profile = replace(drawn(3, 8), base_bytes=0, rest_bytes=0)
+    timeline = Timeline(profile)
+    keep_bytes = Simulated(timeline, keep_all(timeline)).run().peak_bytes
+    limit = int(keep_bytes / (1 - DEVICE_RESERVE)) + 100
+    goal = Goal(device_bytes=limit)
+    whole = choose(profile, goal)
+    assert whole.prediction and whole.prediction.peak_bytes == keep_bytes
+    torn = int(0.1 * limit)
+    less = choose(profile, replace(goal, torn_bytes=torn))
+    assert less.prediction and less.prediction.peak_bytes <= limit - torn
+    # Where no plan can, it is no error: the least peak within the limit.
+    tight = Goal(device_bytes=int(0.6 * limit), torn_bytes=limit)
+    least = choose(profile, tight).prediction
+    assert least is not None and tight.easy_bytes(profile) is not None
+    assert least.peak_bytes < 0.6 * limit * (1 - DEVICE_RESERVE)
+    # Nor without a limit: a longer step is better than none.
+    free = replace(goal, device_bytes=None, capacity_bytes=limit, torn_bytes=torn)
+    found = choose(profile, free).prediction
+    assert found is not None and found.peak_bytes <= limit - torn
+    everything = replace(goal, torn_bytes=10 * limit)
+    assert everything.easy_bytes(profile) == pytest.approx((1 - MOST_TORN) * limit)
+
+
+def test_what_is_easy() -> None:
+    profile = replace(drawn(3, 8), base_bytes=1000)
+    assert Goal().easy_bytes(profile) is None
+    assert Goal(memory_budget_bytes=5000).easy_bytes(profile) is None
+    most = 10_000 * (1 - DEVICE_RESERVE) - 1000
+    for goal in (Goal(device_bytes=10_000), Goal(capacity_bytes=10_000)):
+        assert goal.easy_bytes(profile) == most
+        assert replace(goal, torn_bytes=800).easy_bytes(profile) == 9200 - 1000
+    spared = Goal(device_bytes=10_000, torn_bytes=800, spare_bytes=50)
+    assert spared.easy_bytes(profile) == 9150 - 1000
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_torn_blocks_of_the_observed_step_are_planned_for(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Where most is in use: less is torn elsewhere, and nobody needs it there."""
+    whole = Run(monkeypatch).steps(2).highest[-1]
+    limit = int(1.1 * whole)
+    run = Run(monkeypatch, device_memory=limit, **SETTINGS)
+    meter: Any = run.meter
+
+    def level(device: CpuDevice) -> MemoryLevel:
+        now, peak = meter.now_bytes, meter.peak_bytes
+        return MemoryLevel(now, 0, peak, 0, int(share * limit))
+
+    monkeypatch.setattr(CpuDevice, "memory", level)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
+    run.steps(6)
+    assert isinstance(meter, Meter) and run.session is not None
+    plan = run.session.plan
+    run.session.close()
+    assert plan is not None and plan.prediction is not None
+    keeps = plan.prediction.keep_peak_bytes
+    assert plan.keeps_all == (share == 0.0)
+    assert share == 0.0 or plan.prediction.peak_bytes < keeps
