@@ -22,7 +22,13 @@ from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
 from recipes.bench.models.limit_tables import fits, lengths, predictions
 from recipes.bench.models.tables import graphs, models, real_models
-from recipes.bench.offload.tables import host_time, placement, recipes, rivals
+from recipes.bench.offload.tables import (
+    host_actions,
+    host_time,
+    placement,
+    recipes,
+    rivals,
+)
 from recipes.bench.planner.tables import planner, rok
 from recipes.bench.rgnn.tables import accuracy, batches, compilation, epochs, rgnn
 from recipes.bench.safety.tables import (
@@ -98,6 +104,7 @@ PAGES = {
             ("models", models),
             ("models", of_file("graphs", graphs)),
             ("offload", of_file("host_time", host_time)),
+            ("offload", of_file("host_actions", host_actions)),
         ),
         "`fsdp2` are two GPUs; there the plan was not there when the row's time was "
         "over: its ranks could end their warm-ups apart, which is mended and not "

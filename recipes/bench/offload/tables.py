@@ -91,6 +91,26 @@ def host_time(data: Data) -> str:
     return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
+def host_actions(data: Data) -> str:
+    """What a kept, a moved and a rebuilt tensor cost the host."""
+    rows = [
+        [
+            name.removesuffix("/ours"),
+            *(f"{cell[each]:.0f}" for each in ("kept_us", "moved_us", "rebuilt_us")),
+            f"{cell['plain']['host_least_ms']:.1f}",
+        ]
+        for name, cell in data["cells"].items()
+        if "kept_us" in cell
+    ]
+    text = (
+        "**Host time by action**, stock models: microseconds of a tensor, pack and use "
+        f"together, from the least of {data['settings']['steps']} steps under each of "
+        "three plans."
+    )
+    head = ["", "kept, or a parameter", "moved", "rebuilt", "plain step, ms"]
+    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+
+
 def rivals(results_dir: Path) -> str:
     """Other people's ways beside ours; empty when rivals.json is missing."""
     data = find(results_dir / "rivals.json")

@@ -1,0 +1,162 @@
+"""Host time of a saved tensor by what becomes of it: kept, moved, rebuilt.
+
+    python -m recipes.bench.offload.host_actions
+    python -m recipes.bench.offload.host_actions --row tiny/full/64/eager/ours \\
+        --device cpu
+
+A stock model whose step the host bounds follows three plans in turns: one tensor of
+each layer moves (so that no layer runs without hooks), all that can, and one of each
+layer while all that has a recipe is rebuilt. Steps are timed on the host, from an idle
+device until forward and backward are enqueued; the least of each counts, over a step
+without a session. Three plans and three unknowns: microseconds of a kept tensor or
+parameter, of a moved and of a rebuilt one, pack and use together, further handles of
+the same bytes and the launches of what is rebuilt included.
+"""
+
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.models.real_catalogue import Row, row_of
+from recipes.bench.models.real_row import Run, Trainer, around, build, num_tokens
+
+SETTLED = 12
+"""Steps under a plan before it is timed."""
+PLANS = ("one a layer", "all moved", "rebuilt")
+MOVED = {"HostRow"}
+REBUILT = {"RebuiltRow"}
+KEPT = {"KeptRow", "KeptItemRow", "ParameterRow", "ParameterViewRow", "MoveRow"}
+"""Rows of a table by what becomes of their tensors; the others are in their figures."""
+
+
+def solved(
+    over_us: Mapping[str, float], rows: Mapping[str, Counter[str]]
+) -> dict[str, float]:
+    """Microseconds of each action.
+
+    Args:
+        over_us: host time of a step above plain, by plan.
+        rows: of the tables, by plan.
+
+    Raises:
+        LookupError: a plan did nothing of its own.
+    """
+    numbers = [
+        [
+            float(sum(rows[plan][name] for name in kind))
+            for kind in (KEPT, MOVED, REBUILT)
+        ]
+        for plan in PLANS
+    ]
+    for plan, action in ((1, 1), (2, 2)):
+        if numbers[plan][action] <= numbers[0][action]:
+            raise LookupError(
+                f"the plan {PLANS[plan]!r} has rows {dict(rows[PLANS[plan]])}"
+            )
+    system = torch.tensor(numbers, dtype=torch.float64)
+    values = torch.tensor([over_us[plan] for plan in PLANS], dtype=torch.float64)
+    kept, moved, rebuilt = torch.linalg.solve(system, values).tolist()
+    return {"kept_us": kept, "moved_us": moved, "rebuilt_us": rebuilt}
+
+
+def plans_of(session: Any) -> dict[str, Any]:
+    """The three plans for the session's profile."""
+    from ssdtrain.plan.placement import Placement
+    from ssdtrain.plan.plan import Plan
+    from ssdtrain.plan.schedule import Late, Style, schedule
+    from ssdtrain.plan.timeline import Timeline
+
+    profile = session.profile
+    timeline = Timeline(profile)
+    ((kind, items),) = profile.kinds.items()
+    own = [
+        number
+        for number, item in enumerate(items)
+        if item.owner < 0 and item.serves < 0
+    ]
+    by_layer: dict[str, int] = {}
+    for number in own:
+        name = items[number].module.split(".self_attn")[0].split(".mlp")[0]
+        found = by_layer.setdefault(name, number)
+        if items[number].num_bytes < items[found].num_bytes:
+            by_layer[name] = number
+    some = set(by_layer.values())
+
+    def plan(name: str, moved: set[int], rebuilt: set[int]) -> Plan:
+        placed = tuple(
+            Placement.OFFLOAD
+            if number in moved
+            else Placement.RECOMPUTE
+            if number in rebuilt
+            else Placement.KEEP
+            for number in range(len(items))
+        )
+        orders = schedule(timeline, {kind: placed}, Style(late=Late.WAIT))
+        return Plan(orders=orders, policy=name)
+
+    again = {number for number in own if items[number].recipe is not None} - some
+    return {
+        "one a layer": plan("one a layer", some, set()),
+        "all moved": plan("all moved", set(own), set()),
+        "rebuilt": plan("rebuilt", some, again),
+    }
+
+
+def measure(
+    row: Row, device: torch.device, num_steps: int, until: float
+) -> dict[str, Any]:
+    """Host times of the row's model and what they say of each action."""
+    torch.manual_seed(0)
+    num = num_tokens(row.tokens)
+    model = build(row, device, num)
+    trainer = Trainer(row, model, device)
+    for _ in range(3):
+        trainer.step(num)
+    found: dict[str, Any] = {"plain": trainer.host_times(num, num_steps)}
+    over_us: dict[str, float] = dict.fromkeys(PLANS, math.inf)
+    rows: dict[str, Counter[str]] = {}
+    with around(row, Run(device=device.type), trainer) as session:
+        while session.profile is None or session.plan is None:
+            if time.perf_counter() > until:
+                raise TimeoutError("no plan was found in time")
+            trainer.step(num)
+        for name, plan in plans_of(session).items():
+            session.follow(plan)
+            for _ in range(SETTLED):
+                trainer.step(num)
+            gc.collect()
+            found[name] = trainer.host_times(num, num_steps)
+            least = found[name]["host_least_ms"] - found["plain"]["host_least_ms"]
+            over_us[name] = least * 1e3
+            tables = session.cache.tables.tables.values()
+            kinds = (type(each).__name__ for table in tables for each in table.rows)
+            rows[name] = Counter(kinds)
+    found["rows"] = {name: dict(counter) for name, counter in rows.items()}
+    return found | solved(over_us, rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure one row that is not in the file yet."""
+    parser = arguments(__doc__, 60, "offload/host_actions")
+    parser.add_argument("--row", default="qwen3-4b/full/512/eager/ours")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args(argv)
+    device = torch.device(options.device)
+    until = time.perf_counter() + options.budget_s
+    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
+    cells.run(
+        options.row,
+        partial(measure, row_of(options.row), device, options.steps, until),
+    )
+
+
+if __name__ == "__main__":
+    main()
