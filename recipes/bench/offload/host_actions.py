@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.models.real_catalogue import Row, row_of
-from recipes.bench.models.real_row import Run, Trainer, around, build, num_tokens
+from recipes.bench.models.real_build import build
+from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
+from recipes.bench.models.real_row import Run, Trainer, around
 
 SETTLED = 12
 """Steps under a plan before it is timed."""
