@@ -11,7 +11,10 @@ next_on_path() {
     real=$directory/$1 && break
   done
   unset IFS
-  [ -n "$real" ] || { echo "$1: not found on PATH behind $here" >&2; exit 127; }
+  [ -n "$real" ] || {
+    echo "$1: not found on PATH behind $here: is it installed, its environment active?" >&2
+    exit 127
+  }
 }
 
 # side_of WORD: sets `goes` to trainer for the config and what overrides it, otherwise

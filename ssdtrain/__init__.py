@@ -41,6 +41,9 @@ _HOME = {
     "recipe": "ssdtrain.remat.registry",
 }
 
+# The callbacks, and whose they are.
+_FOR = {"LightningCallback": "lightning", "OffloadCallback": "transformers"}
+
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that `import ssdtrain` is instant and loads no torch.
@@ -48,4 +51,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ssdtrain' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing != _FOR.get(name):
+            raise
+        raise ImportError(
+            f"ssdtrain.{name} is for {_FOR[name]}, which is not installed: "
+            f"pip install {_FOR[name]}",
+            name=error.name,
+        ) from error

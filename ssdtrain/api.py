@@ -28,7 +28,7 @@ from ssdtrain.hosts import deepspeed, graphs, megatron, meshes, plain, regions
 from ssdtrain.hosts.hints import Hints, Steps
 from ssdtrain.hosts.patch import Patches, weakly
 from ssdtrain.hosts.recognition import device_of, modules_of
-from ssdtrain.hosts.watch import Watch
+from ssdtrain.hosts.watch import HELD, Watch
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan import words
@@ -91,6 +91,16 @@ class Session:
         self._settings = settings
         self._planner: Planner | None = None
 
+    def __repr__(self) -> str:
+        """What a notebook shows: it waits for nothing."""
+        if self._planner is None:
+            phase = f"plan={self._settings.plan!r}"
+        else:
+            phase = "following a plan" if self.is_settled else "observing"
+        num_steps = self.cache.ledger.num_steps
+        target = self._settings.target.value
+        return f"<Session target={target!r}, {phase}, {num_steps} steps ended>"
+
     @property
     def plan(self) -> Plan | None:
         """The plan in force, with its prediction; None while there is none."""
@@ -126,7 +136,9 @@ class Session:
     def explain(self) -> str:
         """The stall report in plain words: what moved, what waited at which tensor of
         which module, and the next thing to change. Waits for the device."""
-        last = self.last_step
+        last, watch = self.last_step, self._steps.watch
+        if watch is not None and watch.is_held:
+            return f"{HELD[0].upper()}{HELD[1:]}."
         if self.plan is None or self.profile is None:
             return explain_step(
                 None if last is None else last.as_dict(),

@@ -274,7 +274,8 @@ class _Run:
                 runs.give_up(path)
         directory = runs.RunDirectory(path, resumed=self._resumed)
         if not self._ranks.is_first:
-            return self._train(trainer, path)
+            with directory.logged(self._ranks.rank):
+                return self._train(trainer, path)
         directory.open(self._config, self._args.words)
         status = "failed"
         try:

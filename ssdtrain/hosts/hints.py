@@ -84,7 +84,11 @@ class Steps:
     def forward_begins(self) -> None:
         """A step ends where a forward begins after the weights have changed."""
         if not self._cache.is_idle:
+            if self.watch is not None:
+                self.watch.forward_is_held(self._progress())
             return
+        if self.watch is not None:
+            self.watch.is_released()
         if self._progress() != self._seen:
             self.end()
         if not self._cache.ledger.step_is_open:
@@ -96,6 +100,8 @@ class Steps:
         if self._cache.owner.is_elsewhere:
             return
         self._seen = self._progress()
+        if self.watch is not None:
+            self.watch.is_released()
         if self._cache.ledger.step_is_open:
             num_resized = self._cache.course.num_resized
             self._cache.ledger.counters.add(Count.RESIZED, num_resized)

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 NUM_STEPS = 3
 """Optimizer steps without a forward, or settled steps without a moved tensor."""
+HELD = (
+    f"no step is reported or planned: in {NUM_STEPS} optimizer steps every forward "
+    "began while saved tensors of an earlier one were alive, such as those of a loss "
+    "that is kept without a backward; evaluate under torch.no_grad(), keep loss.item()"
+)
 
 
 class Watch:
@@ -57,6 +62,9 @@ class Watch:
         self._num_idle: int | None = 0
         """Settled steps in which nothing moved; None: something has."""
         self._has_told = False
+        self._num_held = 0
+        """Optimizer steps, and one, that began so since a step has ended."""
+        self._held_at: int | None = None
         # torch's hook would keep a session alive that nobody closed.
         hook = register_optimizer_step_post_hook(weakly(self._stepped))
         patches.also(hook.remove)
@@ -124,6 +132,25 @@ class Watch:
         if not self._has_told:
             self._has_told = True
             logger.warning("ssdtrain: nothing is offloaded: %s.", why)
+
+    def forward_is_held(self, progress: int) -> None:
+        """A forward begins while saved tensors of an earlier one are alive, at a time
+        that only optimizer steps change."""
+        if progress == self._held_at:
+            return
+        self._held_at = progress
+        self._num_held += 1
+        if self._num_held == NUM_STEPS + 1:  # as many optimizer steps lie between
+            logger.warning("ssdtrain: %s.", HELD)
+
+    def is_released(self) -> None:
+        """A step ends, or a forward begins and no saved tensor is alive."""
+        self._held_at, self._num_held = None, 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether steps have stopped ending, for long enough to tell."""
+        return self._num_held > NUM_STEPS
 
     def step_ended(self, report: StepReport) -> None:
         """A report was built."""

@@ -47,10 +47,12 @@ class Shortage(NamedTuple):
             setting = f"Set memory_budget_bytes to at least {needed}"
         else:
             needed = int((least + profile.base_bytes) / (1 - DEVICE_RESERVE)) + 1
-            whole = (
-                f" Beside them {profile.base_bytes} bytes are in use when a step starts"
-                f" (weights, optimizer), and {100 * DEVICE_RESERVE:g} % are a reserve."
-            )
+            beside = "weights and optimizer are not counted (on a CPU nothing is)"
+            if profile.base_bytes:
+                beside = f"{profile.base_bytes} bytes are in use when a step starts"
+                beside += " (weights, optimizer)"
+            reserve = f"{100 * DEVICE_RESERVE:g} % are a reserve"
+            whole = f" Beside them {beside}, and {reserve}."
             setting = f"Set device_memory to at least {needed}"
         host = (
             f" Pinned host memory is short as well (host_bytes={profile.host_bytes}): "

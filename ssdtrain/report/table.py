@@ -85,7 +85,7 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
     lines = [
         _both("first loss", pair, lambda leg: f"{leg['losses'][0]:.9g}"),
         _both("last loss", pair, lambda leg: f"{leg['losses'][-1]:.9g}"),
-        _both("step", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
+        _both("step, median", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
         _both(
             f"activation peak, all steps ({result['peak_of']})",
             pair,

@@ -93,6 +93,8 @@ class Terminal:
         self._first = (0, 0.0)
         self._phase = ""
         self._printed_s = -math.inf
+        self._height = 1
+        """Lines of what stands there live."""
         self._live = Live(
             console=console, refresh_per_second=4, transient=True, auto_refresh=True
         )
@@ -102,7 +104,7 @@ class Terminal:
     def stage(self, text: str) -> None:
         """Show what is being prepared."""
         if self._console.is_terminal:
-            self._live.update(Text(f"{text} ..."))
+            self._show(f"{text} ...")
         else:
             self._console.print(f"ssdtrain: {text} ...", highlight=False)
 
@@ -115,13 +117,33 @@ class Terminal:
             self._leg, self._first = leg, (step, now)
         parts = self._parts(leg, step, values, now)
         if self._console.is_terminal:
-            self._live.update(Text(_wrapped(parts, self._console.width)))
+            self._show(_wrapped(parts, self._console.width))
             return
         last = step + 1 == self._steps
         if begins or last or now - self._printed_s >= PLAIN_INTERVAL_S:
             self._printed_s = now
             line = "  ".join(parts)
             self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _show(self, text: str) -> None:
+        shown = Text(text)
+        self._height = len(shown.wrap(self._console, self._console.width))
+        self._live.update(shown)
+
+    def refresh(self) -> None:
+        """Draw the live line now; otherwise it is drawn four times a second."""
+        if self._live.is_started:
+            self._live.refresh()
+
+    def beside(self, line: str) -> str:
+        """Return what to write to this terminal for the line, which ends with a
+        newline, to stay: the live one is erased, and the cursor is left as far below
+        as the next erasing goes up. For signal handlers, which cannot print: the
+        signal may have come in the middle of one."""
+        if not self._live.is_started:
+            return line
+        up = "\x1b[1A\x1b[2K" * (self._height - 1)
+        return f"\r\x1b[2K{up}{line}" + "\n" * (self._height - 1)
 
     def _parts(
         self, leg: str, step: int, values: dict[str, Any], now: float

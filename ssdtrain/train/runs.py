@@ -3,7 +3,7 @@
 runs/2026-11-22T18-59-07-gpt-ssd/
     config.yaml       the composed config, interpolations resolved
     run.json          command, versions, git state, machine, status
-    log.txt           what ssdtrain logged
+    log.txt           what ssdtrain logged; log-rank1.txt and so on: other ranks
     metrics.jsonl     one line a step (resumed runs append)
     result.json       the verdict and the table's figures
     checkpoints/      where `train.checkpoint_every` or an interrupt wrote one
@@ -119,9 +119,14 @@ class RunDirectory:
         partial.replace(self.path / name)
 
     @contextmanager
-    def logged(self) -> Iterator[None]:
-        """Append what ssdtrain logs, and warnings, to the run's log."""
-        handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+    def logged(self, rank: int = 0) -> Iterator[None]:
+        """Append what ssdtrain logs, and warnings, to the rank's log; without it they
+        would go to the terminal, into the first rank's live line."""
+        if rank and not self.path.is_dir():  # of a node that does not share the disk
+            yield
+            return
+        name = f"{Path(LOG).stem}-rank{rank}.txt" if rank else LOG
+        handler = logging.FileHandler(self.path / name, encoding="utf-8")
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         handler.setFormatter(logging.Formatter(layout))
         logger = logging.getLogger("ssdtrain")

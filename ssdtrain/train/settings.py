@@ -9,9 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ssdtrain.config import OffloadConfig
+from ssdtrain.config import OffloadConfig, PlanChoice
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode
+from ssdtrain.plan.plan import read_plan
 from ssdtrain.quantities import (
     did_you_mean,
     fraction,
@@ -297,7 +298,9 @@ class RunSettings:
         offload = dict(values.get("offload") or {})
         if offload:
             # Here, and not when it is attached: that is after the run without it.
-            OffloadConfig.from_mapping(offload)
+            plan = OffloadConfig.from_mapping(offload).plan
+            if plan not in [choice.value for choice in PlanChoice]:
+                read_plan(plan)
         return cls(
             run_directory=str(values.get("run_directory") or "runs/latest"),
             model=_group(ModelSettings, "model", values),

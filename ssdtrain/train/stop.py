@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -37,10 +38,16 @@ class Stop:
     Outside the main thread it stays out of the way: signals do what they did.
     """
 
-    def __init__(self, *, told_fd: int | None = None) -> None:
-        """told_fd: where a line says at once that the running step is finished first;
-        None on ranks whose first one says it."""
+    def __init__(
+        self, *, told_fd: int | None = None, beside: Callable[[str], str] = str
+    ) -> None:
+        """Args:
+        told_fd: where a line says at once that the running step is finished first;
+            None on ranks whose first one says it.
+        beside: how it is written where a live line stands (`Terminal.beside`).
+        """
         self._told_fd = told_fd
+        self._beside = beside
         self._signum = 0
         self._since = 0.0
         self._before: dict[int, Any] = {}
@@ -75,4 +82,4 @@ class Stop:
         again = ", again ends it at once" if signum == signal.SIGINT else ""
         text = f"ssdtrain: {signal.Signals(signum).name}: finishing the step{again}\n"
         # Unbuffered: the signal may have come in the middle of a print.
-        os.write(self._told_fd, text.encode())
+        os.write(self._told_fd, self._beside(text).encode())

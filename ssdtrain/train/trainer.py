@@ -3,7 +3,7 @@
 import os
 import statistics
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,7 +121,10 @@ class Trainer:
             raise RuntimeError("prepare() left nothing to run")
         ranks, legs = prepared.workload.ranks, []
         with deterministic(self.settings.train.deterministic):
-            stop = Stop(told_fd=STDERR if ranks.is_first else None)
+            stop = Stop(
+                told_fd=STDERR if ranks.is_first else None,
+                beside=_beside(prepared.terminal),
+            )
             with self._sinks(ranks, prepared.terminal) as sinks, stop:
                 try:
                     for leg in self._legs():
@@ -173,6 +176,13 @@ class Trainer:
         return open_sinks(
             directory, terminal, tensorboard=self.settings.train.tensorboard
         )
+
+
+def _beside(terminal: Terminal | None) -> Callable[[str], str]:
+    """Return how a line on standard error goes with what is shown live."""
+    if terminal is None or not os.isatty(STDERR):
+        return str
+    return terminal.beside
 
 
 class _Begun(NamedTuple):

@@ -62,7 +62,7 @@ def test_the_page_says_what_is_prepared() -> None:
 def test_its_figures_agree_with_one_another(shown: list[list[str]]) -> None:
     """Ratios, and what became of what autograd saved."""
     values = {row[0]: row for row in shown}
-    for name in ("step", "activation peak, last step"):
+    for name in ("step, median", "activation peak, last step"):
         _, without, with_, note = values[name]
         ratio = size(with_) / size(without)
         assert note == f"x {ratio:.3f}"

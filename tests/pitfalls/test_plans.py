@@ -37,6 +37,14 @@ def test_a_peak_of_recomputation_is_not_promised_away() -> None:
         choose(profile, Goal(memory_budget_bytes=region - MB))
 
 
+def test_a_count_that_is_missing_is_not_called_zero() -> None:
+    """On a CPU: "beside them 0 bytes are in use (weights, optimizer)"."""
+    profile = made.chain(8)
+    for base_bytes, text in ((0, "optimizer are not counted"), (MB, f"{MB} bytes are")):
+        with pytest.raises(ConfigError, match=text):
+            choose(replace(profile, base_bytes=base_bytes), Goal(device_bytes=MB + 1))
+
+
 def test_a_plan_leaves_room_for_what_it_did_not_see() -> None:
     """pytorch#197838, #197871: the solver's plan fits to the byte, and the allocator,
     which rounds, does not agree."""

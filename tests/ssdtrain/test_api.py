@@ -1,5 +1,6 @@
 """Bad input gets an error that names the field and what to set."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,30 @@ def test_shares_of_memory_are_resolved() -> None:
         with ssdtrain.offload(model(), target="host", host_bytes=share) as session:
             caps.append(session.cache.offloader.pool.cap_bytes)
     assert 2 < caps[1] / caps[0] < 8
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "home"),
+    [
+        ("OffloadCallback", "transformers", "ssdtrain.train.callback"),
+        ("LightningCallback", "lightning", "ssdtrain.train.lightning_callback"),
+    ],
+)
+def test_a_callback_without_its_framework_says_what_to_install(
+    name: str, package: str, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, home, raising=False)
+    with pytest.raises(ImportError, match=f"is for {package}.*pip install {package}"):
+        getattr(ssdtrain, name)
+
+
+def test_a_session_shows_what_it_does() -> None:
+    """A notebook shows it."""
+    linear = model()
+    with ssdtrain.offload(linear, target="host", min_bytes=0) as session:
+        assert repr(session) == "<Session target='host', observing, 0 steps ended>"
+    with ssdtrain.offload(linear, target="host", plan="offload-all") as session:
+        assert "plan='offload-all', 0 steps" in repr(session)

@@ -1,6 +1,7 @@
 """The command line: exit statuses, refusals, trainers by `_target_`."""
 
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -238,6 +239,35 @@ def test_ranks_that_refuse_the_same_say_it_once(
     with pytest.raises(SystemExit):
         main(["train", "-q", f"trainer._target_={__name__}.Breaking"])
     assert capsys.readouterr().err == ""
+
+
+class Logging(Breaking):
+    """A trainer that has something to say."""
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        logging.getLogger("ssdtrain.test").warning("ssdtrain: kept")
+
+
+@pytest.mark.usefixtures("trainers")
+@pytest.mark.parametrize(("rank", "name"), [("0", "log.txt"), ("1", "log-rank1.txt")])
+def test_every_rank_logs_to_a_file(
+    rank: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The second rank's went to the terminal, into the first one's live line."""
+    for key, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-q", f"trainer._target_={__name__}.Logging"]) == 0
+    assert "ssdtrain: kept" in (tmp_path / name).read_text()
+    assert "kept" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,60 @@ def test_every_forward_is_transformed(caplog: pytest.LogCaptureFixture) -> None:
     assert "a transform of torch.func ran every forward" in text
 
 
+def held(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records]
+    return [text for text in texts if "no step is reported or planned" in text]
+
+
+def test_a_loss_that_is_kept_holds_up_the_reports(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An evaluation without `no_grad` whose losses are collected: no step ended any
+    more, no plan was made, and nobody said so."""
+    model, kept = tanhs(), []
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(model, target="host", min_bytes=1) as session,
+    ):
+        kept.append(model(torch.randn(8, 32)).sum())
+        train(model, model.parameters(), 3)
+        assert not held(caplog)
+        train(model, model.parameters(), 4)
+        (text,) = held(caplog)
+        assert "torch.no_grad()" in text and "loss.item()" in text
+        assert "torch.no_grad()" in session.explain()
+        kept.clear()
+        train(model, model.parameters(), 6)
+        assert len(session.steps) > 4 and session.plan is not None
+        assert "torch.no_grad()" not in session.explain()
+    assert len(held(caplog)) == 1
+
+
+def test_forwards_of_one_step_hold_nothing_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Several of them before their backwards, and schedules that say where a step ends
+    while the next one has begun."""
+    model = tanhs()
+    # Fused: autograd does not mind that weights change between forward and backward.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(model, target="host", min_bytes=1) as session,
+    ):
+        for _ in range(6):
+            sum(model(torch.randn(8, 32)).sum() for _ in range(5)).backward()
+            optimizer.step()
+        ahead = model(torch.randn(8, 32)).sum()
+        for _ in range(6):
+            following = model(torch.randn(8, 32)).sum()
+            ahead.backward()
+            optimizer.step()
+            session.hints.step_end()
+            ahead = following
+    assert not held(caplog)
+
+
 def test_who_runs_now_and_then_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = tanhs(), tanhs()
     with caplog.at_level(logging.WARNING), ssdtrain.offload(ours, target="host"):

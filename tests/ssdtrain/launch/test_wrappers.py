@@ -157,6 +157,19 @@ def test_slurm_starts_itself_under_srun_and_then_the_trainer(
     assert started == ["-m", "ssdtrain", "train", *words[2:], "3/4", "1"]
 
 
+def test_slurm_outside_an_allocation_says_so(fakes: Path) -> None:
+    """It was `SLURM_JOB_NODELIST: parameter not set`, of a shell."""
+    done = subprocess.run(
+        [str(LAUNCH / "slurm"), "--config", "x"],
+        env={"PATH": f"{LAUNCH}:{fakes}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("slurm: no allocation here") and "sbatch" in line
+
+
 def test_no_real_launcher_is_said(tmp_path: Path) -> None:
     done = subprocess.run(
         [str(LAUNCH / "deepspeed"), "--config", "x"],

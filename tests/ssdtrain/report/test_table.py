@@ -62,7 +62,7 @@ def shown(result: dict[str, Any]) -> str:
 def test_rows_hold_the_figures() -> None:
     table = {row.name: row for row in rows(a_result())}
     assert table["last loss"][1:3] == ("1", "1")
-    assert table["step"][1:] == ("10.0 ms", "11.0 ms", "x 1.100")
+    assert table["step, median"][1:] == ("10.0 ms", "11.0 ms", "x 1.100")
     peak = table["activation peak, all steps (saved tensors)"]
     assert peak[1:] == ("8.00 kB", "2.00 kB", "x 0.250")
     peak = table["activation peak, last step"]

@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.text import Text
 
@@ -70,6 +72,49 @@ def test_a_terminal_keeps_no_line() -> None:
     terminal.close()
     assert "step 1/2" in out.getvalue()
     assert out.getvalue().count("\n") <= 1  # one line, redrawn and removed
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows: the control codes that `rich.live` writes."""
+    rows, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[?\d]*[A-Za-z]|[^\x1b]", text):
+        if token == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row == len(rows))
+        elif token == "\r":
+            column = 0
+        elif len(token) == 1:
+            rows[row] = rows[row][:column].ljust(column) + token
+            column += 1
+        elif token.endswith("A"):
+            row -= int(token[2:-1])
+        elif token.endswith("K"):
+            rows[row] = ""
+    return [line.rstrip() for line in rows]
+
+
+@pytest.mark.parametrize("width", [120, 60, 30])
+def test_a_signals_line_stands_above_the_live_one(width: int) -> None:
+    """It was written into the live line, and erased with it."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width)
+    terminal = Terminal(console, 2, 1000)
+    terminal.write("with ssdtrain", 0, VALUES)
+    terminal.refresh()
+    before = len(screen(out.getvalue()))
+    out.write(terminal.beside("SIGINT: finishing\n"))
+    terminal.write("with ssdtrain", 1, VALUES)
+    terminal.refresh()
+    first, *live = screen(out.getvalue())
+    assert first == "SIGINT: finishing"
+    assert len(live) == before and "step 2/2" in " ".join(live)
+    terminal.close()
+    assert [line for line in screen(out.getvalue()) if line] == ["SIGINT: finishing"]
+
+
+def test_a_signals_line_is_plain_where_nothing_is_live() -> None:
+    terminal = Terminal(Console(file=io.StringIO()), 2, 1000)
+    assert terminal.beside("SIGINT\n") == "SIGINT\n"
 
 
 def test_each_leg_and_phase_begins_with_a_line() -> None:

@@ -1,6 +1,7 @@
 """Impossible settings are refused with the field's name."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,14 @@ def test_stages(asked: int | None, ranks: int, stages: int) -> None:
 def test_stages_must_divide_the_ranks() -> None:
     with pytest.raises(ConfigError, match=r"engine.num_stages=2 must divide.*got 3"):
         choose_stages(2, 3)
+
+
+def test_a_plan_that_is_not_there_is_told_before_anything_runs(
+    tiny: Make, tmp_path: Path
+) -> None:
+    """It was told behind the whole run without ssdtrain."""
+    missing, other = tmp_path / "none.json", tmp_path / "other.json"
+    other.write_text("{}")
+    for path, message in ((missing, "make one with `ssdtrain plan`"), (other, "other")):
+        with pytest.raises(ConfigError, match=message):
+            tiny(offload={"target": "host", "plan": str(path)})
