@@ -99,7 +99,7 @@ class Session:
             phase = "following a plan" if self.is_settled else "observing"
         num_steps = self.cache.ledger.num_steps
         target = self._settings.target.value
-        return f"<Session target={target!r}, {phase}, {num_steps} steps ended>"
+        return f"<Session target={target!r}, {phase}, steps ended: {num_steps}>"
 
     @property
     def plan(self) -> Plan | None:

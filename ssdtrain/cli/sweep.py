@@ -113,7 +113,7 @@ HEADINGS = {
     "overrides": "setting",
     "status": "result",
     "last_loss": "last\nloss",
-    "step_ms": "step",
+    "step_ms": "step,\nmedian",
     "step_ratio": "x\nwithout",
     "peak_bytes": "peak,\nall steps",
     "last_peak_bytes": "peak,\nlast step",

@@ -116,21 +116,15 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
     """Return the composed config, without the groups that its trainer does not read.
 
     Raises:
-        ConfigError: an unknown name, or a setting that would do nothing; the text has
-            the nearest name.
+        ConfigError: an unknown name, a word without a value, or a setting that would do
+            nothing; the text has the nearest name.
     """
     from hydra.errors import HydraException
 
-    from ssdtrain.train.compose import compose_config, group_names
-    from ssdtrain.train.refused import explained, read_groups_alone
+    from ssdtrain.train.compose import compose_config
+    from ssdtrain.train.refused import checked, explained, read_groups_alone
 
-    for word in overrides:
-        key, _, value = word.partition("=")
-        if value.startswith("[") and key in group_names():
-            raise ConfigError(
-                f"{key} expects one choice, got {value}; -m {key}={value.strip('[]')} "
-                "makes a run of each."
-            )
+    overrides = [checked(word) for word in overrides]
     try:
         config = compose_config(name, overrides)
     except HydraException as error:

@@ -164,19 +164,34 @@ def _root_of(path: Path) -> str:
         return path.stem
     groups = set(group_names())
     chosen = {
-        key: value
+        key: _as_name(key, value)
         for key, value in values.items()
-        if key in groups and isinstance(value, str)
+        if key in groups and not isinstance(value, dict)
     }
     defaults: list[Any] = [Path(DEFAULT_CONFIG).stem]
     defaults += [{f"override {group}": choice} for group, choice in chosen.items()]
     rest = {key: value for key, value in values.items() if key not in chosen}
-    words = [f"{group}={choice}" for group, choice in chosen.items()]
+    words = [f"{group}='{choice}'" for group, choice in chosen.items()]
     packaged = packaged_directory() / DEFAULT_CONFIG
     _refuse_unknown(rest, _compose(packaged, packaged.stem, words), path)
     name = f"{path.stem}_over_{Path(DEFAULT_CONFIG).stem}"
     ConfigStore.instance().store(name, {"defaults": [*defaults, "_self_"], **rest})
     return name
+
+
+def _as_name(group: str, value: object) -> str:
+    """Return what chooses of a group; `offload: false` is told what there is.
+
+    Raises:
+        ConfigError: a list.
+    """
+    if isinstance(value, list):
+        raise ConfigError(
+            f"--config: {group} expects one choice, or its settings, got {value}"
+        )
+    if isinstance(value, str):
+        return value
+    return "null" if value is None else str(value).lower()
 
 
 def _changes(path: Path) -> dict[Any, Any] | None:

@@ -27,7 +27,16 @@ from ssdtrain.train.targets import takes_whole_config
 
 _INTERNAL = re.compile(r"\s*(full_key|object_type|See https)|To append to your config")
 _NO_CHOICE = re.compile(r"(?:In '\w+': )?Could not find '(\w+)/(\w+)'")
+_NO_NAME = re.compile(r"true|false|null|[-+.\d]+", re.I)
 _NO_KEY = re.compile(r"Could not override '([^']+)'")
+_NO_VALUE = re.compile(r"Error merging override ([^=]+)=(.*)")
+_TYPES = {
+    "converted to Integer": "an integer",
+    "converted to Float": "a number",
+    "not a valid bool": "true or false",
+    "is not Optional": "a value",
+}
+"""How OmegaConf says what a key takes, and how we do."""
 _CALLED = re.compile(r"^# Also called: (.+)\.$", re.M)
 _UNKNOWN_KEY = re.compile(r"Key '[^']*' (is )?not in ")
 CHOOSES = "gnn"
@@ -108,7 +117,7 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
     choose."""
     message, _, options = str(error).partition("Available options in")
     lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
-    told = [line for line in lines if line and not _INTERNAL.match(line)]
+    told = [line for line in lines if line and not _INTERNAL.match(line)] or [""]
     known = [
         option
         for option in options.partition("Config search path")[0].split()[1:]
@@ -122,7 +131,31 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
         )
     if key is not None and len(told) > 1 and _UNKNOWN_KEY.match(told[1]):
         return f"unknown setting {key[1]}{_nearest_key(key[1], name, overrides)}"
-    return "\n".join(told) or type(error).__name__
+    value = _NO_VALUE.match(str(error))
+    kind = next((kind for name, kind in _TYPES.items() if name in told[-1]), None)
+    if value is not None and kind is not None:
+        return f"{value[1].lstrip('+')} expects {kind}, got {value[2]!r}"
+    return "\n".join(told).strip() or type(error).__name__
+
+
+def checked(word: str) -> str:
+    """Return the override as Hydra takes it.
+
+    Raises:
+        ConfigError: it has no value, or a list where one choice is taken.
+    """
+    key, equals, value = word.partition("=")
+    if not equals and not key.startswith("~"):
+        raise ConfigError(f"expects key=value such as train.steps=100, got {word!r}")
+    if key not in group_names():
+        return word
+    if value.startswith("["):
+        raise ConfigError(
+            f"{key} expects one choice, got {value}; -m {key}={value.strip('[]')} "
+            "makes a run of each."
+        )
+    # `offload=false` is no string to Hydra; as one it is told what there is to choose.
+    return f"{key}='{value}'" if _NO_NAME.fullmatch(value) else word
 
 
 def _nearest_choice(group: str, word: str, choices: Sequence[str]) -> str:

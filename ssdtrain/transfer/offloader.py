@@ -268,7 +268,9 @@ class Offloader:
             self._warned.add(reason)
         if first and reason is not Fallback.KEPT_BACK_PRESSURE:
             logger.warning(
-                "ssdtrain: %s%s (further cases are counted)", reason.value, detail
+                "ssdtrain: %s%s (gradients stay right; further cases are counted)",
+                reason.value,
+                detail,
             )
 
     def _start_write(self, parcel: Parcel) -> None:

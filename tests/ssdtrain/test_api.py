@@ -136,6 +136,6 @@ def test_a_session_shows_what_it_does() -> None:
     """A notebook shows it."""
     linear = model()
     with ssdtrain.offload(linear, target="host", min_bytes=0) as session:
-        assert repr(session) == "<Session target='host', observing, 0 steps ended>"
+        assert repr(session) == "<Session target='host', observing, steps ended: 0>"
     with ssdtrain.offload(linear, target="host", plan="offload-all") as session:
-        assert "plan='offload-all', 0 steps" in repr(session)
+        assert "plan='offload-all', steps ended: 0" in repr(session)

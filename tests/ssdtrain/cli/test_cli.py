@@ -40,7 +40,13 @@ from tests.ssdtrain.train.legs import leg_result
         (["train", "data=text"], "set data.files=[book.txt]"),
         (["train", "train.resume=true"], "resume=latest goes on with"),
         (["train", "resume=nothing"], "resume=nothing: no such run"),
-        (["train", "train.steps=many"], "could not be converted to Integer"),
+        (["train", "train.steps=many"], "train.steps expects an integer, got 'many'"),
+        (["train", "train.steps=null"], "train.steps expects a value, got 'null'"),
+        (["train", "train.learning_rate=x"], "learning_rate expects a number, got 'x'"),
+        (["train", "train.compare=x"], "compare expects true or false, got 'x'"),
+        (["train", "train.steps"], "expects key=value such as train.steps=100, got"),
+        (["train", "offload=false"], "did you mean 'none'?\nchoices: host, none"),
+        (["train", "model=3"], "unknown choice model=3\nchoices: bert, gpt, t5"),
         (["train", "--config", "none.yaml"], "--config expects a YAML file"),
         (
             ["train", "engine=plain", "offload=host", "offload.io_threads=0"],
@@ -63,6 +69,21 @@ def test_impossible_input_is_status_2(
     words: list[str], message: str, refused: Refused
 ) -> None:
     assert message in refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("offload: false", "unknown choice offload=false; did you mean 'none'?"),
+        ("offload:", "unknown choice offload=null\nchoices: host, none"),
+        ("offload: [host, ssd]", "offload expects one choice, or its settings, got"),
+    ],
+)
+def test_a_file_that_chooses_no_name_is_told_what_there_is(
+    text: str, message: str, refused: Refused, tmp_path: Path
+) -> None:
+    (tmp_path / "my.yaml").write_text(f"model: bert\n{text}\n")
+    assert message in refused("train", "--cfg", "job", "--config", "my.yaml")
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_headings_and_figures_are_whole_on_eighty_columns() -> None:
     )
     assert title == ["2 runs, all ok"]
     assert head == [
-        ["last", "x", "peak,", "peak,"],
-        ["setting", "loss", "step", "without", "all steps", "last step", "offloaded"],
+        ["last", "step,", "x", "peak,", "peak,"],
+        ["setting", "loss", "median", "without", "all steps", "last step", "offloaded"],
     ]
     values = ["4.39878", "12884.2 ms", "x 1.346", "135.65 MB", "113.63 MB"]
     assert first == ["offload=host", *values, "121.76 MB"]
