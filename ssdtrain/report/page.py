@@ -90,10 +90,13 @@ def read_run(path: Path) -> Run:
         ConfigError: it holds no finished run, or a file is damaged.
     """
     if not (path / RESULT).is_file():
-        why = "this is no run's directory"
         if (path / "run.json").is_file():
-            why = "the run has not finished, or was stopped; one that ended has it"
-        raise ConfigError(f"{path} has no {RESULT}: {why}.")
+            ended = sorted(path.parent.glob(f"*/{RESULT}"), reverse=True)
+            own = [each.parent for each in ended if not each.parent.is_symlink()]
+            newest = f" The newest that ended: {own[0]}." if own else ""
+            why = f"the run has not finished, or was stopped.{newest}"
+            raise ConfigError(f"{path} has no {RESULT}: {why}")
+        raise ConfigError(f"{path} has no {RESULT}: this is no run's directory.")
     result = _json(path / RESULT)
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"
     lines = (

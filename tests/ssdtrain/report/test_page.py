@@ -211,7 +211,11 @@ def test_the_command(
     assert told in capsys.readouterr().err
     (run / "result.json").unlink()
     assert main(["report", "latest"]) == 2
-    with pytest.raises(ConfigError, match="has not finished, or was stopped"):
+    newest = r"has not finished, or was stopped\. The newest that ended: .*/two\.$"
+    with pytest.raises(ConfigError, match=newest):
+        read_run(run)
+    (run.parent / "two" / "result.json").unlink()
+    with pytest.raises(ConfigError, match=r"or was stopped\.$"):
         read_run(run)
     with pytest.raises(ConfigError, match="this is no run's directory"):
         read_run(run.parent)
