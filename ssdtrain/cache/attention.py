@@ -96,9 +96,9 @@ class StoredAttention:
         self.stored(number, handle)
 
     def small(self, number: int) -> None:
-        """The tensor at this place is below `min_bytes`: no item, but it may stay."""
-        if self._cache.course.observer.listens:
-            self._items[number] = NO_ITEM
+        """In the observed step the tensor at this place is below `min_bytes`: no item,
+        but it may stay."""
+        self._items[number] = NO_ITEM
 
     def expects(self, number: int) -> bool:
         """Whether the tensor at this place may be a result of attention."""

@@ -359,7 +359,10 @@ class TensorCache:
         else:
             again = self.recipes.again(tensor, key, view)
             handle = again or self._pack_new(tensor, key, view)
-        self.recipes.note(tensor, handle)
+        if self.course.storing < 0:
+            # Else a region asks, which the plan may choose to be none: autograd does
+            # not save it, and no recipe may count on it.
+            self.recipes.note(tensor, handle)
         return handle
 
     def probe_of(self, tensor: Tensor) -> Probe:

@@ -328,13 +328,18 @@ class RegionCall:
 
         Args:
             keep: makes a handle under which the tensor stays. Statistics of an
-                attention do, where the plan stores its output.
+                attention do, where the plan stores its output; in the observed step
+                all do, since a norm's recipe reads its own.
         """
         number = len(self._places)
-        storing = self._cache.course.of(self.lane).storing
+        course = self._cache.course
+        storing = course.of(self.lane).storing
         if self.number in storing and self._attention.expects(number):
             return self.stored(tensor, keep(tensor))
-        self._attention.small(number)
+        if course.observer.listens:
+            self._attention.small(number)
+            self._places.append(place_of(tensor, None))
+            return keep(tensor)
         return self.hold(tensor)
 
     def hold_planned(self, tensor: Tensor, num_bytes: int) -> PlaceHandle:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 import ssdtrain
 from ssdtrain.cache import verify
@@ -401,6 +402,69 @@ def test_what_recipes_rebuild_in_batches_of_other_sizes(
                 (table,) = session.cache.tables.tables.values()
                 placed = [row.inner for row in table.rows if type(row) is PlacedRow]
     assert any(type(row) is RebuiltAgainRow for row in placed), placed
+
+
+class Normed(nn.Module):
+    """A residual block with transformers' unfused norm in bfloat16: it widens the
+    block's input, which autograd does not save, and its statistics are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Qwen3RMSNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        result: Tensor = x + self.up(self.norm(x)) * table
+        return result
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_regions_hide_no_recipe_of_a_norm(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """What is observed while all regions run again has the recipes of a step without
+    regions, and a plan may use them in those that do not run again."""
+    model = Net()
+    model.blocks = nn.ModuleList(Normed() for _ in range(4))
+    model.to(torch.bfloat16)
+
+    def loss_of(model: nn.Module, number: int) -> Tensor:
+        result: Tensor = model(batch(number).to(torch.bfloat16)).float().square().mean()
+        return result
+
+    settings = {**SETTINGS, "min_bytes": ROWS * 4 + 1, "max_overhead": 1.0}
+    recipes = {}
+    for choice in (Choice.NONE, Choice.ALL):
+        monkeypatch.setattr("ssdtrain.api._first_regions", lambda *_, it=choice: it)
+        ours = copy.deepcopy(model)
+        plain = train(copy.deepcopy(model), loss_of, 12)
+        with ssdtrain.offload(ours, **settings) as session:
+            for number, found in enumerate(train(ours, loss_of, 12)):
+                assert same_bits(found, next(plain)), number
+                if number == NUM_OBSERVED and choice is Choice.ALL:
+                    assert session.profile is not None
+                    timeline = Timeline(session.profile)
+                    recipe, keep = Placement.RECOMPUTE, Placement.KEEP
+                    placements = {
+                        kind: [recipe if item.recipe else keep for item in items]
+                        for kind, items in timeline.profile.kinds.items()
+                    }
+                    every = spread(timeline)
+                    again = every[: round(share * len(every))]
+                    orders = schedule(
+                        timeline, with_regions(timeline, placements, again)
+                    )
+                    session.follow(Plan(orders=orders, policy="recipes"))
+            profile, last = session.profile, session.last_step
+            assert profile is not None and last is not None
+            (items,) = profile.kinds.values()
+            recipes[choice] = [
+                (item.name, item.recipe) for item in items if item.serves < 0
+            ]
+            if choice is Choice.ALL:
+                assert sum(last.recipes.values()) > 0 and not last.fallbacks
+    assert recipes[Choice.ALL] == recipes[Choice.NONE]
+    assert sum(made is not None for _, made in recipes[Choice.ALL]) >= 2 * 4
 
 
 @pytest.mark.parametrize(
