@@ -4,6 +4,7 @@ import statistics
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -257,8 +258,8 @@ class AtOnce:
         place.memory.copy_(source)
         place.copied = self._ended
 
-    def back(self, place: Place) -> Tensor:
-        return place.memory.clone()
+    def back(self, places: Sequence[Place]) -> list[Tensor]:
+        return [place.memory.clone() for place in places]
 
     def arrive(self, place: Place) -> None:
         """It has."""
@@ -319,10 +320,10 @@ def test_calls_for_a_tensor_of_a_settled_step(monkeypatch: pytest.MonkeyPatch) -
     assert found["pack", ParameterHandle] == found["use", ParameterHandle] == 1
     # A tensor that stays, and by which another one is released or buried, as most are
     # here; a CPU's wait for a copy takes four calls of it.
-    assert found["pack", KeptItemHandle] <= 24
+    assert found["pack", KeptItemHandle] <= 25
     assert found["use", KeptItemHandle] <= 24
     assert found["pack", MovedHandle] <= 21
-    assert found["use", MovedHandle] <= 28, "with the load of another one"
+    assert found["use", MovedHandle] <= 34, "with the load of a batch of one"
     monkeypatch.setattr(hostprobe, "PLACES", (Placement.KEEP, Placement.RECOMPUTE))
     meter = CallMeter()
     measured_chain(torch.device("cpu"), meter)
