@@ -15,7 +15,9 @@ from recipes.bench.foresight.plans import (
     errors,
     kendall_tau,
     of_a_perfect_prediction,
+    of_plans_told_apart,
     of_the_plain_step,
+    over_the_plain_step,
 )
 from recipes.bench.foresight.tables import steps
 from ssdtrain.foresight.collectives import Collective, load_fabric
@@ -112,6 +114,24 @@ def test_noise_bounds_what_a_prediction_can_reach() -> None:
     some, much = (of_a_perfect_prediction(seen(n)) for n in (0.01, 0.5))
     assert 0.7 < some["of_twenty_the_least"] < some["mean"] < 0.95
     assert abs(much["mean"]) < 0.2
+
+
+def test_plans_that_noise_does_not_tell_apart_stand_beside() -> None:
+    """Three plans within the noise in the wrong order, one far off in the right."""
+    steps = (100.0, 100.1, 100.2, 120.0)
+    seen = [
+        {"step_ms": step, "keep_ms": keep}
+        for step, keep in zip(steps, (89.0, 90.0, 91.0, 90.0), strict=True)
+    ]
+    predicted = [103.0, 102.0, 101.0, 119.0]
+    found = of_plans_told_apart(seen, predicted)
+    assert (found["share_of_pairs"], found["tau"]) == (0.5, 1.0)
+    assert kendall_tau(predicted, list(steps)) == 0.0
+    assert found["differ_by"] == pytest.approx(1.96 * 2**0.5 * 0.5**0.5 / 90, abs=1e-4)
+    # What drifts with the machine comes off: the first was measured on a fast one.
+    assert over_the_plain_step(seen)[0] == 100.0 / 89.0
+    wrong = of_plans_told_apart(seen, [103.0, 102.0, 101.0, 90.0])
+    assert wrong["tau"] == -1.0
 
 
 def test_collectives_are_judged_at_sizes_held_out_and_slow_kernels_as_before() -> None:

@@ -12,6 +12,7 @@ the three and judged on the third, in turn.
 import argparse
 import itertools
 import json
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from ssdtrain.foresight.power import Settled
 Row = dict[str, Any]
 MOST_WATTS, BISECTIONS = 5000.0, 40
 NUM_DRAWS = 1000
+TOLD_APART = 1.96
+"""Standard deviations: 95 % of a normal distribution."""
 GRID = [
     Settled(exponent=exponent, bound_share=share, relief=relief, beside_copies=beside)
     for exponent in (1.0, 2.0, 3.0, 4.0)
@@ -93,6 +96,40 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     return (agree - differ) / max(1, agree + differ)
 
 
+def of_plans_told_apart(plans: Sequence[Row], predicted: Sequence[float]) -> Row:
+    """Kendall's tau over the pairs of plans whose measured steps differ by more than
+    the noise of two measurements explains at 95 %, and the share of all pairs that
+    these are. Stands beside the plain figure, which counts every pair.
+
+    A measurement's noise is what the plain step differs by, see
+    `of_a_perfect_prediction`.
+    """
+    middle = statistics.median(p["keep_ms"] for p in plans)
+    noise = statistics.pstdev([p["keep_ms"] / middle for p in plans])
+    least = TOLD_APART * math.sqrt(2.0) * noise
+    pairs = list(
+        itertools.combinations(
+            zip(predicted, [p["step_ms"] for p in plans], strict=True), 2
+        )
+    )
+    apart = [
+        (a, b) for a, b in pairs if a[1] != b[1] and abs(math.log(a[1] / b[1])) > least
+    ]
+    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in apart]
+    agree, differ = sum(sign > 0 for sign in signs), sum(sign < 0 for sign in signs)
+    return {
+        "differ_by": round(least, 4),
+        "share_of_pairs": round(len(apart) / max(1, len(pairs)), 3),
+        "tau": round((agree - differ) / max(1, len(apart)), 3),
+    }
+
+
+def over_the_plain_step(plans: Sequence[Row]) -> list[float]:
+    """Measured steps over the plain step that was measured beside each: what the
+    machine's drift leaves of them."""
+    return [p["step_ms"] / p["keep_ms"] for p in plans]
+
+
 def of_a_perfect_prediction(plans: Sequence[Row]) -> Row:
     """Kendall's tau that the measurement allows a prediction without any error.
 
@@ -137,6 +174,7 @@ def main() -> None:
                 statistics.fmean(errors(p, of_the_plain_step(m, p))) for p in others
             ),
         )
+        own = predicted_ms(plans, of_the_plain_step(Settled(), plans))
         steps, least = ([p[key] for p in plans] for key in ("step_ms", "least_ms"))
         found[name] = {
             "plans": len(plans),
@@ -150,6 +188,10 @@ def main() -> None:
             # are ordered by chance.
             "tau_of_two_measurements": round(kendall_tau(least, steps), 3),
             "tau_of_a_perfect_prediction": of_a_perfect_prediction(plans),
+            "plans_told_apart": of_plans_told_apart(plans, own),
+            "tau_over_the_plain_step": round(
+                kendall_tau(own, over_the_plain_step(plans)), 3
+            ),
         }
     print(json.dumps(found, indent=1))
     results.write(args.out or RESULTS / "foresight" / "plans.json", found)
