@@ -40,6 +40,7 @@ ELEMENT_BYTES: Mapping[str, int] = {
     "int8": 1,
     "fp8": 1,
     "complex64": 8,
+    "complex128": 16,
     "bool": 1,
 }
 

@@ -7,14 +7,17 @@ update is added as the one fused operator that it is on a GPU. Steps that really
 
 [Note: as on the device]
 The meta device takes some composite paths that the device does not. Attention, and for
-CUDA dropout, are sent to the operators that the device runs. There is no data to look
-into: a yes or no that the host asks a tensor for ("is nothing masked?") is taken as
-yes, and counted in the graph's notes; a number that it asks for ends the capture with
-an error.
-(tests/ssdtrain/foresight/test_graph.py, tests/ssdtrain/foresight/test_own.py)
+CUDA dropout, are sent to the operators that the device runs; `nn.MultiheadAttention`
+is looked into. There is no data to look into: a yes or no that the host asks a tensor
+for ("is nothing masked?") is taken as yes, and counted in the graph's notes; a number
+that it asks for ends the capture with an error. What else a capture leaves out goes
+into the notes as well (`caveats.py` puts them into words).
+(tests/ssdtrain/foresight/test_graph.py, tests/ssdtrain/foresight/test_own.py,
+tests/ssdtrain/foresight/test_users.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.autocast import Autocast
+from ssdtrain.foresight.caveats import UNFUSED, explained, parts_of
 from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.recorder import STATES, Recorder
@@ -49,27 +54,33 @@ def capture(
         on: the kind of device whose operators are recorded.
 
     Raises:
-        ConfigError: nothing needs a gradient, the optimizer is unknown, or an operator
-            needs data, which the meta device does not have.
+        ConfigError: nothing needs a gradient, the optimizer is unknown, the model or
+            its forward raised, or an operator needs data, which the meta device does
+            not have.
     """
     if optimizer is not None and optimizer not in STATES:
         raise ConfigError(
             f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
         )
     recorder = Recorder(model, amend=Collectives().amend)
-    record(recorder, forward, on)
+    seen = record(recorder, forward, on)
     if optimizer is not None:
         recorder.update(optimizer)
-    return recorder.graph(dict(notes or {}))
+    return recorder.graph({**(notes or {}), **seen, **parts_of(model, forward)})
 
 
 def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
-    """Run a forward; its floating-point results that need a gradient.
+    """Run a forward; its floating-point results that need a gradient: the loss alone
+    where it is told by that name, as the outputs of transformers do.
 
     Raises:
         ConfigError: there is none.
     """
-    out = [x for x in tree_leaves(forward()) if isinstance(x, Tensor)]
+    given = forward()
+    named = given.get("loss") if isinstance(given, Mapping) else None
+    if isinstance(named, Tensor):
+        given = named
+    out = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
     loss = [x for x in out if x.requires_grad and x.is_floating_point()]
     if not loss:
         raise ConfigError(
@@ -79,46 +90,79 @@ def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
     return loss
 
 
-def record(recorder: "Recorder", forward: Callable[[], Any], on: Kind) -> None:
-    """Run forward and backward under a `Recorder`.
+def record(
+    recorder: "Recorder", forward: Callable[[], Any], on: Kind
+) -> dict[str, str]:
+    """Run forward and backward under a `Recorder`; give what was left out, as notes.
 
     Raises:
-        ConfigError: nothing needs a gradient, or an operator needs data.
+        ConfigError: nothing needs a gradient, the forward raised, or an operator needs
+            data.
     """
+    autocast = Autocast(on)
+    as_on = AsOn(on, autocast)
     try:
-        with recorder.modules(), AsOn(on), recorder:
+        with recorder.modules(), autocast.noted(), as_on, recorder:
             loss = loss_of(forward)
             recorder.phase = Phase.BACKWARD
             torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
-    except (NotImplementedError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"the step cannot be captured on the meta device: {error}. Values that "
-            "the host looks into (Tensor.item(), boolean masks) have to be constants."
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explained(
+            error, "the step cannot be captured on the meta device"
         ) from error
+    return {UNFUSED: str(as_on.num_unfused)} if as_on.num_unfused else {}
 
 
 class AsOn(TorchFunctionMode):
     """See [Note: as on the device]."""
 
-    def __init__(self, kind: Kind = Kind.CUDA) -> None:
+    def __init__(
+        self, kind: Kind = Kind.CUDA, autocast: Autocast | None = None
+    ) -> None:
         super().__init__()
         self._kind = kind
+        self._autocast = autocast or Autocast(kind)
+        self.num_unfused = 0
+        """Attentions that the device runs in one kernel, and that are not captured
+        so."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = self._autocast.arguments(func, args, kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self, _looked_into():
+                return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             found = fused_attention(self._kind, *args, **kwargs)
             if found is not None:
                 return found
+            self.num_unfused += self._kind is Kind.CUDA
         if func is F.dropout and self._kind is Kind.CUDA:
             found = fused_dropout(*args, **kwargs)
             if found is not None:
                 return found
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _looked_into() -> Iterator[None]:
+    """The next function of `torch.nn.functional` runs its own body under a function
+    mode; those that it calls are the mode's again."""
+    functional: Any = F
+    own = functional.has_torch_function
+
+    def once(tensors: Any) -> bool:
+        functional.has_torch_function = own
+        return False
+
+    functional.has_torch_function = once
+    try:
+        yield
+    finally:
+        functional.has_torch_function = own
 
 
 def fused_attention(

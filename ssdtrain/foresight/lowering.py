@@ -35,7 +35,9 @@ POINTWISE: Mapping[str, str] = {
     "cos": "tanh",
     "sin": "tanh",
     "sigmoid": "tanh",
+    "sigmoid_": "tanh",
     "tanh": "tanh",
+    "tanh_": "tanh",
     "erf": "tanh",
     "tanh_backward": "tanh_backward",
     "sigmoid_backward": "tanh_backward",
@@ -339,6 +341,13 @@ def _into_copy(site: _Site, added: Call) -> list[Call]:
     return [added] if site.node.name.endswith("_") else [whole, added]
 
 
+def _bag(site: _Site) -> list[Call]:
+    """Rows are read, and added up before one a bag is written."""
+    table, index = site.inputs[0], site.inputs[1]
+    rows = _rows_moved(site, "lookup", table, index.elements)
+    return [replace(rows, written_bytes=site.outputs[0].num_bytes)]
+
+
 def _index_add(site: _Site) -> list[Call]:
     table, index = site.inputs[0], site.inputs[1]
     return _into_copy(site, _rows_moved(site, "scatter_add", table, index.elements))
@@ -478,6 +487,9 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "amax": _reduction,
     "all": _reduction,
     "embedding": _lookup,
+    "_embedding_bag": _bag,
+    "_embedding_bag_forward_only": _bag,
+    "_embedding_bag_dense_backward": _lookup_backward,
     "index_select": _lookup,
     "gather": _gather,
     "index": _index,

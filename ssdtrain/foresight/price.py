@@ -6,6 +6,7 @@ touches so many bytes of other traffic pass; where they and the tensor itself ar
 than half of the cache, the tensor's reads do not count as memory traffic.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,8 +35,8 @@ class Priced:
     tasks: list[Task]
     calls: list[tuple[Call, float]]
     by_family_us: dict[Family, float] = field(default_factory=dict)
-    num_generic: int = 0
-    """Operators without a model of their own."""
+    generic: Counter[str] = field(default_factory=Counter)
+    """Operators without a model of their own, by name."""
     unknown_host: int = 0
     """Operators whose host time is their phase's mean."""
     bound_us: float = 0.0
@@ -93,7 +94,8 @@ def _compute(
     lowered = lower(graph, node)
     if not lowered.calls:
         return 0.0
-    priced.num_generic += lowered.is_generic
+    if lowered.is_generic:
+        priced.generic[node.name] += 1
     read = _storages(graph, node.inputs)
     warm = cache.warm_bytes(read)
     total = 0.0
@@ -175,8 +177,14 @@ class StepEstimate:
     """Expected relative error: the families' errors, weighed by their time and taken
     as independent between families."""
     by_family_us: Mapping[Family, float]
-    num_generic: int
+    generic: Mapping[str, int]
+    """Operators that are priced as copies of their bytes, by name."""
     unknown_host: int
+
+    @property
+    def num_generic(self) -> int:
+        """How many they are."""
+        return sum(self.generic.values())
 
     @property
     def is_host_bound(self) -> bool:
@@ -207,7 +215,7 @@ def estimate_step(
         clock=found.clock,
         error=variance**0.5 / max(1.0, sum(priced.by_family_us.values())),
         by_family_us=priced.by_family_us,
-        num_generic=priced.num_generic,
+        generic=dict(priced.generic),
         unknown_host=priced.unknown_host,
     )
 

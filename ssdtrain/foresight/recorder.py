@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.caveats import ASSUMED
 from ssdtrain.foresight.graph import CALLER, Graph, Node, Storage, TensorInfo
 from ssdtrain.foresight.overheads import Phase
 
@@ -36,6 +37,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float32: "fp32",
     torch.float64: "fp64",
     torch.complex64: "complex64",
+    torch.complex128: "complex128",
     torch.int64: "int64",
     torch.uint64: "int64",
     torch.int32: "int32",
@@ -45,6 +47,9 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "int8",
     torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
+    torch.float8_e4m3fnuz: "fp8",
+    torch.float8_e5m2fnuz: "fp8",
+    torch.uint16: "int16",
     torch.bool: "bool",
 }
 # Operators whose result the host waits for.
@@ -315,12 +320,17 @@ class Recorder(TorchDispatchMode):
     def _tensor(self, tensor: Tensor) -> int:
         if tensor.layout is not torch.strided:
             raise ConfigError(
-                f"execution graphs expect strided tensors, got {tensor.layout}"
+                f"execution graphs expect strided tensors, got {tensor.layout}; dense "
+                "ones for the prediction: nn.Embedding and nn.EmbeddingBag take "
+                "sparse=False."
             )
         storage = self._storage(tensor)
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
-            raise ConfigError(f"execution graphs do not know {tensor.dtype} yet")
+            raise ConfigError(
+                f"execution graphs do not know {tensor.dtype} yet; they know "
+                f"{', '.join(sorted(set(DTYPES.values())))}."
+            )
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         key = (storage, tensor.storage_offset(), shape, stride, dtype)
         number = self._known.setdefault(key, len(self._known))
@@ -371,7 +381,7 @@ class Recorder(TorchDispatchMode):
     def graph(self, notes: dict[str, str]) -> Graph:
         """What was noted."""
         if self.num_assumed:
-            notes["assumed_yes"] = str(self.num_assumed)
+            notes[ASSUMED] = str(self.num_assumed)
         gradients = {
             self._storage(local(parameter.grad))
             for parameter in self._model.parameters()

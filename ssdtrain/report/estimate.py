@@ -18,6 +18,7 @@ from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.foresight.capture import record
+from ssdtrain.foresight.caveats import left_out, parts_of
 from ssdtrain.foresight.device import Device
 from ssdtrain.foresight.price import price, steady
 from ssdtrain.foresight.recorder import Recorder
@@ -71,15 +72,21 @@ def estimate(
         lambda tensor: saved.pack(tensor, recorder),
         lambda packed: saved.unpack(packed, recorder),
     ):
-        record(recorder, forward, device.spec.kind)
+        notes = record(recorder, forward, device.spec.kind)
     if not saved.items:
         raise ConfigError(
             f"no saved tensor of at least {min_bytes} bytes was seen; set --min-bytes "
             "lower, or give a larger --micro-batch."
         )
-    priced = price(recorder.graph({}), device)
+    graph = recorder.graph({**notes, **parts_of(model, forward)})
+    priced = price(graph, device)
     found = steady(priced, device)
-    num_generic, name = priced.num_generic, device.spec.name
+    by = f"kernel models of {device.spec.name}, {priced.generic.total()} operators"
+    by += " priced as copies"
+    if left_out(graph.notes):
+        by += (
+            "; `ssdtrain foresight predict` says what is left out of this model's step"
+        )
     return saved.profile(
         found.tasks,
         links=links,
@@ -87,8 +94,7 @@ def estimate(
         is_hosted=device.spec.kind is Kind.CUDA,
         host_lead_ms=found.host_lead_us / 1e3,
         notes={
-            ESTIMATED: f"kernel models of {name}, {num_generic} operators priced as "
-            "copies",
+            ESTIMATED: by,
             "clock": f"{found.clock:.3f}",
         },
     )

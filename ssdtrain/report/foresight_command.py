@@ -17,9 +17,11 @@ from rich.table import Table
 
 from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.autocast import Autocast
 from ssdtrain.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.foresight.call import Family
 from ssdtrain.foresight.capture import capture
+from ssdtrain.foresight.caveats import explained, left_out
 from ssdtrain.foresight.collectives import Fabric, load_fabric
 from ssdtrain.foresight.device import (
     DEFAULT_DEVICE,
@@ -34,6 +36,7 @@ from ssdtrain.foresight.gather import gather, read_times
 from ssdtrain.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.foresight.learn import learn, own_device
 from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.price import StepEstimate, estimate_step
 from ssdtrain.foresight.ranks import Layout, Spread, estimate_graphs, estimate_ranks
 from ssdtrain.foresight.recorder import STATES
@@ -77,6 +80,7 @@ EXAMPLES = """actions and examples:
 
 FUNCTION(micro_batch) gives (module, forward), forward() a loss.
 """
+MOST_NAMES = 5
 COUNT = 4000
 """Calls of the design for each family: more than any budget times."""
 
@@ -172,7 +176,7 @@ def _needed(args: argparse.Namespace, *names: str) -> None:
 def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
     _needed(args, "model")
     build = build_of(args.model, args.sequence)
-    with torch.device("meta"):
+    with torch.device("meta"), Autocast(on).noted():
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
@@ -190,7 +194,7 @@ def _capture(args: argparse.Namespace) -> None:
     if args.step is None:
         graph = _graph(args)
     else:
-        models, step = function_of(args.step, "--step")()
+        models, step = _prepared(args.step)
         graph = capture_step(step, models, notes={"step": args.step})
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # with a group or without
             path = path.with_suffix(f".rank{os.environ['RANK']}{path.suffix}")
@@ -198,7 +202,34 @@ def _capture(args: argparse.Namespace) -> None:
     print(f"{len(graph.nodes)} operators written to {path}")
 
 
+def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
+    """What the function of `--step` gives.
+
+    Raises:
+        ConfigError: it raised, or gave something else than (modules, step).
+    """
+    function = function_of(text, "--step")
+    try:
+        given = function()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explained(error, f"--step {text} failed") from error
+    if not isinstance(given, tuple | list) or len(given) != 2 or not callable(given[1]):
+        raise ConfigError(
+            f"--step {text}: the function takes nothing and expects to give (module or "
+            "modules, step), where step() runs one whole training step, got "
+            f"{type(given).__name__}"
+        )
+    return given[0], given[1]
+
+
 def _predict(args: argparse.Namespace) -> None:
+    if args.graph and args.model:
+        raise ConfigError(
+            "--graph and --model both name a step; give one of them (--graph has the "
+            "step as it was captured)."
+        )
     device = load_device(args.device)
     graphs = [read_graph(path) for path in args.graph or ()]
     graph = graphs[0] if graphs else _graph(args, device.spec.kind)
@@ -223,10 +254,15 @@ def _predict(args: argparse.Namespace) -> None:
         values = asdict(step)
         values["by_family_us"] = {k.value: v for k, v in step.by_family_us.items()}
         values["peak_bytes"] = peak.peak_bytes
+        values["num_generic"] = step.num_generic
+        values["left_out"] = left_out(graph.notes)
+        values["has_update"] = _has_update(graph)
         values["ranks"] = None if ranks is None else asdict(ranks)
         print(json.dumps(values, indent=1))
         return
     _print(device, step, peak.peak_bytes)
+    for line in _not_in_it(args, graph):
+        print(line)
     if ranks is not None:
         how = "captured" if graphs else args.spread
         print(
@@ -235,6 +271,20 @@ def _predict(args: argparse.Namespace) -> None:
             f"{ranks.alone_us / 1e3:.2f} ms, communication "
             f"{ranks.communication_us / 1e3:.2f} ms."
         )
+
+
+def _has_update(graph: Graph) -> bool:
+    return any(node.phase is Phase.UPDATE for node in graph.nodes)
+
+
+def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
+    """What the prediction leaves out."""
+    lines = left_out(graph.notes)
+    if not _has_update(graph) and not args.graph:
+        lines.append(
+            "The optimizer's update and its state are not in it: --optimizer adds them."
+        )
+    return [f"Left out: {line}" for line in lines]
 
 
 def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wires:
@@ -251,7 +301,13 @@ def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wir
 def _fabric(args: argparse.Namespace) -> Fabric:
     if args.fabric is None:
         return fabric_of(load_device(args.device).spec)
-    return load_fabric(args.fabric)
+    try:
+        return load_fabric(args.fabric)
+    except FileNotFoundError:
+        raise ConfigError(
+            "--fabric expects nvlink or a fabric file (.json) that is there, got "
+            f"{args.fabric!r}"
+        ) from None
 
 
 def _shard(args: argparse.Namespace) -> None:
@@ -315,8 +371,11 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
     if step.clock < 1.0:
         lines.append(f"The power limit holds the clock at {100 * step.clock:.0f} %.")
     if step.num_generic:
+        most = sorted(step.generic, key=lambda name: -step.generic[name])
+        named = ", ".join(most[:MOST_NAMES]) + (", ..." * (len(most) > MOST_NAMES))
         lines.append(
-            f"{step.num_generic} operators are priced as copies of their bytes."
+            f"{step.num_generic} operators are priced as copies of their bytes, as no "
+            f"model knows them: {named}."
         )
     if step.unknown_host:
         lines.append(f"Host times of {step.unknown_host} operators are means.")

@@ -14,6 +14,7 @@ import ssdtrain.api
 from ssdtrain.arguments import count_argument
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
+from ssdtrain.foresight.caveats import explained
 from ssdtrain.foresight.device import Device
 from ssdtrain.plan.profile import Profile
 from ssdtrain.report.estimate import estimate
@@ -107,7 +108,31 @@ def build_of(text: str, sequence: int) -> Build:
             f"FILE.py:FUNCTION, got {text!r}."
         )
     function = function_of(text, "--model")
-    return lambda micro_batch: Subject(*function(micro_batch))
+    return lambda micro_batch: subject_of(text, function, micro_batch)
+
+
+def subject_of(text: str, function: Callable[..., Any], micro_batch: int) -> Subject:
+    """Build what a user's function makes.
+
+    Raises:
+        ConfigError: it raised, or gave something else than (module, forward).
+    """
+    try:
+        given = function(micro_batch)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explained(error, f"--model {text} failed") from error
+    parts = given if isinstance(given, tuple | list) else (given,)
+    is_pair = len(parts) == 2 and isinstance(parts[0], nn.Module)
+    if not is_pair or not callable(parts[1]):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise ConfigError(
+            f"--model {text}: the function expects to give (module, forward), where "
+            f"forward() gives the loss, got {kinds}; for example: return model, "
+            "lambda: model(x).mean()"
+        )
+    return Subject(*parts)
 
 
 def function_of(text: str, option: str) -> Callable[..., Any]:
