@@ -31,6 +31,7 @@ from ssdtrain.hosts.recognition import device_of, modules_of
 from ssdtrain.hosts.watch import HELD, Watch
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
+from ssdtrain.observe.room import WHOLE
 from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -232,6 +233,12 @@ class Session:
         return self.is_settled or planner is None or planner.has_observed
 
     @property
+    def segments(self) -> str:
+        """What the caching allocator takes from the device: `whole` segments, as ever;
+        `growing` ones, since memory was short; or `whole: ` and why, although it is."""
+        return WHOLE if self._planner is None else self._planner.room.segments
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of saved tensors alive on the device now."""
         return self.cache.ledger.live_bytes
@@ -280,6 +287,9 @@ class Session:
                 weakly(self._planner.room.before_step)
             )
             self._patches.also(hook.remove)
+            self._patches.also(self._planner.room.close)
+            if goal.device_bytes is not None:
+                self._planner.room.open()
             fall_back = self.cache.offloader.fall_back
             host: Any = megatron if megatron.is_megatron(modules) else meshes
             self._planner.peers = host.peers(

@@ -7,6 +7,13 @@ maximum at the end of each backward is compared with the limit. A step that used
 of what plans leave free went beyond; by how much it did, the next plan leaves more
 room. The maximum is the user's as well: it is started again only where a higher one of
 before would hide the step's own.
+
+[Note: retries]
+An allocator that cannot serve a request waits for the device, gives back what it
+caches, and tries again: the step goes on, but late, and a step that is a little larger
+would end there. So a plan under which that happens leaves too little free, with or
+without a limit; the next one leaves as much more as the reserve is. The first steps
+under a plan do not count: they begin with what the steps before have left.
 (tests/ssdtrain/observe/test_peaks.py)
 """
 
@@ -51,3 +58,30 @@ class PeakWatch:
         if was_higher or not is_alike or self._num_steps <= 2:
             return 0
         return goal.beyond(end.max_allocated_bytes, start.allocated_bytes)
+
+
+class RetryWatch:
+    """Sees whether the allocator had to empty its cache: [Note: retries]."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._num_steps = 0
+        """Since the plan was taken."""
+        self._num_retries: int | None = None
+        """By then; None: nobody has looked since."""
+
+    def planned(self) -> None:
+        """Another plan is followed from now on."""
+        self._num_steps, self._num_retries = 0, None
+
+    def step(self) -> bool:
+        """Count the start of a step; whether the allocator had to try again since the
+        last look, with the same plan."""
+        self._num_steps += 1
+        if self._num_steps <= 2 or not is_timed_step(self._num_steps):
+            return False
+        memory = self._device.memory()
+        if memory is None:
+            return False
+        before, self._num_retries = self._num_retries, memory.num_retries
+        return before is not None and memory.num_retries > before

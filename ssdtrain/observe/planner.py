@@ -37,7 +37,7 @@ from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
-from ssdtrain.observe.peaks import PeakWatch
+from ssdtrain.observe.peaks import PeakWatch, RetryWatch
 from ssdtrain.observe.regionsteps import RegionStep, fastest
 from ssdtrain.observe.room import Room
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
@@ -52,7 +52,7 @@ from ssdtrain.plan.calibrate import (
     rebuild_key,
 )
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
-from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll
@@ -96,6 +96,8 @@ RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
 MOST_TIGHTENED = 4
 """Plans that leave more room under a limit than the one before."""
+DIRECT = "a drive reads and writes device memory"
+"""Why segments do not grow: [Note: growing segments] in transfer/segments.py."""
 GONE_BACK = 0.5
 """Part of the overhead that may be predicted behind a plan that was given up."""
 SAMPLED_STEPS = 128
@@ -204,7 +206,9 @@ class Planner:
         self._meter: HostMeter | None = None
         """Of the step that is being timed."""
         self._peaks = PeakWatch(cache.device, cache.ledger)
-        self.room = Room(cache.device)
+        is_direct = isinstance(cache.offloader, DirectOffloader)
+        self.room = Room(cache.device, DIRECT if is_direct else "")
+        self._retries = RetryWatch(cache.device)
         self._overhead = Overhead()
         self._num_tightened = 0
         """How often steps went beyond a limit."""
@@ -332,7 +336,7 @@ class Planner:
         cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = cache.timer = None
-        cache.device.trim()  # see [Note: torn blocks]
+        self.room.trim()  # see [Note: torn blocks]
         self._meter = cache.meter = HostMeter(
             self._away, is_autograds=lambda: cache.course.storing < 0
         )
@@ -444,7 +448,7 @@ class Planner:
         if self._without_hooks:
             cache.bypass = Bypass(cache.ledger.clock)
             return
-        cache.device.trim()  # see [Note: torn blocks]
+        self.room.trim()  # see [Note: torn blocks]
         own_meter = self._meter = cache.meter = HostMeter(
             self._away, is_autograds=lambda: cache.course.storing < 0
         )
@@ -768,6 +772,7 @@ class Planner:
             return
         self._hand_over(self.plan)
         self._num_followed = 0
+        self._retries.planned()
         if self._goal.is_by_memory:
             self._peaks.planned()
         if self.plan.prediction is not None:
@@ -780,7 +785,7 @@ class Planner:
         cache = self._cache
         cache.course.plan = plan
         cache.regions.choice = Choice.PLANNED
-        cache.device.trim()  # see [Note: torn blocks]
+        self.room.trim()  # see [Note: torn blocks]
         # Under a byte budget somebody must see that a batch is larger than others.
         unhooked = (
             plan.keeps_all
@@ -871,6 +876,7 @@ class Planner:
         self._sample_host()
         self._make_room()
         self._keep_within()
+        self._leave_more()
         measured = self._last_step_ms()
         if measured is not None and self._trial is not None:
             before = self._trial.step(measured)
@@ -970,6 +976,24 @@ class Planner:
         self._goal = replace(self._goal, spare_bytes=spare_bytes)
         self._stop_search()
         self._trial = None  # the plan before took more than it may
+        self._begin_search(QUICK_MARKS)
+
+    def _leave_more(self) -> None:
+        """Leave more free if the allocator had to empty its cache under this plan: see
+        [Note: retries] in peaks.py."""
+        if not isinstance(self.peers, Alone) or not self._retries.step():
+            return
+        limit = self._goal.limit_bytes
+        if limit is None or self._num_tightened == MOST_TIGHTENED:
+            return
+        self._num_tightened += 1
+        logger.info("ssdtrain: plan %d leaves the allocator too little", self.num_plans)
+        # As for torn blocks: where a plan can, and no error where none can.
+        reserve = int(DEVICE_RESERVE * limit)
+        self._torn_bytes = max(reserve, self._goal.torn_bytes) + reserve
+        self._goal = replace(self._goal, torn_bytes=self._torn_bytes)
+        self._stop_search()
+        self._trial = None  # the plan before left as little
         self._begin_search(QUICK_MARKS)
 
     def _sample_host(self) -> None:

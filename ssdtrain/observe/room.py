@@ -1,4 +1,4 @@
-"""Room for an optimizer's state, in a device whose memory is nearly used up.
+"""Room for tensors of all sizes, in a device whose memory is nearly used up.
 
 [Note: torn blocks]
 A caching allocator gives tensors parts of the blocks that larger ones left, and a block
@@ -10,9 +10,17 @@ device: the state gets blocks of its own. For the same reason it goes back befor
 step in which all regions run again, the first ones and those that are measured, and
 where a plan is taken: the blocks are those that other tensors have left. What it costs
 are the allocations of one step, and only where most of the memory is reserved.
+
+That alone is not enough: training that needs 4.2 GB under checkpointing ended out of
+memory at 4.8, with 0.9 GB free in blocks that tensors of a few bytes held. So where
+most of the memory is reserved the allocator is also asked for segments that grow
+([Note: growing segments] in ssdtrain/transfer/segments.py), from then on; under a limit
+for everything (`device_memory`) from the start, as the plan will use up that limit.
 (tests/ssdtrain/observe/test_room.py)
 """
 
+import logging
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -21,14 +29,26 @@ from torch.optim import Optimizer
 from ssdtrain.forks import Owner
 from ssdtrain.transfer.device import Device
 
+logger = logging.getLogger(__name__)
+
+WHOLE = "whole"
+"""Memory was not short: the allocator takes segments as it did."""
+GROWING = "growing"
+
 
 class Room:
-    """Empties the cache before the first step of every optimizer."""
+    """Empties the cache where memory is short, and has segments grow from then on."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, obstacle: str = "") -> None:
+        """obstacle: why segments must not grow; "": they may."""
         self._device = device
         self._owner = Owner()
         self._seen: WeakSet[Optimizer] = WeakSet()
+        self._undo: Callable[[], None] | None = None
+        self._obstacle = obstacle
+        self.segments = WHOLE
+        """`whole`, `growing`, or `whole: ` and why they do not grow although memory is
+        short."""
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """For `torch.optim.optimizer.register_optimizer_step_pre_hook`."""
@@ -36,4 +56,34 @@ class Room:
             return
         self._seen.add(optimizer)
         if not optimizer.state:
-            self._device.trim()
+            self.trim()
+
+    def open(self) -> None:
+        """All of the memory will be used."""
+        self.grow()
+        self._device.trim(0.0)
+
+    def trim(self) -> None:
+        """Empty the cache if most of the memory is reserved."""
+        if self._device.trim():
+            self.grow()
+
+    def grow(self) -> None:
+        """Have segments grow from now on, if they may. Asked once."""
+        if self._undo is not None:
+            return
+        reason, self._undo = self._obstacle, _nothing
+        if not reason:
+            reason, self._undo = self._device.grow_segments()
+        self.segments = f"{WHOLE}: {reason}" if reason else GROWING
+        logger.info("ssdtrain: memory is short, segments: %s", self.segments)
+
+    def close(self) -> None:
+        """Put back what was set. Idempotent."""
+        if self._undo is not None and not self._owner.is_elsewhere:
+            self._undo()
+            self._undo = _nothing
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""

@@ -89,12 +89,17 @@ class Goal:
             return None
         return self.capacity_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """Device memory for everything; None: it is not asked, or not known."""
+        if self.is_by_memory:
+            return self.device_bytes
+        return self.capacity_bytes
+
     def easy_bytes(self, profile: Profile) -> float | None:
         """Return the peak above the step's start up to which a plan fits although
         blocks are torn; None: it is not asked, or not known."""
-        limit = self.device_bytes
-        if limit is None:
-            limit = None if self.is_by_memory else self.capacity_bytes
+        limit = self.limit_bytes
         if limit is None:
             return None
         torn_bytes = min(self.torn_bytes, MOST_TORN * limit)

@@ -29,7 +29,7 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.forks import Owner
 from ssdtrain.jsonfile import Natural, Positive, decode, extend, in_parts, joined
-from ssdtrain.plan.adapt import is_better
+from ssdtrain.plan.adapt import GAIN, is_better
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
@@ -112,6 +112,10 @@ def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
         return False
     if new.prediction is None:
         return False
+    easy = goal.easy_bytes(profile)
+    if easy is not None and priced.peak_bytes > easy:
+        if new.prediction.peak_bytes < (1 - GAIN) * priced.peak_bytes:
+            return False
     budget = goal.most_bytes(profile)
     limit = (1 + goal.overhead) * priced.keep_ms if budget is None else budget
     if goal.aim < 1.0 and budget is None and priced.step_ms > limit:

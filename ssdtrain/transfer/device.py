@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ssdtrain.forks import Owner
+from ssdtrain.transfer.segments import GROWING
 from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
 from ssdtrain.transfer.workers import Workers
 
@@ -51,6 +52,8 @@ class MemoryLevel(NamedTuple):
     max_reserved_bytes: int
     torn_bytes: int = 0
     """Free parts of blocks whose other parts are in use."""
+    num_retries: int = 0
+    """How often the allocator had to empty its cache to serve a request."""
 
 
 class Copy(NamedTuple):
@@ -165,8 +168,20 @@ class Device(Protocol):
         """Let the caching allocator take no more than this; it frees what it caches
         before it fails. Returns what undoes it."""
 
-    def trim(self) -> None:
-        """Give back what the allocator caches, if it caches much of the device."""
+    def trim(self, share: float = TRIMMED_SHARE) -> bool:
+        """Give back what the allocator caches, if it has more of what the process may
+        take than this share.
+
+        Returns:
+            Whether it has.
+        """
+
+    def grow_segments(self) -> tuple[str, Callable[[], None]]:
+        """Have the allocator take segments that grow from now on.
+
+        Returns:
+            Why it does not, "" if it does; and what undoes it, to be called once.
+        """
 
     def reset_peak(self) -> None:
         """Let the allocator's maxima start again from the present level."""
@@ -309,8 +324,13 @@ class CpuDevice:
         """CPU tensors have no caching allocator."""
         return lambda: None
 
-    def trim(self) -> None:
+    def trim(self, share: float = TRIMMED_SHARE) -> bool:
         """Nothing is cached."""
+        return False
+
+    def grow_segments(self) -> tuple[str, Callable[[], None]]:
+        """There are none."""
+        return "a CPU has no segments", lambda: None
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
@@ -531,6 +551,7 @@ class CudaDevice:
             allocated["peak"],
             reserved["peak"],
             stats["inactive_split_bytes"]["all"]["current"],
+            stats.get("num_alloc_retries", 0),
         )
 
     def capacity_bytes(self) -> int:
@@ -550,12 +571,19 @@ class CudaDevice:
         torch.cuda.set_per_process_memory_fraction(fraction, device)
         return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
 
-    def trim(self) -> None:
+    def trim(self, share: float = TRIMMED_SHARE) -> bool:
         """Empty the cache of an allocator that has most of what it may take."""
         reserved = torch.cuda.memory_reserved(self.torch_device)
-        is_short = reserved > TRIMMED_SHARE * self.capacity_bytes()
+        is_short = reserved > share * self.capacity_bytes()
         if is_short and not torch.cuda.is_current_stream_capturing():
             torch.cuda.empty_cache()
+        return is_short
+
+    def grow_segments(self) -> tuple[str, Callable[[], None]]:
+        """See [Note: growing segments] in segments.py."""
+        if self._captures or torch.cuda.is_current_stream_capturing():
+            return "a CUDA graph was captured", lambda: None
+        return GROWING.use()
 
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""

@@ -217,6 +217,7 @@ def ours(loop: Loop, settings: dict[str, Any], run: Run) -> dict[str, Any]:
         "num_planned": planned,
         "num_plans": num_plans,
         "settled": session.is_settled,
+        "segments": session.segments,
         "refused": dict(list(session.regions_refused.items())[:2]),
     }
     if last is not None and last.prediction is not None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Counters
-from ssdtrain.observe.peaks import PeakWatch
+from ssdtrain.observe.peaks import PeakWatch, RetryWatch
 from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
@@ -85,3 +85,54 @@ def test_which_steps_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "levels", (None, None))
     assert watch.step(goal, True) == 0
     device.close()
+
+
+def test_retries_of_the_allocator_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the first steps under a plan, nor those of before."""
+    device = CpuDevice()
+    retries = [3]
+    monkeypatch.setattr(
+        device, "memory", lambda: MemoryLevel(0, 0, 0, 0, num_retries=retries[0])
+    )
+    watch = RetryWatch(device)
+    watch.planned()
+    found = []
+    for number in range(1, 17):
+        retries[0] += number in (1, 2, 3, 5, 12)  # in the step before
+        found.append(watch.step())
+    assert [number for number, each in enumerate(found, 1) if each] == [5, 16]
+    watch.planned()
+    retries[0] += 1
+    assert not any(watch.step() for _ in range(8))
+    monkeypatch.setattr(device, "memory", lambda: None)
+    assert not watch.step()
+    device.close()
+
+
+def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Run(monkeypatch).steps(2).highest[-1]
+    limit = int(1.04 * whole)
+    run = Run(monkeypatch, device_memory=limit, **SETTINGS)
+    meter: Any = run.meter
+    retries = [0]
+
+    def level(device: CpuDevice) -> MemoryLevel:
+        return MemoryLevel(meter.now_bytes, 0, meter.peak_bytes, 0, 0, retries[0])
+
+    monkeypatch.setattr(CpuDevice, "memory", level)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
+    run.steps(8)
+    assert run.session is not None and run.session.plan is not None
+    before = run.session.plan
+    for _ in range(12):
+        retries[0] += 1
+        run.steps(1)
+    after = run.session.plan
+    run.session.close()
+    assert after is not None and after.prediction and before.prediction
+    assert after.prediction.peak_bytes < before.prediction.peak_bytes
+    base_bytes = run.session.profile.base_bytes if run.session.profile else 0
+    assert base_bytes + after.prediction.peak_bytes <= (1 - 2 * DEVICE_RESERVE) * limit
+    assert same_bits(run.seen, Run(monkeypatch).steps(20).seen)

@@ -1,5 +1,6 @@
 """[Note: torn blocks]: what the allocator's blocks leave no room for."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
 from ssdtrain.plan.simulate import Run as Simulated
 from ssdtrain.plan.simulate import keep_all
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from ssdtrain.transfer.device import TRIMMED_SHARE, CpuDevice, MemoryLevel
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
 from tests.ssdtrain.plan.profiles import drawn
@@ -128,3 +129,81 @@ def test_torn_blocks_of_the_observed_step_are_planned_for(
     keeps = plan.prediction.keep_peak_bytes
     assert plan.keeps_all == (share == 0.0)
     assert share == 0.0 or plan.prediction.peak_bytes < keeps
+
+
+class Growing(CpuDevice):
+    """Counts requests for segments that grow, and their ends."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__()
+        self.reason, self.is_short = reason, False
+        self.asked = self.undone = 0
+        self.shares: list[float] = []
+
+    def trim(self, share: float = TRIMMED_SHARE) -> bool:
+        self.shares.append(share)
+        return self.is_short
+
+    def grow_segments(self) -> tuple[str, Callable[[], None]]:
+        self.asked += 1
+        return self.reason, self._end
+
+    def _end(self) -> None:
+        self.undone += 1
+
+
+def test_segments_grow_once_memory_is_short_until_the_session_closes() -> None:
+    device = Growing()
+    room = Room(device)
+    room.trim()
+    assert device.asked == 0 and room.segments == "whole"
+    device.is_short = True
+    for _ in range(3):
+        room.trim()
+    assert device.asked == 1 and room.segments == "growing"
+    for _ in range(2):
+        room.close()
+        assert device.undone == 1
+    assert device.shares == [TRIMMED_SHARE] * 4
+
+
+def test_under_a_limit_segments_grow_from_the_start_and_nothing_old_is_cached() -> None:
+    device = Growing()
+    Room(device).open()
+    assert device.asked == 1 and device.shares == [0.0]
+
+
+def test_segments_that_do_not_grow_are_told_with_the_reason() -> None:
+    device = Growing("the user's settings name it")
+    device.is_short = True
+    room = Room(device)
+    for _ in range(2):
+        room.trim()
+    assert room.segments == "whole: the user's settings name it" and device.asked == 1
+    direct = Room(device, "a drive reads and writes device memory")
+    direct.trim()
+    assert device.asked == 1 and direct.segments.startswith("whole: a drive")
+
+
+def test_a_session_asks_and_puts_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def grow(device: CpuDevice) -> tuple[str, Callable[[], None]]:
+        calls.append("grow")
+        return "", lambda: calls.append("back")
+
+    monkeypatch.setattr(CpuDevice, "grow_segments", grow)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in "abc"))
+    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+        net(torch.randn(16, 32)).sum().backward()
+        assert session.segments == "whole" and calls == []
+    with ssdtrain.offload(net, device_memory="1GB", min_bytes=0) as session:
+        assert session.segments == "growing" and calls == ["grow"]
+    assert calls == ["grow", "back"]
+    monkeypatch.setattr(CpuDevice, "trim", lambda device, share=0.7: True)
+    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+        for _ in range(2):
+            net(torch.randn(16, 32)).sum().backward()
+            torch.optim.SGD(net.parameters()).step()
+        assert calls[2:] == ["grow"]
+    assert calls[2:] == ["grow", "back"]
