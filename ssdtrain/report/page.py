@@ -27,6 +27,7 @@ from ssdtrain.report.table import (
     ABSENT,
     WITH,
     WITHOUT,
+    Row,
     bytes_text,
     caption,
     figures,
@@ -226,8 +227,11 @@ def _plain_table(result: Mapping[str, Any]) -> str:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    """Return the rows of every run's `with` column side by side."""
-    columns = [{row.name: row.with_ for row in figures(run.result)} for run in runs]
+    """Return the rows of every run's `with` column side by side; a zero keeps its
+    note, which says why it is one."""
+    columns = [
+        {row.name: _with_reason(row) for row in figures(run.result)} for run in runs
+    ]
     names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escaped(run.name)}</th>" for run in runs)
     body = ""
@@ -238,6 +242,11 @@ def _comparison(runs: Sequence[Run]) -> str:
     changed = _changed(runs)
     settings = f"<h3>Settings that differ</h3><pre>{escaped(changed)}</pre>"
     return f"<table id='compared'><tr><th></th>{head}</tr>{body}</table>{settings}"
+
+
+def _with_reason(row: Row) -> str:
+    is_zero = row.note and row.with_ == bytes_text(0)
+    return f"{row.with_} ({row.note})" if is_zero else row.with_
 
 
 def _changed(runs: Sequence[Run]) -> str:

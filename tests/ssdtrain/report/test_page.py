@@ -1,6 +1,7 @@
 """The HTML page of a run: its figures are result.json's, and a browser shows them."""
 
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -181,6 +182,17 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert "id='compared'" in text
     assert "one:\nname: one\ntwo:\nname: two" in text  # what differs, and no more
     assert "one, with ssdtrain" in text and "two, with ssdtrain" in text
+
+
+def test_a_zero_beside_another_runs_figure_says_why(tmp_path: Path) -> None:
+    """A sweep over targets: nothing is written where the target is host memory."""
+    host, ssd = (a_run(tmp_path / name) for name in ("host", "ssd"))
+    result = json.loads((host / "result.json").read_text())
+    result["legs"]["with ssdtrain"]["totals"]["bytes_written"] = 0
+    (host / "result.json").write_text(json.dumps(result))
+    table = page([read_run(host), read_run(ssd)]).split("id='compared'")[1]
+    [row] = re.findall(r"<tr><td>written to SSD</td>(.*?)</tr>", table)[:1]
+    assert re.findall(r">([^<]+)</td>", row) == ["0 B (host memory)", "2.60 kB"]
 
 
 def test_long_courses_are_thinned_without_losing_the_peak(run: Path) -> None:
