@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ def sweep(args: argparse.Namespace) -> int:
     """
     from ssdtrain.cli.train import compose
     from ssdtrain.train import runs
+    from ssdtrain.train.launch import run_in_order
 
     jobs = combinations(args.overrides)
     for job in jobs:
@@ -43,11 +43,10 @@ def sweep(args: argparse.Namespace) -> int:
         label = " ".join(varying(job, args.overrides)) or "(no sweep)"
         if not args.json:
             print(f"ssdtrain: {number + 1} of {len(jobs)}: {label}", flush=True)
-        code = subprocess.run(
-            [sys.executable, "-m", "ssdtrain", "train", *own],
-            stdout=sys.stderr if args.json else None,
-        ).returncode
+        code = run_in_order(["train", *own], sys.stderr if args.json else None)
         if code > 128:
+            ended = f"{number} of {len(jobs)} runs of the sweep have ended"
+            print(f"ssdtrain: {ended}; they are in {directory}", file=sys.stderr)
             return code
         worst = max(worst, code if code >= 0 else 1)
         found.append({"overrides": label, "status": code, **figures_of(place)})

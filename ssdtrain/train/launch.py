@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
+from typing import TextIO
 
 from ssdtrain.train.ranks import PARENT, RUN_DIRECTORY
 from ssdtrain.train.stop import SIGNALS
@@ -44,6 +45,32 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
         for signum, handler in before.items():
             signal.signal(signum, handler)
         _kill(children)
+
+
+def run_in_order(words: Sequence[str], stdout: TextIO | None) -> int:
+    """Run `python -m ssdtrain <words>`, and wait for it also behind a signal, which is
+    handed on: the run finishes its step and saves. Returns its status."""
+    child: subprocess.Popen[bytes] | None = None
+
+    def hand_on(signum: int, frame: FrameType | None) -> None:
+        if child is not None and child.poll() is None:
+            child.send_signal(signum)
+
+    before = {signum: signal.signal(signum, hand_on) for signum in SIGNALS}
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ssdtrain", *words],
+            env={**os.environ, PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=True,  # or a terminal's SIGINT would come twice
+        )
+        return child.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        if child is not None and child.poll() is None:
+            child.kill()
 
 
 def end_with_parent() -> None:

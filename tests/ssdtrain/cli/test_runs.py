@@ -62,8 +62,13 @@ def losses(run: Path) -> dict[int, float]:
     return {v["step"]: v["loss"] for v in with_}
 
 
-def stopped(directory: Path, signum: int, *words: str) -> tuple[int, str, Path]:
-    """Start a long run, and signal it once a step of the run with ssdtrain is over."""
+def stopped(
+    directory: Path, signum: int, *words: str, run: str = "latest"
+) -> tuple[int, str, Path]:
+    """Start a long run, and signal it once a step of the run with ssdtrain is over.
+
+    run: a pattern of its directory below `runs`.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "ssdtrain", "train", *words],
         cwd=directory,
@@ -73,9 +78,10 @@ def stopped(directory: Path, signum: int, *words: str) -> tuple[int, str, Path]:
         start_new_session=True,
     )
     deadline = time.monotonic() + LONGEST_S
-    path = directory / "runs" / "latest"
+    path = directory / "runs" / run
     with reaped(process):
         while time.monotonic() < deadline and process.poll() is None:
+            path = next((directory / "runs").glob(run), path)
             if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
                 break
             time.sleep(0.1)
@@ -277,6 +283,24 @@ def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     assert {p.name for p in sweep.iterdir()} == {"0", "1", "sweep.json"}
     assert "offload=none" in done.stdout
     assert f"in pictures: ssdtrain report runs/{sweep.name}\n" in done.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_waits_for_its_run(signum: int, tmp_path: Path) -> None:
+    """It killed the run a quarter of a second later, without a checkpoint."""
+    words = ("-m", *TINY, "train.seed=0,1", *LONG)
+    code, error, path = stopped(tmp_path, signum, *words, run="*-sweep/0")
+    assert code == 128 + signum
+    name = signal.Signals(signum).name
+    first, line, last = (o for o in error.splitlines() if o.startswith("ssdtrain"))
+    assert first.startswith(f"ssdtrain: {name}: finishing the step")
+    run = path.relative_to(tmp_path)
+    assert f"stopped by {name}" in line and f"ssdtrain train resume={run}" in line
+    assert last == (
+        f"ssdtrain: 0 of 2 runs of the sweep have ended; they are in {run.parent}"
+    )
+    assert record(path)["status"] == "stopped"
+    assert (path / "checkpoints").is_dir()
 
 
 def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> None:
