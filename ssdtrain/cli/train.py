@@ -279,9 +279,8 @@ class _Run:
             return code
         except (KeyboardInterrupt, SystemExit):
             status = "stopped"
-            if (path / runs.CHECKPOINT).is_file():  # a graph trainer's
-                how = f"ssdtrain: go on with: ssdtrain train resume={path}"
-                print(how, file=sys.stderr)
+            if told := runs.how_to_go_on(path, self._config):
+                print(f"ssdtrain: {told}", file=sys.stderr)
             raise
         finally:
             directory.close(status)

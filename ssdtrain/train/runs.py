@@ -280,6 +280,20 @@ def refuse_without_checkpoint(
     raise ConfigError(f"{path} {ended}has no checkpoint to go on from; {how}.")
 
 
+def how_to_go_on(path: Path, config: DictConfig) -> str:
+    """Return what to say of a run that ends at once: the command, or why there is none;
+    empty for trainers that do not say when they save."""
+    if has_checkpoint(path):
+        return f"go on with: ssdtrain train resume={path}"
+    key = next((k for k in SAVES if OmegaConf.select(config, k) is not None), None)
+    if key is None:
+        return ""
+    every = OmegaConf.select(config, key)
+    if every:
+        return f"it ended before its first checkpoint ({key}={every}); it starts anew"
+    return f"without {key}=N nothing is saved; it starts anew"
+
+
 def others(path: Path) -> str:
     """Return, for a message, the newest runs besides `path` that can go on."""
     found = sorted(

@@ -345,6 +345,42 @@ def test_an_interrupted_graph_trainer_says_how_to_go_on(
     assert record["status"] == "stopped"
 
 
+class EndedAtOnce(Interrupted):
+    """One that has saved nothing."""
+
+    def __init__(self, *, run_directory: str, run: dict[str, Any]) -> None:
+        pass
+
+    def run(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("trainers")
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [
+        (0, "without trainer.run.checkpoint_epochs=N nothing is saved; it starts anew"),
+        (9, "it ended before its first checkpoint (trainer.run.checkpoint_epochs=9)"),
+    ],
+)
+def test_an_interrupted_run_without_a_checkpoint_says_why(
+    every: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`gnn=rgcn` said that it was interrupted, and no more."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [_self_]\ntrainer:\n  _target_: {__name__}.EndedAtOnce\n"
+        f"  run: {{checkpoint_epochs: {every}}}\n"
+        "  run_directory: ${run_directory}\nrun_directory: out\n"
+    )
+    assert main(["train", "--config", "mine.yaml"]) == 130
+    assert told in capsys.readouterr().err
+
+
 PEAKS = {WITHOUT: (9_000_000, 7_000_000), WITH: (5_000_000, 3_000_000)}
 """Of all steps and of the last one; the sampled course below misses both."""
 
