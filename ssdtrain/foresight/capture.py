@@ -8,10 +8,11 @@ update is added as the one fused operator that it is on a GPU. Steps that really
 [Note: as on the device]
 The meta device takes some composite paths that the device does not. Attention, and for
 CUDA dropout, are sent to the operators that the device runs; `nn.MultiheadAttention`
-is looked into. There is no data to look into: a yes or no that the host asks a tensor
-for ("is nothing masked?") is taken as yes, and counted in the graph's notes; a number
-that it asks for ends the capture with an error. What else a capture leaves out goes
-into the notes as well (`caveats.py` puts them into words).
+and backward, which runs checkpointed forwards again, are looked into. There is no data
+to look into: a yes or no that the host asks a tensor for ("is nothing masked?") is
+taken as yes, and counted in the graph's notes; a number that it asks for ends the
+capture with an error. What else a capture leaves out goes into the notes as well
+(`caveats.py` puts them into words).
 (tests/ssdtrain/foresight/test_graph.py, tests/ssdtrain/foresight/test_own.py,
 tests/ssdtrain/foresight/test_users.py)
 """
@@ -132,8 +133,13 @@ class AsOn(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = self._autocast.arguments(func, args, kwargs or {})
-        if func is F.multi_head_attention_forward:
-            with self, _looked_into():
+        if func is Tensor.backward:
+            func, (args, kwargs) = torch.autograd.backward, _of_engine(*args, **kwargs)
+            with self:
+                return func(*args, **kwargs)
+        module = LOOKED_INTO.get(func)
+        if module is not None and hasattr(module, "has_torch_function"):
+            with self, _looked_into(module):
                 return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             found = fused_attention(self._kind, *args, **kwargs)
@@ -147,22 +153,41 @@ class AsOn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+LOOKED_INTO: Mapping[Callable[..., Any], Any] = {
+    F.multi_head_attention_forward: F,
+    torch.autograd.backward: torch.autograd,
+    torch.autograd.grad: torch.autograd,
+}
+"""Functions that call others, and the modules that they ask whether a mode is there.
+Backward runs checkpointed forwards again."""
+
+
+def _of_engine(
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `Tensor.backward` as `torch.autograd.backward` takes them."""
+    return (tensor, gradient, retain_graph, create_graph), {"inputs": inputs}
+
+
 @contextmanager
-def _looked_into() -> Iterator[None]:
-    """The next function of `torch.nn.functional` runs its own body under a function
-    mode; those that it calls are the mode's again."""
-    functional: Any = F
-    own = functional.has_torch_function
+def _looked_into(module: Any) -> Iterator[None]:
+    """The next function of the module runs its own body under a function mode; those
+    that it calls are the mode's again."""
+    own = module.has_torch_function
 
     def once(tensors: Any) -> bool:
-        functional.has_torch_function = own
+        module.has_torch_function = own
         return False
 
-    functional.has_torch_function = once
+    module.has_torch_function = once
     try:
         yield
     finally:
-        functional.has_torch_function = own
+        module.has_torch_function = own
 
 
 def fused_attention(

@@ -131,8 +131,10 @@ def lower(graph: Graph, node: Node) -> Lowered:
         tuple(graph.tensors[n] for n in node.outputs),
     )
     name = node.name.removeprefix("aten::")
-    if name in NOTHING or not site.outputs:
+    if name in NOTHING or not any(t.elements for t in site.outputs):
         return Lowered(calls=())
+    if not all(t.elements for t in site.inputs):  # of sums over nothing: zeros
+        return Lowered(calls=(_memory(site, "fill"),))
     special = _SPECIAL.get(name)
     if special is not None:
         return Lowered(calls=tuple(special(site)))
@@ -267,6 +269,29 @@ def _product(site: _Site) -> list[Call]:
     ]
 
 
+def _grouped_product(site: _Site) -> list[Call]:
+    """Experts' products, of as many tokens each: which expert gets how many is data."""
+    a, b = site.inputs[:2]
+    if len(b.shape) == 3:  # tokens by experts' weights
+        batch, (m, k), n = b.shape[0], a.shape[-2:], b.shape[-1]
+        m = m if len(a.shape) == 3 else m // batch
+    elif len(a.shape) == 3:
+        batch, (m, k), n = a.shape[0], a.shape[-2:], b.shape[-1] // a.shape[0]
+    else:  # a weight's gradient: the tokens are summed over
+        batch = site.inputs[2].elements
+        m, k, n = a.shape[0], a.shape[1] // batch, b.shape[1]
+    return [
+        calls.product(
+            batch=max(1, batch),
+            m=max(1, m),
+            n=max(1, n),
+            k=max(1, k),
+            dtype=_dtype((a,)),
+            layout=_letter(a) + _letter(b),
+        )
+    ]
+
+
 def _attention(site: _Site) -> list[Call]:
     backward = site.node.name.endswith("_backward")
     query, key = site.inputs[1:3] if backward else site.inputs[:2]
@@ -295,6 +320,16 @@ def _norm(site: _Site, variant: str) -> Call:
             columns = site.inputs[0].shape[dim]
             rows = site.inputs[0].elements // max(1, columns)
     return calls.norm(variant, rows=rows, columns=columns, dtype=_dtype(site.inputs))
+
+
+def _group_norm(site: _Site) -> list[Call]:
+    """A row is a group of channels of one sample."""
+    backward = site.node.name.endswith("_backward")
+    variant = "layer_norm_backward" if backward else "layer_norm"
+    x, attr = site.inputs[0], site.node.attr
+    rows = max(1, x.shape[0] * int(attr.get("group", 1)))
+    columns = max(1, x.elements // rows)
+    return [calls.norm(variant, rows=rows, columns=columns, dtype=_dtype((x,)))]
 
 
 def distinct(rows: float, table_rows: float) -> float:
@@ -472,6 +507,9 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "addmm": _product,
     "bmm": _product,
     "baddbmm": _product,
+    "_grouped_mm": _grouped_product,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,

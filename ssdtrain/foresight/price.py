@@ -24,6 +24,8 @@ L2_SHARE = 0.5
 # Steps that are run one behind the other; the last one's length is the step's.
 NUM_STEPS = 3
 
+MOVED = "num_bytes"
+"""In the attributes of nodes that move bytes between ranks, or to and from a device."""
 NO_WIRES = Wires()
 NO_COST = HostCost(t1=0.0, t2=0.0, t3=0.0, t4=0.0, t5=0.0, num_launches=1)
 
@@ -79,7 +81,7 @@ def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
     for index, (node, deps) in enumerate(
         zip(graph.nodes, data_dependencies(graph), strict=True)
     ):
-        if "num_bytes" in node.attr:  # it moves bytes, and computes nothing
+        if MOVED in node.attr:  # it moves bytes, and computes nothing
             device_us = wires.microseconds(node)
         else:
             device_us = _compute(graph, node, device, cache, priced)
@@ -132,6 +134,8 @@ def _task(
     device: Device,
     priced: Priced,
 ) -> Task:
+    # What computes may have an argument of such a name (a group of channels).
+    linked = node.attr if MOVED in node.attr else {}
     scale = device.host_scale
     beside = float(node.attr.get("host_views", 0.0)) * device.host.view_us * scale
     cost = device.host.cost(node.phase, node.name)
@@ -154,9 +158,9 @@ def _task(
         device_us=device_us,
         stream=node.stream,
         after=after,
-        group=node.attr.get("group"),
-        signal=node.attr.get("signal"),
-        waits_for=tuple(filter(None, [node.attr.get("waits_for")])),
+        group=linked.get("group"),
+        signal=linked.get("signal"),
+        waits_for=tuple(filter(None, [linked.get("waits_for")])),
         # A CPU's host runs the kernel itself.
         host_waits=node.waits_for_device
         or (device.spec.kind is Kind.CPU and node.stream is Stream.COMPUTE),

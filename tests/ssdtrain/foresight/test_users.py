@@ -26,7 +26,7 @@ from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.lowering import lower
 from ssdtrain.foresight.memory import estimate_peak
 from ssdtrain.foresight.overheads import Phase
-from ssdtrain.foresight.price import price
+from ssdtrain.foresight.price import estimate_step, price
 from ssdtrain.foresight.spec import Kind
 
 Forward = Callable[[], Any]
@@ -252,6 +252,92 @@ def test_bags_of_embeddings_are_lookups_whatever_the_table() -> None:
     )
     assert small[0].sizes["rows"] == large[0].sizes["rows"] == 160
     assert large[0].num_bytes < 1.1 * small[0].num_bytes < 1e6
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_checkpointed_forward_runs_again_as_it_ran(
+    reentrant: bool, within: bool
+) -> None:
+    """Attention among it; `within`: a first backward is the step's own."""
+
+    def build(batch: int) -> tuple[nn.Module, Forward]:
+        model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        model = model.to(torch.bfloat16)
+        x = torch.randn(batch, 16, 64, dtype=torch.bfloat16, requires_grad=True)
+
+        def loss() -> Tensor:
+            out: Tensor = checkpoint(model, x, use_reentrant=reentrant)
+            return out.square().mean()
+
+        def forward() -> Tensor:
+            if within:
+                loss().backward()
+            return loss()
+
+        return model, forward
+
+    own = torch.autograd.has_torch_function  # type: ignore[attr-defined]
+    graph = captured(build)
+    assert torch.autograd.has_torch_function is own  # type: ignore[attr-defined]
+    found = [c.variant for c in calls_of(graph) if c.family is Family.ATTENTION]
+    once = ["forward", "forward", "backward"]
+    assert found == once * (1 + within)
+    assert left_out(graph.notes) == []
+
+
+def test_a_gradient_of_a_gradient_is_captured() -> None:
+    def build(batch: int) -> tuple[nn.Module, Forward]:
+        model, x = mlp(8, 8, 1), torch.randn(batch, 8, requires_grad=True)
+
+        def forward() -> Tensor:
+            y = model(x).sum()
+            (grad,) = torch.autograd.grad(y, x, create_graph=True)
+            result: Tensor = y + grad.square().sum()
+            return result
+
+        return model, forward
+
+    assert any("gelu_backward" in node.name for node in captured(build).nodes)
+
+
+def test_groups_of_channels_are_no_groups_of_ranks() -> None:
+    def build(batch: int) -> tuple[nn.Module, Forward]:
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.SiLU())
+        return _plain(model, torch.randn(batch, 3, 16, 16))
+
+    graph, device = captured(build), load_device("h100")
+    assert estimate_step(graph, device).step_us > 0.0
+    norms = [c for c in calls_of(graph) if c.family is Family.NORM]
+    assert [(c.sizes["rows"], c.sizes["columns"]) for c in norms] == 2 * [
+        (32, 4 * 14 * 14)
+    ]
+    assert not price(graph, device).generic
+
+
+def test_experts_products_are_products() -> None:
+    """Eight experts, 64 tokens by 32: FLOPs of all tokens, in all three products."""
+
+    def build(batch: int) -> tuple[nn.Module, Forward]:
+        model = nn.Module()
+        half = torch.bfloat16
+        model.weight = nn.Parameter(torch.randn(8, 32, 16, dtype=half))
+        x = torch.randn(64, 32, dtype=half, requires_grad=True)
+        offsets = torch.zeros(8, dtype=torch.int32)
+
+        def forward() -> Tensor:
+            out: Tensor = torch._grouped_mm(x, model.weight, offs=offsets)
+            return out.float().square().mean()
+
+        return model, forward
+
+    products = [c for c in calls_of(captured(build)) if c.family is Family.PRODUCT]
+    assert [c.flops for c in products] == 3 * [2.0 * 64 * 32 * 16]
+
+
+def test_a_step_of_nothing_is_predicted() -> None:
+    graph = captured(lambda batch: _plain(nn.Linear(8, 8), torch.randn(0, 8)))
+    assert estimate_step(graph, load_device("h100")).step_us > 0.0
 
 
 # -- peaks beside a CPU's -------------------------------------------------------------
