@@ -139,16 +139,21 @@ def function_of(text: str, option: str) -> Callable[..., Any]:
     """Return the function that `FILE.py:FUNCTION` names.
 
     Raises:
-        ConfigError: there is no such file or function.
+        ConfigError: there is no such file or function, or the file raised.
     """
     place, _, name = text.rpartition(":")
-    if not place.endswith(".py") or not Path(place).is_file():
+    if not place.endswith(".py"):
         raise ConfigError(f"{option} expects FILE.py:FUNCTION, got {text!r}.")
+    if not Path(place).is_file():
+        raise ConfigError(f"{option} {text}: there is no file {Path(place).resolve()}.")
     spec = importlib.util.spec_from_file_location("ssdtrain_subject", place)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{option}: {place} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise explained(error, f"{option} {text} cannot be imported") from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{option}: {place} has no function {name!r}")

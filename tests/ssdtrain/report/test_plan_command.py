@@ -193,6 +193,7 @@ def test_rok_draws_what_was_measured(
         (["plan"], "expects --profile runs/latest/profile.json or --model"),
         (["plan", "--model", "blocks:8192"], "HIDDENxLAYERS"),
         (["plan", "--model", "nothing"], "FILE.py:FUNCTION"),
+        (["plan", "--model", "absent.py:build"], "there is no file /"),
         (["plan", *TINY, "--no-gpu"], "min-bytes"),
         (["plan", *SMALL, "--no-gpu", "--memory-budget", "1"], "least reachable peak"),
         (["plan", *SMALL, "--no-gpu", "--target", "ssd"], "--links"),
@@ -262,3 +263,23 @@ def test_a_plan_that_moves_nothing_does_not_blame_rebuilding(
     text = capsys.readouterr().out
     assert "Moved 0 B out and 0 B back" in text
     assert "Next: nothing is moved" in text and "rebuilding;" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def build(\n", "cannot be imported: SyntaxError: '(' was never closed"),
+        (
+            "\nimport nothing_such\n",
+            "No module named 'nothing_such' (mine.py, line 2).",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_in_a_line(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback through importlib."""
+    (tmp_path / "mine.py").write_text(text)
+    assert main(["plan", "--model", f"{tmp_path / 'mine.py'}:build", "--no-gpu"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert says in line
