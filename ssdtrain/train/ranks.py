@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ssdtrain.errors import ConfigError
+
 RUN_DIRECTORY = "SSDTRAIN_RUN_DIRECTORY"
 """Environment: the run's directory, from the process that started the ranks."""
 PARENT = "SSDTRAIN_PARENT"
@@ -48,12 +50,19 @@ class Ranks:
         return self.rank == 0
 
     def join(self) -> None:
-        """Join the process group of the launcher's environment, once."""
+        """Join the process group of the launcher's environment, once.
+
+        Raises:
+            ConfigError: the ranks cannot meet at the launcher's address.
+        """
         if self.world_size > 1 and not distributed.is_initialized():
             on_gpu = torch.cuda.is_available()
             if on_gpu:
                 torch.cuda.set_device(self.device())
-            distributed.init_process_group("nccl" if on_gpu else "gloo")
+            try:
+                distributed.init_process_group("nccl" if on_gpu else "gloo")
+            except distributed.DistNetworkError as error:
+                raise ConfigError(_no_meeting(str(error))) from error
 
     def from_first(self, value: Any) -> Any:
         """Return the first rank's `value` on every rank (any picklable)."""
@@ -99,3 +108,13 @@ class Ranks:
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // self.local_size))
+
+
+def _no_meeting(text: str) -> str:
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    why = "another process listens there" if "EADDRINUSE" in text else text
+    return (
+        f"the ranks expect to meet at {place}, and cannot ({why}); where another run "
+        "has that port, choose one: --master_port of deepspeed, --master-port of "
+        "torchrun, or MASTER_PORT"
+    )

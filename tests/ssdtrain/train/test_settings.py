@@ -1,5 +1,6 @@
 """Impossible settings are refused with the field's name."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.pipeline import choose_stages
+from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.settings import RunSettings
 
 Make = Callable[..., RunSettings]
@@ -52,3 +54,19 @@ def test_a_plan_that_is_not_there_is_told_before_anything_runs(
     for path, message in ((missing, "make one with `ssdtrain plan`"), (other, "other")):
         with pytest.raises(ConfigError, match=message):
             tiny(offload={"target": "host", "plan": str(path)})
+
+
+def test_a_port_that_is_taken_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two runs at once, each with its launcher's port: it was a traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        for name, value in {**place, "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        told = rf"at 127\.0\.0\.1:{port}, and cannot \(another process .*--master_port"
+        with pytest.raises(ConfigError, match=told):
+            Ranks.from_environment().join()
