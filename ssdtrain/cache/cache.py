@@ -243,8 +243,10 @@ class TensorCache:
             return found
         if isinstance(found, RebuiltView):
             with self._lock:
-                return self.use_rebuilt(found)
-        return self._unpack_record(found)
+                tensor = self.use_rebuilt(found)
+        else:
+            tensor = self._unpack_record(found)
+        return self.course.given(handle, tensor)
 
     def use_rebuilt(self, source: RebuiltView) -> Tensor:
         """A mark: backward asks for what a recipe makes. The lock is held."""
@@ -257,7 +259,7 @@ class TensorCache:
             tensor = self.recipes.use(source)
             if at is not None:
                 self.moves.load_due(rebuilt.lane, at, self.start_loads)
-            return course.given(at, tensor)
+            return tensor
         finally:
             course.end_use(at)
 
@@ -569,7 +571,7 @@ class TensorCache:
                 self.moves.release_due()
                 tensor = source.view.rebuild(self.fetch(record))
                 self._was_used(record, at)
-                return self.course.given(at, tensor)
+                return tensor
             finally:
                 self.course.end_use(at)
 

@@ -120,8 +120,8 @@ class Observer:
     def mark(self, lane: int, phase: Phase, number: int) -> None:
         """The cache begins to act."""
 
-    def given(self, tensor: Tensor) -> None:
-        """An operator of backward gets this tensor."""
+    def given(self, handle: Any, tensor: Tensor) -> None:
+        """An operator of backward gets this tensor for what it holds."""
 
     def seal(self) -> None:
         """The cache has acted; an operator runs next."""
@@ -350,10 +350,10 @@ class Course:
             self.observer.mark(course.number, Phase.BACKWARD, number)
         return at
 
-    def given(self, at: int | None, tensor: Tensor) -> Tensor:
-        """What autograd gets for the use that `begin_use` gave."""
-        if at is not None and self.observer.listens:
-            self.observer.given(tensor)
+    def given(self, handle: Any, tensor: Tensor) -> Tensor:
+        """What whoever asked for a handle gets."""
+        if self.observer.listens and not self.is_using:
+            self.observer.given(handle, tensor)
         return tensor
 
     def end_use(self, at: int | None) -> None:

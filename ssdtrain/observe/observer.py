@@ -15,10 +15,13 @@ No host wait: all is read once the step is over.
 [Note: to the operator's end]
 Autograd drops what it kept when an operator has ended, its gradients summed to the
 shapes of its inputs. What the cache brought back would be gone before that sum, whose
-memory would then hide in its place; so the recording holds it till the next operator.
+memory would then hide in its place; so the recording holds it as long as autograd holds
+what stands for it, and no longer: two gradients of one tensor are summed behind that,
+when what the operator had kept is gone.
 """
 
 import statistics
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -92,6 +95,19 @@ class _Row:
     """Of these, of `pack`."""
 
 
+class _Given:
+    """A tensor that is held as long as the handle that autograd holds for it."""
+
+    __slots__ = ("_handle", "_tensor")
+
+    def __init__(self, handle: Any, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._handle = weakref.ref(handle, self._drop)
+
+    def _drop(self, handle: Any) -> None:
+        self._tensor = None
+
+
 class _HostTimes(NamedTuple):
     """Host times of a profile, in ms."""
 
@@ -126,7 +142,7 @@ class Recording(Observer):
         self._rerun_ns = 0
         self._made: tuple[Any, Any] | None = None
         """Around the making of the next item, which a recipe stores."""
-        self._given: list[Tensor] = []
+        self._given: list[_Given] = []
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
         memory = device.memory()
@@ -248,9 +264,9 @@ class Recording(Observer):
         )
         self._meter.exclude(start_ns)
 
-    def given(self, tensor: Tensor) -> None:
+    def given(self, handle: Any, tensor: Tensor) -> None:
         """Hold a tensor that was returned to backward until its operator has ended."""
-        self._given.append(tensor)
+        self._given.append(_Given(handle, tensor))
 
     def seal(self) -> None:
         """Record the moment at which the cache has served; an operator runs next."""

@@ -292,3 +292,52 @@ def test_no_plain_step_where_it_may_not_fit(
     assert all(report.bytes_saved > 0 for report in session.steps)
     assert session.profile is not None
     assert "plain_step_ms" not in session.profile.notes
+
+
+class Adapted(nn.Module):
+    """A frozen product and a trained one of low rank beside it, as adapters have it."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(num_in, num_out, bias=False).requires_grad_(False)
+        self.down = nn.Linear(num_in, 2, bias=False)
+        self.up = nn.Linear(2, num_out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, num_in) to (rows, num_out)."""
+        wide: Tensor = self.frozen(x)
+        return wide + self.up(self.down(x)) * 2.0
+
+
+class Gated(nn.Module):
+    """An MLP whose last product's input has two gradients, which autograd sums when
+    the input itself is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = Adapted(WIDTH, 8 * WIDTH), Adapted(WIDTH, 8 * WIDTH)
+        self.down = Adapted(8 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("overhead", [0.0, 1.0])
+def test_two_gradients_are_summed_when_their_tensor_is_gone(
+    overhead: float, trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def adapted_net(first: nn.Module, block: type[Block]) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(first, *(Gated() for _ in range(2)))
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        return model
+
+    monkeypatch.setattr("tests.ssdtrain.cache.test_peak.net", adapted_net)
+    keep = trained(2, plan="keep-all", recompute="off")[0][-1]
+    peaks, session = trained(5, plan="auto", recompute="off", max_overhead=overhead)
+    assert session.plan is not None and session.plan.prediction is not None
+    predicted = session.plan.prediction
+    assert predicted.keep_peak_bytes == pytest.approx(keep, rel=0.005)
+    assert predicted.peak_bytes == pytest.approx(peaks[-1], rel=0.005)
