@@ -517,9 +517,11 @@ class TensorCache:
         if moved:
             self.load_moved(moved)
         if len(moved) < len(batch):
-            for record in batch:
-                if type(record) is not Moved:
-                    self._start_load(record)
+            records = [record for record in batch if type(record) is not Moved]
+            if not self._closed:
+                records = self.captures.start_loads(records)
+            for record in records:
+                self._start_load(record)
 
     def place_again(self, record: Record) -> None:
         """A record that its region cannot make again goes where the policy says."""
@@ -638,7 +640,7 @@ class TensorCache:
     def _load_of(self, parcel: Any, data: Tensor) -> Any:
         copies = self.captures.copies
         if copies is not None and type(parcel) is GraphParcel:
-            return copies.load(parcel, data)
+            return copies.load([parcel], [data])[0]
         return self.offloader.load(parcel, data)
 
     def prefetch(self, lane: Lane) -> None:

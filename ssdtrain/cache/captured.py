@@ -7,10 +7,11 @@ nothing counts as a step.
 (tests/ssdtrain/hosts/test_graphs.py)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,11 +20,11 @@ from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.record import Lane, Record
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.traced import untraced
-from ssdtrain.counters import Fallback
+from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.transfer.graphs import GraphCopies, relaxed_capture
+from ssdtrain.transfer.graphs import GraphCopies, GraphParcel, relaxed_capture
 from ssdtrain.transfer.offloader import Drain
 
 MEMORY = "_ssdtrain_graph_memory"
@@ -177,6 +178,31 @@ class Captures:
             limit_bytes = self._cache.limits.window_of(largest_bytes)
             self._cache.window.release_down_to(limit_bytes)
         return True
+
+    def start_loads(self, records: Sequence[Record]) -> list[Record]:
+        """Start to load those that a graph moved, together; returns the others."""
+        copies = self.copies
+        if copies is None:
+            return list(records)
+        others, away, parcels = [], [], []
+        for record in records:
+            parcel: Any = record.parcel
+            if type(parcel) is GraphParcel:
+                away.append(record)
+                parcels.append(parcel)
+            else:
+                others.append(record)
+        if away:
+            device = self._cache.device.torch_device
+            targets = [
+                torch.empty(each.num_bytes, dtype=torch.uint8, device=device)
+                for each in away
+            ]
+            loads: list[Any] = list(copies.load(parcels, targets))
+            for record, target, load in zip(away, targets, loads, strict=True):
+                record.start_load(target, load)
+                self._cache.ledger.counters.add(Count.RELOADED, record.num_bytes)
+        return others
 
     def backward_starts(self) -> None:
         """Backward asks for the first tensor of a captured forward."""

@@ -85,6 +85,8 @@ COLD_BYTES = 1 << 30
 measured with the time of their launch: it is observed again."""
 NUM_PLAIN_STEPS = 2
 """The first one starts on an idle device; the last one is measured."""
+NUM_EMPTY = 5
+"""Times that nothing is timed; the least counts."""
 NUM_REGION_STEPS = 4
 """Likewise, in which all regions run again; all but the first one are measured."""
 PLAIN_SHARE = 0.9
@@ -511,9 +513,23 @@ class Planner:
         found: defaultdict[str, list[float]] = defaultdict(list)
         for span in clock.last_spans():
             found[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)
-        own = {key: statistics.median(every) for key, every in found.items()}
+        empty_ms = self._empty_ms()
+        own = {
+            key: max(0.0, statistics.median(every) - empty_ms)
+            for key, every in found.items()
+        }
         self._corrections = replace(self._corrections, rebuild_ms=own)
         self._plan()
+
+    def _empty_ms(self) -> float:
+        """Return what a clock finds between two moments that nothing is between."""
+        device, clock = self._cache.device, self._cache.ledger.clock
+        found = []
+        for _ in range(NUM_EMPTY):
+            device.hold(HOLD_MS)
+            start = clock.now()
+            found.append(clock.ms_between(start, clock.now()))
+        return min(found)
 
     def _leave_rebuilds(self) -> None:
         clock = self._cache.ledger.clock

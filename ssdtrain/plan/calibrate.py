@@ -35,7 +35,9 @@ before the device came to it (`held_pace`). Launches bound rebuilds still more t
 step: one of some microseconds takes tenths of a millisecond to launch, so that the
 cheap ones look no cheaper than the dear ones. Behind that step one is run that rebuilds
 whatever it can, each behind a device that was held, and those times are taken
-(`rebuild_ms`). What a captured forward cannot do is left out: regions do not run again
+(`rebuild_ms`), without what two events take that have nothing between them. A replay
+has no events, but an edge between compute and a copy costs it as much as one
+(`EDGE_MS`). What a captured forward cannot do is left out: regions do not run again
 in it, and nothing is compared at its rebuilds.
 
 [Note: the host is no later than the device]
@@ -57,6 +59,12 @@ PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
 HOSTED_SHARE = 0.97
 """From this share of a forward's time on, the host may bound it."""
+EDGE_MS = 0.006
+"""What a replay loses at least where an edge leads from compute to a copy, or back: the
+kernel behind it starts only then. Of an H200."""
+REPLAY_SLOWDOWN = 0.01
+"""By which copies slow a replay down at least. Eager launches hide behind kernels what
+a replay shows: its small memsets take microseconds more beside a copy in. As above."""
 NEVER_MS = 1e9
 """Of what cannot run in a captured step."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
@@ -205,8 +213,11 @@ def captured(profile: Profile, by: Corrections) -> Profile:
         kinds=kinds,
         regions=regions,
         marks=tuple(replace(mark, host_ms=0.0) for mark in eager.marks),
-        # A replay's order is kept by edges, and each load is waited for by itself.
-        links=replace(eager.links, event_ms=0.0),
+        links=replace(
+            eager.links,
+            event_ms=max(eager.links.event_ms, EDGE_MS),
+            copy_slowdown=max(eager.links.copy_slowdown, REPLAY_SLOWDOWN),
+        ),
         head_host_ms=0.0,
         tail_host_ms=0.0,
         host_lead_ms=0.0,

@@ -68,16 +68,40 @@ class Copy(NamedTuple):
 class GraphEvent:
     """A point inside a CUDA graph. See [Note: captured copies] in graphs.py."""
 
-    __slots__ = ("_is_joined", "event")
+    __slots__ = ("_is_joined", "_number", "_passed", "event")
 
-    def __init__(self, event: Any, is_joined: Callable[[], bool]) -> None:
-        """is_joined: whether compute is behind it already."""
+    def __init__(
+        self,
+        event: Any,
+        is_joined: Callable[[], bool],
+        number: int = 0,
+        passed: dict[object, int] | None = None,
+    ) -> None:
+        """A point behind a copy.
+
+        Args:
+            event: the device's own.
+            is_joined: whether every compute order is behind it.
+            number: of its copy in the order of copies that end one after the other.
+            passed: of them, by compute order: the last that it is behind.
+        """
         self.event = event
         self._is_joined = is_joined
+        self._number = number
+        self._passed = {} if passed is None else passed
 
     def query(self) -> bool:
         """Whether nobody needs to wait for it any more."""
         return self._is_joined()
+
+    def is_behind(self, order: object) -> bool:
+        """Whether this compute order is behind it already: the edge would be one more
+        that the graph has."""
+        return self._is_joined() or self._passed.get(order, -1) >= self._number
+
+    def passes(self, order: object) -> None:
+        """This compute order now waits for it, and so for the copies before it."""
+        self._passed[order] = max(self._number, self._passed.get(order, -1))
 
     def synchronize(self) -> None:
         """The host never waits for what is only written down."""
@@ -458,8 +482,9 @@ class CudaDevice:
             return
         stream: Any = self._compute.get() if order is None else order
         if type(event) is GraphEvent:
-            if not event.query():
+            if not event.is_behind(stream):
                 self._wait_for(event.event, stream)
+                event.passes(stream)
             return
         if self._captures and self.is_capturing():
             return  # of before the capture, which began behind a synchronization

@@ -10,13 +10,17 @@ Both copy streams are joined with compute where a captured backward ends, and wh
 capture does (`make_graphed_callables` captures forward and backward each by itself;
 hosts/graphs.py hears of it). Not where a forward ends whose backward follows in the
 same graph: copies out last into backward there, and compute would wait for all of them.
+Each edge between compute and a copy is microseconds in every replay: a kernel behind it
+does not start as the one before it ends. So compute waits for no copy whose end it is
+behind through a later one of the same direction, and copies in that the plan starts
+together leave compute at one point and come back to it at one.
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
 may be waited for; a capture begins behind a synchronization of the device.
 (tests/ssdtrain/hosts/test_graphs.py)
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +83,9 @@ class GraphCopies:
         """Rises where the copy streams are joined."""
         self._pending: dict[bool, GraphEvent] = {}
         """The last copy out, and in, since then."""
+        self._num_copies = 0
+        self._passed: dict[bool, dict[object, int]] = {True: {}, False: {}}
+        """By direction and compute order: the last copy that it is behind."""
         self.slabs: list[Tensor] = []
         """Pinned memory, torch's own: it is given back when nobody holds it."""
         self._left = 0
@@ -92,13 +99,20 @@ class GraphCopies:
         event = self._device.copy_out(source, memory, [self._device.now()])
         return GraphParcel(name, memory, self._noted(event, outwards=True))
 
-    def load(self, parcel: GraphParcel, target: Tensor) -> GraphLoad:
-        """Copy the bytes into `target`, behind compute."""
+    def load(
+        self, parcels: Sequence[GraphParcel], targets: Sequence[Tensor]
+    ) -> list[GraphLoad]:
+        """Copy the bytes into the targets, behind compute; whoever waits for one of
+        these loads waits for all."""
         after = [self._device.now()]
-        if not parcel.copied.query():
-            after.append(parcel.copied.event)
-        event = self._device.copy_in(parcel.memory, target, after)
-        return GraphLoad(self._noted(event, outwards=False), target)
+        order = self._device.order()
+        for parcel, target in zip(parcels, targets, strict=True):
+            if not parcel.copied.is_behind(order):
+                after.append(parcel.copied.event)
+            event = self._device.copy_in(parcel.memory, target, after)
+            after = []  # the copies follow one another
+        noted = self._noted(event, outwards=False)
+        return [GraphLoad(noted, target) for target in targets]
 
     def join(self) -> None:
         """Order compute behind all copies; no event is waited for any more."""
@@ -108,10 +122,14 @@ class GraphCopies:
                 self._device.wait(event)
         finally:
             self._turn += 1
+            for passed in self._passed.values():
+                passed.clear()
 
     def _noted(self, event: Any, *, outwards: bool) -> GraphEvent:
         turn = self._turn
-        found = GraphEvent(event, lambda: self._turn != turn)
+        self._num_copies += 1
+        passed = self._passed[outwards]
+        found = GraphEvent(event, lambda: self._turn != turn, self._num_copies, passed)
         self._pending[outwards] = found
         return found
 

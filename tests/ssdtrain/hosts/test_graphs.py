@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ssdtrain.errors import CaptureError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
+from ssdtrain.transfer.graphs import GraphCopies
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
 from tests.ssdtrain.hosts.blocks import Block
@@ -55,6 +57,9 @@ class GraphDevice(CpuDevice):
         self.is_relaxed = False
         self.forked: dict[bool, StrictEvent] = {}
         """The last copy of a direction in this capture, until compute is behind it."""
+        self.edges: list[tuple[int, str]] = []
+        """Of captures: bytes of the copy, and what is behind it or that it is behind:
+        "compute", "after" (of compute), "copy out"."""
         self.copies: list[tuple[bool, int, int]] = []
         """Direction, address on the host, bytes: of captured copies."""
 
@@ -66,8 +71,10 @@ class GraphDevice(CpuDevice):
 
     def wait(self, event: Any, order: object = None, *, outwards: bool = False) -> None:
         if type(event) is GraphEvent:
-            if event.query():
+            if event.is_behind(order):
                 return
+            event.passes(order)
+            self.edges.append((event.event.num_bytes, "after"))
             assert event.event.capture == self.capture, "an event of another capture"
             event.event.inner.synchronize()
             if self.forked.get(event.event.outwards) is event.event:
@@ -81,10 +88,12 @@ class GraphDevice(CpuDevice):
     ) -> CpuEvent:
         for event in after:
             assert event.capture == self.capture or not self.capture
+            what = "copy out" if hasattr(event, "outwards") else "compute"
+            self.edges.append((source.nbytes, what))
         inner = super()._copy(outwards, source, target, [])
         inner.synchronize()
         found = StrictEvent(inner, self)
-        found.outwards = outwards
+        found.outwards, found.num_bytes = outwards, source.nbytes
         if self.capture:
             self.forked[outwards] = found
             host = target if outwards else source
@@ -309,3 +318,64 @@ def test_memory_that_is_full_keeps_the_rest(device: GraphDevice) -> None:
         with device.graph():
             assert same(step(model), theirs)
         assert 0 < session.graph_bytes <= 40_000
+
+
+def bytes_of(*sizes: int) -> list[Tensor]:
+    return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+
+
+def test_one_edge_for_what_compute_waits_for_in_order(device: GraphDevice) -> None:
+    """Whoever is behind a copy is behind those before it, and copies in that start
+    together have one edge from compute and one back."""
+    copies = GraphCopies(device, 1 << 20)
+    with device.graph():
+        parcels = [copies.store(each, "x") for each in bytes_of(1, 2, 3, 4)]
+        first, *others, last = [each for each in parcels if each is not None]
+        device.wait(others[1].copied)
+        for parcel in (first, *others):
+            device.wait(parcel.copied)
+        assert device.edges[4:] == [(3, "after")]
+        device.wait(first.copied, "another order")
+        assert device.edges[5:] == [(1, "after")]
+        loads = copies.load([first, last], bytes_of(1, 4))
+        assert device.edges[6:] == [(1, "compute"), (4, "copy out")]
+        for load in loads:
+            load.wait(device)
+        assert device.edges[8:] == [(4, "after")]
+        copies.load(others, bytes_of(2, 3))
+        assert device.edges[9:] == [(2, "compute")]
+        copies.join()
+    # Nothing of this capture holds in the next.
+    del device.edges[:]
+    with device.graph():
+        parcel = copies.store(bytes_of(5)[0], "x")
+        assert parcel is not None
+        device.wait(parcel.copied)
+    assert device.edges == [(5, "compute"), (5, "after")]
+
+
+def test_batches_of_a_plan_are_batches_in_its_graph(
+    device: GraphDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, model = step(made()), made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ssdtrain.offload(model, **SETTINGS, plan="auto") as session:
+        for _ in range(4):
+            assert same(step(model), theirs)
+            optimizer.step()
+        alone = all_moved(session)
+        orders = {
+            kind: tuple(replace(o, load_at=0, load_batch=1 + n // 3) for n, o in each)
+            for kind, each in ((k, list(enumerate(v))) for k, v in alone.orders.items())
+        }
+        num_edges = []
+        for plan in (alone, replace(alone, orders=orders)):
+            monkeypatch.setattr(
+                session._planner, "captured_plan", lambda plan=plan: plan
+            )
+            del device.edges[:], device.copies[:]
+            with device.graph():
+                assert same(step(model), theirs)
+            num_in = sum(not outwards for outwards, _, _ in device.copies)
+            num_edges.append(len(device.edges) / num_in)
+    assert num_edges[1] < num_edges[0] - 0.5

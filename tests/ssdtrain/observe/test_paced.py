@@ -16,7 +16,7 @@ import ssdtrain
 from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
-from ssdtrain.observe.planner import Planner
+from ssdtrain.observe.planner import NUM_EMPTY, Planner
 from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import (
     Corrections,
@@ -137,12 +137,14 @@ def test_a_held_step_takes_the_devices_own_time(
     assert sum(segment.host_ms for segment in held.segments) < 1000.0
     (items,) = profile.kinds.values()
     made = [item for item in items if item.recipe is not None]
-    assert len(holds) - num_moments == len(made) > 0
+    held_rebuilds = holds[num_moments:-NUM_EMPTY]
+    assert len(held_rebuilds) == len(made) > 0
     longest_ms = max(item.recipe_ms for item in made)
-    assert all(ms > longest_ms for ms in holds[num_moments:])
+    assert all(ms > longest_ms for ms in held_rebuilds)
     own = asked[-1].corrections.rebuild_ms
     assert set(own) == {rebuild_key(item.recipe, item.num_bytes) for item in made}
-    assert all(0.0 < ms < 1000.0 for ms in own.values())
+    # Here a rebuild takes as long as nothing between two moments, which is taken off.
+    assert max(own.values()) == pytest.approx(0.0, abs=1e-9)
     text = "\n".join(in_parts(asked[-1], PART))
     assert decode(Request, joined(text.splitlines())) == asked[-1]
 
