@@ -4,8 +4,8 @@
 Small instances are enumerated. Large ones are searched in two steps: first a family of
 numbers (how many recipes, cheapest per byte first; how many bytes of the tail stay; how
 many bytes may be on their way out; whether compute may wait; where each tensor costs
-the host time, how many bytes of the smallest stay; how many regions run again, and how
-many of those store what attention gives) by pattern search, then single items that are
+time (of the host, or events), how many bytes of the smallest stay; how many regions run
+again, and how many of those store what attention gives) by pattern search, then single items that are
 alive at the peak or make compute wait. The pattern search starts from the best of two
 sets: as much made again as the limit allows and the rest moved for nothing, which is
 best for long steps, and a coarse grid. Every plan is scheduled just in time and
@@ -27,6 +27,7 @@ from ssdtrain.plan.baselines import (
     spilled,
     with_tail_kept,
 )
+from ssdtrain.plan.calibrate import NEVER_MS
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
@@ -312,6 +313,8 @@ class _Grid:
         self._timeline = timeline
         self._target = away(timeline)
         self._recipes = _by_price(timeline)
+        self._is_alone = timeline.profile.host_ms <= 0.0
+        """Whether the device has no host."""
         lanes = max(1, len(timeline.profile.lanes))
         self._lane_bytes = timeline.profile.saved_bytes // lanes
         self._largest = largest_bytes(timeline)
@@ -319,6 +322,8 @@ class _Grid:
         small = len(self._least_bytes) - 1
         # Those that run again in any case do so at all of its positions.
         self._regions = [frozenset(always)] if always else parts(timeline)
+        if any(run.ms >= NEVER_MS for run in timeline.runs):
+            self._regions = [frozenset(always)]
         self._yielding = by_yield(timeline)
         self.ends = Family(
             len(self._recipes),
@@ -337,9 +342,10 @@ class _Grid:
         least_bytes = self._least_bytes[family.small]
 
         def place(kind: str, number: int, item: Item) -> Placement:
-            if item.num_bytes < least_bytes:
-                return Placement.KEEP
             is_rebuilt = (kind, number) in rebuilt
+            # Events are the price of a move; the host has to do with both.
+            if item.num_bytes < least_bytes and not (is_rebuilt and self._is_alone):
+                return Placement.KEEP
             return Placement.RECOMPUTE if is_rebuilt else self._target
 
         placements = placed_by(self._timeline, place)
@@ -366,7 +372,7 @@ def _thresholds(timeline: Timeline) -> list[int]:
     """Return sizes below which tensors stay: 0, and where they are parts of all
     bytes."""
     found = [0]
-    if timeline.profile.host_ms <= 0.0:
+    if timeline.profile.host_ms <= 0.0 and timeline.profile.links.event_ms <= 0.0:
         return found
     sizes = sorted(item.num_bytes for item in timeline.items)
     total, below = sum(sizes), 0
@@ -481,28 +487,32 @@ def _start_from_free_copies(
     Where steps are long, most is gained by rebuilding up to the limit and by moving, of
     the rest, what the links carry meanwhile for nothing.
     """
-    hopeless: list[tuple[int, int, int]] = []
+    hopeless: list[tuple[int, int, int, int]] = []
+    # Where there is a host, the grid tries which stay.
+    is_alone = judge.timeline.profile.host_ms <= 0.0
+    smalls = range(ends.small + 1) if is_alone else (0,)
     numbers = [
-        (recipes, regions, stored)
+        (recipes, regions, stored, small)
         for recipes in _spread(ends.recipes, 8)
+        for small in smalls
         for regions in _spread(ends.regions, 8)
         for stored in sorted({0, ends.stored if regions else 0})
     ]
-    for recipes, regions, stored in _evenly(numbers):
+    for recipes, regions, stored, small in _evenly(numbers):
         if judge.left_marks <= reach:
             break
         # What takes too long with less made again takes too long with more, and what
         # needs too much memory with more needs too much with less.
         if any(
-            (recipes <= r and regions <= g and stored >= a)
+            (recipes <= r and regions <= g and stored >= a and small >= s)
             if judge.is_by_memory
-            else (recipes >= r and regions >= g and stored <= a)
-            for r, g, a in hopeless
+            else (recipes >= r and regions >= g and stored <= a and small <= s)
+            for r, g, a, s in hopeless
         ):
             continue
-        start = Family(recipes, 0, ends.window, 0, 0, regions, stored)
+        start = Family(recipes, 0, ends.window, 0, small, regions, stored)
         if not _to_the_edge(start, "tail", ends, value):
-            hopeless.append((recipes, regions, stored))
+            hopeless.append((recipes, regions, stored, small))
 
 
 def _spread(end: int, parts: int) -> list[int]:

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.choose import options
+from ssdtrain.plan.calibrate import NEVER_MS
+from ssdtrain.plan.choose import QUICK_MARKS, choose, options
+from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.profile import Profile, RegionRun
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
@@ -127,3 +129,27 @@ def test_any_plan_is_predicted_to_hold_no_more_than_batches(seed: int) -> None:
     most_bytes = 0.01 * profile.saved_bytes
     assert together.peak_bytes <= alone.peak_bytes + 2 * most_bytes + 8 * MB
     assert together.stall_ms <= alone.stall_ms + 0.001 * alone.step_ms
+
+
+@pytest.mark.parametrize("can_run", [True, False])
+def test_small_tensors_stay_where_only_events_have_a_price(can_run: bool) -> None:
+    """As in a CUDA graph: no host, and regions that cannot run again. A fifth of the
+    bytes are in small tensors, and every second one is rebuilt for next to nothing."""
+    chain = made.chain(120, gb_per_s=100.0)
+    items = [
+        replace(item, num_bytes=MB // 2)
+        if number % 3
+        else replace(item, num_bytes=4 * MB)
+        for number, item in enumerate(chain.kinds["model/0"])
+    ]
+    for number in range(1, 120, 3):
+        cheap = replace(items[number], recipe="gelu", recipe_ms=0.001, inputs=(0,))
+        items[number] = cheap
+    runs = (RegionRun(ms=1.0 if can_run else NEVER_MS, host_ms=0.0),)
+    profile = replace(chain, kinds={"model/0": tuple(items)}, regions={"model/0": runs})
+    goal = Goal(memory_budget_bytes=int(0.5 * profile.saved_bytes))
+    plan = choose(priced(profile, 0.05), goal, QUICK_MARKS)
+    (orders,) = plan.orders.values()
+    moved_bytes = {o.num_bytes for o in orders if o.placement is Placement.OFFLOAD}
+    rebuilt = [o for o in orders if o.placement is Placement.RECOMPUTE]
+    assert moved_bytes == {4 * MB} and len(rebuilt) > 20
