@@ -13,6 +13,7 @@ import ssdtrain
 from ssdtrain import api
 from ssdtrain.cache.captured import MEMORY
 from ssdtrain.errors import CaptureError
+from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
@@ -357,6 +358,8 @@ def test_one_edge_for_what_compute_waits_for_in_order(device: GraphDevice) -> No
 def test_batches_of_a_plan_are_batches_in_its_graph(
     device: GraphDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held: list[Plan | None] = [None]
+    monkeypatch.setattr(Planner, "captured_plan", lambda planner: held[0])
     theirs, model = step(made()), made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with ssdtrain.offload(model, **SETTINGS, plan="auto") as session:
@@ -370,9 +373,7 @@ def test_batches_of_a_plan_are_batches_in_its_graph(
         }
         num_edges = []
         for plan in (alone, replace(alone, orders=orders)):
-            monkeypatch.setattr(
-                session._planner, "captured_plan", lambda plan=plan: plan
-            )
+            held[:] = [plan]
             del device.edges[:], device.copies[:]
             with device.graph():
                 assert same(step(model), theirs)
