@@ -6,11 +6,11 @@ numbers (how many recipes, cheapest per byte first; how many bytes of the tail s
 many bytes may be on their way out; whether compute may wait; where each tensor costs
 time (of the host, or events), how many bytes of the smallest stay; how many regions run
 again, and how many of those store what attention gives) by pattern search, then single
-items that are alive at the peak or make compute wait. The pattern search starts from the best of two
-sets: as much made again as the limit allows and the rest moved for nothing, which is
-best for long steps, and a coarse grid. Every plan is scheduled just in time and
-simulated; the fixed policies are candidates too, so the result cannot lose to them. No
-clock is read: the same profile gives the same plan on every rank.
+items that are alive at the peak or make compute wait. The pattern search starts from
+the best of two sets: as much made again as the limit allows and the rest moved for
+nothing, which is best for long steps, and a coarse grid. Every plan is scheduled just
+in time and simulated; the fixed policies are candidates too, so the result cannot lose
+to them. No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
