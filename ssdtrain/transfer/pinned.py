@@ -18,6 +18,11 @@ COARSE_BYTES = 1024 * 1024
 HUGE_BYTES = 2 * 1024 * 1024
 # A free buffer serves a request only if at most this share of it stays unused.
 MAX_WASTE = 0.125
+# Where batches change their length every step asks for other sizes, and pinning costs
+# more than the copies. So once there is so many times what was ever asked for at once,
+# a request takes a free buffer of up to so many times its size.
+ENOUGH = 1.5
+LOOSE = 4
 
 
 @dataclass(eq=False)
@@ -48,7 +53,9 @@ class Buffer:
 class _Life(weakref.ref[Buffer]):
     """What remains of a buffer that died without being handed back."""
 
-    __slots__ = ("memory",)
+    __slots__ = ("asked_bytes", "memory")
+    asked_bytes: int
+    """Of the request that it serves; 0: none."""
     memory: torch.Tensor
 
 
@@ -79,6 +86,7 @@ class PinnedPool:
         self._serial = 0
         self._total_bytes = 0
         self._used_bytes = 0
+        self._asked_bytes = self._most_asked_bytes = 0
         self._lives: dict[int, _Life] = {}
         self._lost: deque[_Life] = deque()
         # Taken by itself: a condition is left through a function of Python, before
@@ -114,9 +122,14 @@ class PinnedPool:
                 self._count()
                 if self._used_bytes + size > limit:
                     return None
-            buffer = self._reuse(size) or self._make(size)
+            self._most_asked_bytes = max(
+                self._most_asked_bytes, self._asked_bytes + size
+            )
+            buffer = self._reuse(size) or self._reuse_loosely(size, limit)
+            buffer = buffer or self._make(size)
             if buffer is not None:
                 self._used_bytes += buffer.capacity_bytes
+                self._asked(buffer, size)
             return buffer
 
     def give(self, buffer: Buffer) -> None:
@@ -124,6 +137,7 @@ class PinnedPool:
         with self._lock:
             buffer.busy[:] = [event for event in buffer.busy if not event.query()]
             self._used_bytes -= buffer.capacity_bytes
+            self._asked(buffer, 0)
             self._shelve(buffer)
             self._changed.notify_all()
 
@@ -216,6 +230,7 @@ class PinnedPool:
         made_bytes = sum(life.memory.numel() for life in self._lives.values())
         self._total_bytes = made_bytes + self._making_bytes
         self._used_bytes = made_bytes - sum(free[0] for free in self._free)
+        self._asked_bytes = sum(life.asked_bytes for life in self._lives.values())
 
     def _shelve(self, buffer: Buffer) -> None:
         self._serial += 1
@@ -223,7 +238,7 @@ class PinnedPool:
 
     def _alive(self, buffer: Buffer) -> Buffer:
         life = _Life(buffer, self._lost.append)
-        life.memory, buffer.life = buffer.memory, life
+        life.memory, life.asked_bytes, buffer.life = buffer.memory, 0, life
         self._lives[id(life)] = life
         return buffer
 
@@ -240,6 +255,27 @@ class PinnedPool:
             return None
         del self._free[at]
         return buffer
+
+    def _reuse_loosely(self, size: int, limit: int) -> Buffer | None:
+        """A larger one, where there is memory enough for what is asked for, and half of
+        the limit stays for what is asked for next."""
+        if self._total_bytes + size <= ENOUGH * self._most_asked_bytes:
+            return None
+        at = bisect_left(self._free, (size, -1))
+        if at == len(self._free):
+            return None
+        capacity, _, buffer = self._free[at]
+        if capacity > LOOSE * size or self._used_bytes + capacity > limit // 2:
+            return None
+        del self._free[at]
+        return buffer
+
+    def _asked(self, buffer: Buffer, size: int) -> None:
+        """Note what a buffer is for."""
+        life = buffer.life
+        if life is not None:
+            self._asked_bytes += size - life.asked_bytes
+            life.asked_bytes = size
 
     def _make(self, size: int) -> Buffer | None:
         # Free buffers of other sizes give way before the cap refuses a request.

@@ -155,6 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=0.5, help="of the plain peak")
     parser.add_argument("--limit-s", type=float, default=9.0, help="to settle")
     parser.add_argument("--documents", type=Path, required=True)
+    parser.add_argument("--traces", nargs="+", choices=sorted(NUM_STEPS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(argv)
     names = ("model", "most", "share", "device")
@@ -162,6 +163,8 @@ def main(argv: list[str] | None = None) -> int:
     # Ratios are to the plain steps of the same process.
     cells = Cells(options.out, options.budget_s, settings, anew=True)
     traces = traces_of(options.most, document_lengths(options.documents))
+    if options.traces:
+        traces = {name: traces[name] for name in options.traces}
     bench = Bench(options.model, traces, torch.device(options.device))
     for name in traces:
         work = partial(bench.trace, name, options.share, options.limit_s)

@@ -135,6 +135,8 @@ def followed(
         "predicted_gb": prediction.peak_bytes / 1e9,
         "whole_gb": (level_bytes + peak_bytes) / 1e9,
         "predicted_whole_gb": (base_bytes + prediction.peak_bytes) / 1e9,
+        "predicted_keep_gb": prediction.keep_peak_bytes / 1e9,
+        "peak_at": peak_of(session.profile, plan),
         "policy": plan.policy,
         "fallbacks": {} if report is None else report.fallbacks,
     }
@@ -142,6 +144,18 @@ def followed(
     if found["whole_gb"] > 0:
         found["whole_error"] = found["predicted_whole_gb"] / found["whole_gb"] - 1
     return found
+
+
+def peak_of(profile: Any, plan: Any) -> str:
+    """Where a plan's peak is predicted, and how much of it is no saved tensor."""
+    from ssdtrain.plan.simulate import Run
+    from ssdtrain.plan.timeline import Timeline
+
+    at = Run(Timeline(profile), plan.orders).run().peak_mark
+    mark = profile.marks[at]
+    item = profile.items_of(mark.lane)[mark.item]
+    others = f"{mark.other_bytes / 1e9:.3f} GB of others"
+    return f"{mark.phase.value} {item.name} of {item.module}, {others}"
 
 
 def row(own: Row, device: torch.device, count: int, limit_s: float) -> dict[str, Any]:

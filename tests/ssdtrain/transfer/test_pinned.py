@@ -1,6 +1,7 @@
 """Pinned memory that is made before it is needed."""
 
 import errno
+import random
 import threading
 import time
 
@@ -92,3 +93,40 @@ def test_a_pool_that_is_closed_keeps_nothing(times: int) -> None:
     pool.close()
     assert pool.is_prepared and pool.total_bytes == 0
     assert device.num_unpinned == len(device.threads)
+
+
+def test_lengths_that_change_pin_little_after_the_first_steps() -> None:
+    """Each step asks for what its length takes, all at once; the longest comes again
+    and again. What is made stays within what the longest one needs, twice."""
+    device, draw = Device(most=10**6), random.Random(0)
+    pool = PinnedPool(device, 2000 * COARSE_BYTES)
+    widths = [2, 2, 2, 6, 6, 16, 4, 1]
+    pins = []
+    for _ in range(60):
+        tokens = draw.randint(256, 1024)
+        taken = [pool.take(width * tokens * 1000) for width in widths * 3]
+        assert all(taken)
+        for buffer in taken:
+            pool.give(buffer)  # type: ignore[arg-type]
+        pins.append(len(device.threads))
+    longest_bytes = 3 * sum(widths) * 1024 * 1000
+    # Without larger buffers: 240, and 6.6 times the longest step's bytes.
+    assert pins[1] < 40 and pins[-1] < 60
+    assert pool.total_bytes < 3 * longest_bytes and device.num_unpinned == 0
+    assert pool.used_bytes == 0
+
+
+def test_a_larger_buffer_serves_only_where_there_is_enough() -> None:
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    large = pool.take(4 * COARSE_BYTES)
+    assert large is not None
+    pool.give(large)
+    small = pool.take(2 * COARSE_BYTES)  # of 4 that were asked for there are 4
+    assert small is not None and small.capacity_bytes == 2 * COARSE_BYTES
+    other = pool.take(COARSE_BYTES)  # and now 6: 1 more than enough
+    assert other is large and len(device.threads) == 2
+    pool.give(other)
+    tiny = pool.take(COARSE_BYTES // 2)
+    assert tiny is not large  # eight times as large
+    assert pool.used_bytes == (2 * COARSE_BYTES) + COARSE_BYTES // 2
