@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ssdtrain.cache.bypass import device_ms
@@ -154,6 +155,8 @@ class Recording(Observer):
         self._start = self._clock.now()
         self._start_ns = self._sealed_ns = self._stopped_ns = meter.now()
         self._end: Any = None
+        self._awaited = -1
+        """The backward whose end autograd will tell."""
         self.waited_ms = 0.0
         """Time before the step's end that was none of it."""
 
@@ -245,6 +248,7 @@ class Recording(Observer):
             self._rows[-1].live_bytes -= gone_bytes
         node = None
         if phase is Phase.BACKWARD:
+            self._await_end()
             node = asking_node()
             self._frames.use(self._lanes[lane].course, number, len(self._rows))
         before = self._rows[-1].node if self._rows else None
@@ -263,6 +267,20 @@ class Recording(Observer):
             )
         )
         self._meter.exclude(start_ns)
+
+    def _await_end(self) -> None:
+        """Have autograd say when this backward ends: behind the last mark operators
+        still run, and the gradient of an embedding is as large as its table."""
+        task = torch._C._current_graph_task_id()
+        if task in (-1, self._awaited):
+            return
+        self._awaited = task
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        if self._end is None:
+            self._read_peak()
 
     def given(self, handle: Any, tensor: Tensor) -> None:
         """Hold a tensor that was returned to backward until its operator has ended."""

@@ -155,7 +155,6 @@ class Run:
     def run(self, detailed: bool = False) -> Outcome:
         """Simulate the step."""
         line, outcome, rank = self._line, self.outcome, self._rank
-        last_mark = line.num_marks - 1
         for mark in range(line.num_marks):
             self._mark = mark
             for item in self._let_go_at.pop(mark, ()):
@@ -173,8 +172,7 @@ class Run:
                 self._use(used)
             self._load_due(mark)
             memory = self._live_bytes + line.other_bytes[mark]
-            if mark < last_mark or last_mark == 0:
-                self._measure(mark, memory, detailed)
+            self._measure(mark, memory, detailed)
             if line.reads_back[mark]:
                 self._read_back_result(item)
             rank.run(0.0, line.length_ms[mark])

@@ -341,3 +341,43 @@ def test_two_gradients_are_summed_when_their_tensor_is_gone(
     predicted = session.plan.prediction
     assert predicted.keep_peak_bytes == pytest.approx(keep, rel=0.005)
     assert predicted.peak_bytes == pytest.approx(peaks[-1], rel=0.005)
+
+
+class Table(nn.Module):
+    """An embedding whose gradient is larger than all saved tensors: it is made behind
+    the last of them, at the end of backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(100 * ROWS, WIDTH))
+        self.register_buffer("ids", torch.arange(ROWS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to the same."""
+        return x + F.embedding(self.ids, self.weight)
+
+
+@pytest.mark.parametrize("num_backwards", [1, 2])
+def test_what_backward_needs_behind_the_last_saved_tensor_is_in_the_peak(
+    num_backwards: int,
+    trained: Callable[..., Trained],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks, one_step = net, step
+
+    def tabled_net(first: nn.Module, block: type[Block]) -> nn.Module:
+        model = blocks(Table(), block)
+        model[0].weight.grad = torch.zeros_like(model[0].weight)
+        return model
+
+    def accumulating(*args: Any) -> int:
+        return max([one_step(*args) for _ in range(num_backwards)])
+
+    monkeypatch.setattr("tests.ssdtrain.cache.test_peak.net", tabled_net)
+    monkeypatch.setattr("tests.ssdtrain.cache.test_peak.step", accumulating)
+    peaks, session = trained(5, plan="auto", recompute="off", max_overhead=1.0)
+    assert session.plan is not None and session.plan.prediction is not None
+    table_bytes = 100 * ROWS * WIDTH * 4
+    assert peaks[-1] > table_bytes > 0.8 * peaks[-1]
+    predicted = session.plan.prediction.peak_bytes
+    assert predicted == pytest.approx(peaks[-1], rel=TOLERANCE)
