@@ -5,7 +5,8 @@
     python -m recipes.bench.foresight.collect traces --out traces.json --budget-s 20
     python -m recipes.bench.foresight.collect hosts --out hosts.json --budget-s 40
 
-`steps`: training steps with peaks, then products and copies at length; `kernels`: the
+`steps`: training steps with peaks (timed alone, then once more under a watch of the
+clock), then products and copies at length; `kernels`: the
 random design (resumable); `traces`: host times of operators, device times by shapes;
 `hosts`: the same steps that the host binds over and over, and calibration's programs
 between them, with and without a watch of the clock beside: how much a host's speed
@@ -103,9 +104,12 @@ def measured(cell: Cell) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
-    row["from"] = time.time()
     row["step_us"] = step_us(step, num_warm=1, seconds=0.9)
-    row["to"] = time.time()
+    with sustained.Watch() as watch:  # behind it: queries to the driver slow launches
+        began = time.time()
+        row["watched_us"] = step_us(step, num_warm=1, seconds=0.5)
+        ended = time.time()
+    row["clock"] = watch.between(began, ended)
     return row
 
 
@@ -155,16 +159,14 @@ class Out:
 
 
 def steps(out: Out, kinds: list[str]) -> None:
-    with sustained.Watch() as watch:
-        rows = out.run("steps", measured, cells(kinds))
-        if torch.cuda.is_available():
+    out.run("steps", measured, cells(kinds))
+    if torch.cuda.is_available():
+        with sustained.Watch() as watch:
             runs = sustained.products((2048, 3072, 4096, 8192, 12288), 0.8)
             runs.append(sustained.copies(1 << 30, 0.8))
-            rows += runs
-            out.content["sustained"] = runs
-            out.save()
-    for row in rows:
-        row["clock"] = watch.between(row.pop("from"), row.pop("to"))
+        for row in runs:
+            row["clock"] = watch.between(row.pop("from"), row.pop("to"))
+        out.content["sustained"] = runs
     out.save()
 
 

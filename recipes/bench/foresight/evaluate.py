@@ -75,6 +75,8 @@ def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
         "joules": priced.joules,
         "generic": step.num_generic,
     }
+    if "watched_us" in cell:
+        row["watched_us"] = cell["watched_us"]
     if "peak_bytes" in cell:
         peak = estimate_peak(graph, device.context_bytes)
         row["peak_bytes"] = cell["peak_bytes"]
