@@ -30,7 +30,7 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
             layer.compile()
     elif row.mode.is_sharded:
         shard(model, layers)
-    elif row.mode is Mode.TENSOR_ONE:
+    elif row.mode.is_divided:
         divide(layers, device)
     return model  # type: ignore[no-any-return]
 
@@ -57,13 +57,14 @@ def shard(model: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def divide(layers: nn.ModuleList, device: torch.device) -> None:
-    """Tensor parallel layers, sequence parallel norms, on a mesh of one rank; what is
-    around the layers sees whole tensors."""
+    """Tensor parallel layers, sequence parallel norms; what is around the layers sees
+    whole tensors."""
     import torch.distributed as dist
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
+        PrepareModuleOutput,
         RowwiseParallel,
         SequenceParallel,
         parallelize_module,
@@ -90,3 +91,9 @@ def divide(layers: nn.ModuleList, device: torch.device) -> None:
             "mlp.down_proj": RowwiseParallel(output_layouts=parts),
         }
         parallelize_module(layer, mesh, products | own)
+    first = PrepareModuleInput(
+        input_layouts=whole, desired_input_layouts=parts, use_local_output=True
+    )
+    last = PrepareModuleOutput(output_layouts=parts, desired_output_layouts=whole)
+    parallelize_module(layers[0], mesh, first)
+    parallelize_module(layers[-1], mesh, last)

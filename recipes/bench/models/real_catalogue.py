@@ -49,14 +49,16 @@ class Mode(str, Enum):
     FSDP2_ONE = "fsdp2-1"
     """The same on a mesh of one rank: all of FSDP2's hooks, casts, gathers (copies) and
     reductions run, and nothing crosses a link between GPUs."""
+    TENSOR = "tp"
+    """Tensor parallel layers with sequence parallel norms, two ranks."""
     TENSOR_ONE = "tp-1"
-    """Tensor parallel layers with sequence parallel norms on a mesh of one rank:
-    DTensor runs and is what autograd saves; nothing is divided, no collective sends."""
+    """The same on a mesh of one rank: DTensor runs and is what autograd saves; nothing
+    is divided, no collective sends."""
 
     @property
     def num_ranks(self) -> int:
         """Processes of a row."""
-        return 2 if self is Mode.FSDP2 else 1
+        return 2 if self in (Mode.FSDP2, Mode.TENSOR) else 1
 
     @property
     def is_sharded(self) -> bool:
@@ -64,9 +66,14 @@ class Mode(str, Enum):
         return self in (Mode.FSDP2, Mode.FSDP2_ONE)
 
     @property
+    def is_divided(self) -> bool:
+        """Whether a layer's products are tensor parallel."""
+        return self in (Mode.TENSOR, Mode.TENSOR_ONE)
+
+    @property
     def has_mesh(self) -> bool:
         """Whether the model's weights are on a mesh."""
-        return self.is_sharded or self is Mode.TENSOR_ONE
+        return self.is_sharded or self.is_divided
 
 
 class Tuned(str, Enum):
@@ -276,6 +283,7 @@ def catalogue() -> Iterator[Row]:
         ("qwen3-1.7b", Tuned.FULL, "16k", Mode.LAYERS),
         ("moe", Tuned.FULL, "16k", Mode.EAGER),
         ("qwen3-4b", Tuned.FULL, "8k", Mode.FSDP2),
+        ("qwen3-4b", Tuned.FULL, "16k", Mode.TENSOR),
         ("qwen3-4b", Tuned.FULL, "2k-8k", Mode.EAGER),
         ("qwen3-4b", Tuned.FULL, "text", Mode.EAGER),
         ("qwen3-8b", Tuned.LORA, "128k", Mode.EAGER),
