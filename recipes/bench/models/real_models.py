@@ -241,6 +241,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host-steps", type=int, default=5, help="0: no host times")
     told = "then steps are timed, settled or not"
     parser.add_argument("--warm-up-s", type=float, default=math.inf, help=told)
+    told = "ask the device's profiler how much of a forward it waits"
+    parser.add_argument("--profiles", action="store_true", help=told)
     parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -258,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     run = Run(
         *(options.steps, options.host_steps, options.lengths, options.device),
         warm_up_s=options.warm_up_s,
+        profiles=options.profiles,
     )
     settings = {"device": options.device, "host_tokens": HOST_TOKENS}
     cells = Cells(options.out, options.seconds, settings)

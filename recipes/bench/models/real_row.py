@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from recipes.bench.models import idle
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import (
     KIB,
@@ -63,6 +64,9 @@ class Run:
     """What the process may reserve on the device."""
     warm_up_s: float = math.inf
     """Steps are timed from then on, settled or not: the row says which."""
+    profiles: bool = False
+    """Whether the device's profiler is asked, last of all, for how much of a forward
+    the device waits."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -97,6 +101,8 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
+        if run.profiles and device.type == "cuda":
+            found["forward_idle"] = trainer.idle_share(lengths[0])
     if not row.is_ours and "ssdtrain" in sys.modules:
         raise RuntimeError("a peer's row imported ssdtrain")
     return found
@@ -235,6 +241,19 @@ class Trainer:
             self._clear()
         self._wait()
         return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
+
+    def idle_share(self, num: int) -> float:
+        """The part of a forward in which the device waits."""
+
+        def step(mark: Callable[[], None]) -> None:
+            mark()
+            loss = self.forward(num)
+            mark()
+            loss.backward()
+            self._optimizer.step()
+            self._clear()
+
+        return idle.measured(step)
 
     def num_saved(self, num: int) -> dict[str, int]:
         """Handles that autograd takes in a forward: of parameters, of other tensors."""
