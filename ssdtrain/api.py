@@ -290,6 +290,8 @@ class Session:
             self._patches.also(self._planner.room.close)
             if goal.device_bytes is not None:
                 self._planner.room.open()
+            else:
+                self._planner.room.open_for(modules)
             fall_back = self.cache.offloader.fall_back
             host: Any = megatron if megatron.is_megatron(modules) else meshes
             self._planner.peers = host.peers(

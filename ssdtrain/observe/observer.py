@@ -148,7 +148,7 @@ class Recording(Observer):
         self._frames = Frames(device.torch_device)
         memory = device.memory()
         self._base_bytes = self._rest_bytes = 0
-        self._most_bytes = self._most_torn_bytes = 0
+        self._most_bytes = self._most_torn_bytes = self._most_reserved_bytes = 0
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._meter = meter
@@ -321,6 +321,12 @@ class Recording(Observer):
         allocated, where that was most: see [Note: torn blocks] in room.py."""
         return self._most_torn_bytes - self._most_bytes
 
+    @property
+    def cached_bytes(self) -> int:
+        """By how much what was reserved at most exceeded what was allocated at most:
+        with so much left free no step like this one has to empty the cache."""
+        return max(0, self._most_reserved_bytes - self._most_bytes)
+
     def _read_peak(self) -> None:
         memory = self._device.memory()
         if memory is not None and self._rows:
@@ -329,6 +335,8 @@ class Recording(Observer):
             self._most_bytes = max(self._most_bytes, peak)
             torn = peak + memory.torn_bytes
             self._most_torn_bytes = max(self._most_torn_bytes, torn)
+            reserved = memory.max_reserved_bytes
+            self._most_reserved_bytes = max(self._most_reserved_bytes, reserved)
 
     def profile(
         self,

@@ -12,8 +12,10 @@ before would hide the step's own.
 An allocator that cannot serve a request waits for the device, gives back what it
 caches, and tries again: the step goes on, but late, and a step that is a little larger
 would end there. So a plan under which that happens leaves too little free, with or
-without a limit; the next one leaves as much more as the reserve is. The first steps
-under a plan do not count: they begin with what the steps before have left.
+without a limit; the next one leaves as much more as the reserve is. Where that is not
+enough, the third leaves what the observed step had reserved beyond what it needed at
+once: a step like it fits without a retry. The first steps under a plan do not count:
+they begin with what the steps before have left.
 (tests/ssdtrain/observe/test_peaks.py)
 """
 

@@ -52,7 +52,7 @@ from ssdtrain.plan.calibrate import (
     rebuild_key,
 )
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
-from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.policies import KeepAll, OffloadAll
@@ -184,8 +184,10 @@ class Planner:
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
         """Saved in the observed step."""
-        self._torn_bytes = 0
-        """Likewise of the allocator: [Note: torn blocks]."""
+        self._torn_bytes = self._cached_bytes = 0
+        """Likewise of the allocator: [Note: torn blocks], [Note: retries]."""
+        self._left_bytes = 0
+        """What plans leave free because the allocator had to try again."""
         self._packs: list[int] = []
         """Up to each mark of the last observed step: see `Paced`."""
         self._without_hooks = False
@@ -660,10 +662,13 @@ class Planner:
         """What the device holds now, as others come and go, and what of it blocks that
         are torn may take; the worst of all ranks: with limits of its own each would
         make a plan of its own."""
-        own, torn = self._cache.device.capacity_bytes(), float(self._torn_bytes)
+        own = self._cache.device.capacity_bytes()
         if own is None:
             return None, 0
-        most, torn = self.peers.longest((-float(own), torn), "capacity", self._step)
+        left = max(self._torn_bytes, self.room.stuck_bytes, self._left_bytes)
+        most, torn = self.peers.longest(
+            (-float(own), float(left)), "capacity", self._step
+        )
         return -int(most), int(torn)
 
     def _await_plan(self) -> None:
@@ -856,6 +861,7 @@ class Planner:
         )
         self._packs = recording.packs()
         self._torn_bytes = recording.torn_bytes
+        self._cached_bytes = recording.cached_bytes
         if profile is None or meter is None or not self._is_on_gpu or is_cold:
             return profile
         if self._host_costs is None:
@@ -1005,9 +1011,11 @@ class Planner:
         self._num_tightened += 1
         logger.info("ssdtrain: plan %d leaves the allocator too little", self.num_plans)
         # As for torn blocks: where a plan can, and no error where none can.
-        reserve = int(DEVICE_RESERVE * limit)
-        self._torn_bytes = max(reserve, self._goal.torn_bytes) + reserve
-        self._goal = replace(self._goal, torn_bytes=self._torn_bytes)
+        left_bytes = self._goal.torn_bytes + int(DEVICE_RESERVE * limit)
+        if self._left_bytes:
+            left_bytes = max(left_bytes, self._cached_bytes)
+        self._left_bytes = min(left_bytes, int(MOST_TORN * limit))
+        self._goal = replace(self._goal, torn_bytes=self._left_bytes)
         self._stop_search()
         self._trial = None  # the plan before left as little
         self._begin_search(QUICK_MARKS)

@@ -12,7 +12,7 @@ join, libraries' workspaces, and what the observed step did not show."""
 
 
 MOST_TORN = 0.15
-"""Share of the device that is left free for torn blocks at most."""
+"""Share of the device that is left free for torn blocks at most, beside the reserve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,8 @@ class Goal:
     """Of a memory limit, left free because steps needed more than was predicted."""
     torn_bytes: int = 0
     """What the allocator could not give out in the observed step, as other parts of
-    its blocks were in use: a plan leaves it free if any plan can."""
+    its blocks were in use, and what it needed more under a plan: a plan leaves it free
+    beside the reserve, if any plan can."""
     aim: float = 1.0
     """Part of `max_overhead` that a prediction may use, as steps took more than was
     predicted: [Note: the measured overhead] in adapt.py."""
@@ -102,8 +103,8 @@ class Goal:
         limit = self.limit_bytes
         if limit is None:
             return None
-        torn_bytes = min(self.torn_bytes, MOST_TORN * limit)
-        room_bytes = max(DEVICE_RESERVE * limit, torn_bytes)
+        # Both: another plan's tensors tear more than those of the observed step.
+        room_bytes = DEVICE_RESERVE * limit + min(self.torn_bytes, MOST_TORN * limit)
         return limit - room_bytes - profile.base_bytes - self.spare_bytes
 
     @property

@@ -197,7 +197,7 @@ class Device(Protocol):
         take than this share.
 
         Returns:
-            Whether it has.
+            Whether it has, and gave it back.
         """
 
     def grow_segments(self) -> tuple[str, Callable[[], None]]:
@@ -600,9 +600,10 @@ class CudaDevice:
         """Empty the cache of an allocator that has most of what it may take."""
         reserved = torch.cuda.memory_reserved(self.torch_device)
         is_short = reserved > share * self.capacity_bytes()
-        if is_short and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.empty_cache()
-        return is_short
+        if not is_short or torch.cuda.is_current_stream_capturing():
+            return False
+        torch.cuda.empty_cache()
+        return True
 
     def grow_segments(self) -> tuple[str, Callable[[], None]]:
         """See [Note: growing segments] in segments.py."""

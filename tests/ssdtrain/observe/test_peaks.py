@@ -136,3 +136,38 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     base_bytes = run.session.profile.base_bytes if run.session.profile else 0
     assert base_bytes + after.prediction.peak_bytes <= (1 - 2 * DEVICE_RESERVE) * limit
     assert same_bits(run.seen, Run(monkeypatch).steps(20).seen)
+
+
+def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Run(monkeypatch).steps(2).highest[-1]
+    limit, share = int(1.04 * whole), 0.14
+    run = Run(monkeypatch, device_memory=limit, **SETTINGS)
+    meter: Any = run.meter
+    retries = [0]
+
+    def level(device: CpuDevice) -> MemoryLevel:
+        peak = meter.peak_bytes
+        reserved = peak + int(share * limit)
+        return MemoryLevel(meter.now_bytes, 0, peak, reserved, 0, retries[0])
+
+    monkeypatch.setattr(CpuDevice, "memory", level)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
+    run.steps(4)
+    session = run.session
+    assert session is not None
+    used: list[int] = []
+    while len(used) < 3:
+        plan, profile = session.plan, session.profile
+        assert plan is not None and plan.prediction and profile is not None
+        used.append(profile.base_bytes + plan.prediction.peak_bytes)
+        for _ in range(16):
+            if session.plan is not plan:
+                break
+            retries[0] += 1
+            run.steps(1)
+    session.close()
+    most = [limit * (1 - DEVICE_RESERVE - each) for each in (0, DEVICE_RESERVE, share)]
+    assert all(each <= bound for each, bound in zip(used, most, strict=True))
+    assert used[1] > most[2]  # by steps: most plans need not leave that
