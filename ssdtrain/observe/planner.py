@@ -406,7 +406,8 @@ class Planner:
         limit = self._goal.most_bytes(profile)
         if limit is not None and self._keep_bytes > limit:
             return False
-        needed_bytes = memory.allocated_bytes + self._keep_bytes
+        used_bytes = memory.allocated_bytes + self.room.stuck_bytes
+        needed_bytes = used_bytes + self._keep_bytes
         return needed_bytes < PLAIN_SHARE * capacity_bytes
 
     def _run_plain(self) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.hosts.hints import Hints, Stage
+from ssdtrain.observe.room import Room
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.schedule import Style, schedule
@@ -283,11 +284,22 @@ def test_a_plain_step_is_measured_where_it_fits(
     assert peaks[-1] < 0.7 * keep
 
 
+@pytest.mark.parametrize(("share", "stuck"), [(1.0, 0.0), (2.0, 1.0)])
 def test_no_plain_step_where_it_may_not_fit(
-    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+    share: float,
+    stuck: float,
+    trained: Callable[..., Trained],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor where the allocator could not give back what is free."""
     keep = trained(2, plan="keep-all", recompute="off")[0][-1]
-    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: keep)
+    capacity = int(share * keep)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: capacity)
+
+    def trim(room: Room) -> None:
+        room.stuck_bytes = int(stuck * keep)
+
+    monkeypatch.setattr(Room, "trim", trim)
     _, session = trained(6, plan="auto", max_overhead=1.0)
     assert all(report.bytes_saved > 0 for report in session.steps)
     assert session.profile is not None
