@@ -93,7 +93,29 @@ def test_fits_runs_all_columns_and_a_rerun_goes_on(tmp_path: Path) -> None:
     own = cells["qwen3-4b:2/lora/1x8k/ours"]
     assert own["losses"] == plain[: len(own["losses"])] and len(plain) == 5
     assert own["num_planned"] > 0 and own["limit_gb"] == 0.0
-    assert fits.summary(cells).splitlines()[0] == "gc: 2 of 2"
+    told = fits.summary(cells).splitlines()
+    assert told[0] == "gc: 2 of 2"
+    assert told[1].startswith("ours: 2 of 2 under a plan, 0 unfinished, ")
+
+
+def test_a_case_without_a_plan_shows_nothing() -> None:
+    cells: dict[str, Any] = {
+        "a/ours": {"num_planned": 8, "num_steps": 20, "emptied_in": [3, 17]},
+        "e/ours": {"num_planned": 8, "num_steps": 20, "emptied_in": [3, 16]},
+        "b/ours": {"num_planned": 7},
+        "c/ours": {"error": "took too long"},
+        "d/ours": {"error": "OutOfMemoryError: x", "num_planned": 9},
+    }
+    told = "ours: 2 of 3 under a plan, 2 unfinished, 1 whose cache was emptied at last"
+    assert told in fits.summary(cells)
+
+
+def test_the_gpus_of_a_host_share_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert fits.visible_gpus() == ["3", "5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert fits.visible_gpus() == ["0", "1"]
 
 
 def test_what_ends_a_step_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +181,11 @@ def test_the_table_of_fits_counts_what_trained() -> None:
         "b/ours": {**good, "num_planned": 1},
     }
     text = limit_tables.fits(data_of(cells, room=1.03))
-    assert "`ours` 1 of 2, `ours fit` 0 of 1 trained" in text
+    assert "`ours` 1 of 1 (1 unfinished), `ours fit` 0 of 1 trained" in text
     lines = text.splitlines()
     told = "OutOfMemoryError: CUDA / out of memory"
     assert f"| a | 9.0, 10.0 GB | 9.5 GB | {told} |" in lines
-    assert "| b | 9.0, 10.0 GB | 9.5 GB, no plan yet | - |" in lines
+    assert "| b | 9.0, 10.0 GB | 9.5 GB, unfinished | - |" in lines
 
 
 # -- lengths ---------------------------------------------------------------------------

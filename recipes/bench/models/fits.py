@@ -4,17 +4,21 @@ Each case is trained by the stock loop with `gradient_checkpointing_enable()`, i
 process of its own; the most that its allocator reserved, and 3 %, is what ours may
 reserve in theirs (`set_per_process_memory_fraction`), without checkpointing: with the
 defaults, and with `device_memory="fit"`. Ours goes on until a plan has been followed
-for some steps and nothing settles any more, or its seconds are over. Only memory is
-compared, so several cases run beside one another; a fraction of one does not see the
-others.
+for some steps and nothing settles any more, or its seconds are over. A case counts only
+if it came that far; one that no plan reached in time is unfinished. Only memory is
+compared, so two cases run beside one another on each GPU; a fraction of one does not
+see the other.
 
-    python -m recipes.bench.models.fits --budget-s 150
+    python -m recipes.bench.models.fits --budget-s 200
     python -m recipes.bench.models.fits --cases qwen3-4b:6/full/1x8k --columns ours
     python -m recipes.bench.models.fits --device cpu --tiny    # every path, no limit
 """
 
 import contextlib
 import gc
+import itertools
+import os
+import queue
 import statistics
 import sys
 import threading
@@ -22,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,11 +42,11 @@ CASES = (
     "qwen3-1.7b:8/lora/1x16k",
     "qwen3-4b:6/full/1x8k",
     "qwen3-4b:6/full/1x16k",
-    "qwen3-4b:6/lora/1x32k",
+    "qwen3-4b:3/lora/1x32k",
     "qwen3-8b:4/full/1x4k",
-    "qwen3-8b:6/lora/1x16k",
+    "qwen3-8b:3/lora/1x16k",
     "mistral-7b:4/full/1x8k",
-    "mistral-7b:6/lora/2x8k",
+    "mistral-7b:3/lora/2x8k",
     "llama-1b:8/full/1x8k",
     "llama-8b:6/lora/4x2k",
     "gemma2-2b:6/full/1x4k",
@@ -66,6 +70,14 @@ NUM_GC_STEPS = 5
 LEAST_PLANNED_STEPS = 8
 """Under a plan: its tables are made in the first, and hooks are timed in the third."""
 MOST_STEPS = 120
+TOO_LONG = "took too long"
+"""Error of a process that had to be ended."""
+START_S = 8.0
+"""Of a process, at most: imports, the device, the model."""
+NUM_LAST = 3
+"""Steps that show what goes on."""
+LEAST_SECONDS = 4.0
+"""With less there is no use in starting one."""
 PRELOAD = ["torch", "transformers", "recipes.bench.models.stock", "peft"]
 PRELOAD += [
     f"transformers.models.{name}.modeling_{name}"
@@ -78,13 +90,16 @@ PRELOAD += ["transformers.models.whisper.modeling_whisper"]
 class Run:
     """What all processes share.
 
-    seconds: of the steps of one of ours. limit_bytes: that it may reserve.
+    seconds: of the steps of one of ours, where a plan comes in them. most_seconds:
+    where it comes late. limit_bytes: that it may reserve. gpu: which one; "": any.
     """
 
     device: str = "cuda"
     tiny: bool = False
     seconds: float = 6.0
+    most_seconds: float = 24.0
     limit_bytes: int | None = None
+    gpu: str = ""
 
 
 class Memory:
@@ -93,6 +108,8 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
         self.reserved_bytes = self.allocated_bytes = 0
+        self._num_emptied: list[int] = []
+        """Behind each step."""
 
     def look(self) -> None:
         """Behind every step: ours starts the maxima again while it observes."""
@@ -102,6 +119,7 @@ class Memory:
         allocated = torch.cuda.max_memory_allocated()
         self.reserved_bytes = max(self.reserved_bytes, reserved)
         self.allocated_bytes = max(self.allocated_bytes, allocated)
+        self._num_emptied.append(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def told(self) -> dict[str, Any]:
         """For the results; with how often the allocator had to empty its cache."""
@@ -111,7 +129,10 @@ class Memory:
         }
         if self._is_cuda:
             stats = torch.cuda.memory_stats()
-            found["num_emptied"] = stats.get("num_alloc_retries", 0)
+            counts = [0, *self._num_emptied, stats.get("num_alloc_retries", 0)]
+            found["num_emptied"] = counts[-1]
+            pairs = enumerate(itertools.pairwise(counts))
+            found["emptied_in"] = [step for step, (was, now) in pairs if now > was]
             torn_bytes = stats.get("inactive_split_bytes.all.peak", 0)
             found["torn_gb"] = torn_bytes / 1e9
         return found
@@ -176,6 +197,8 @@ def limited(run: Run) -> Iterator[None]:
 
 def measure(name: str, column: str, run: Run) -> dict[str, Any]:
     """Train one case under one column."""
+    if run.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = run.gpu  # nothing is initialized yet
     with limited(run):
         began = time.perf_counter()
         loop = Loop(case_of(name), run)
@@ -195,27 +218,31 @@ def ours(loop: Loop, settings: dict[str, Any], run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if run.tiny:
         settings = {**settings, "min_bytes": 1}
-    until = time.perf_counter() + run.seconds
+    began = time.perf_counter()
     planned = num_plans = 0
+    planned_from: int | None = None
     last: Any = None
     session = ssdtrain.offload(loop.model, **settings)
     try:
         while len(loop.losses) < MOST_STEPS:
-            is_late = time.perf_counter() >= until
+            spent = time.perf_counter() - began
+            is_late = spent >= run.seconds
             if planned >= LEAST_PLANNED_STEPS and (is_late or session.is_settled):
                 break
-            if time.perf_counter() >= until + run.seconds:
+            if spent >= run.most_seconds:
                 break
             loop.step()
             plan = session.plan
             planned += plan is not None
             if plan is not None and plan is not last:
                 num_plans, last = num_plans + 1, plan
+                planned_from = planned_from or len(loop.losses)
     except Exception as error:  # whatever it is, it is the result
         found["error"] = f"{type(error).__name__}: {error}"[:900]
     found |= {
         "num_planned": planned,
         "num_plans": num_plans,
+        "planned_from": planned_from,
         "settled": session.is_settled,
         "segments": session.segments,
         "refused": dict(list(session.regions_refused.items())[:2]),
@@ -252,15 +279,11 @@ def run_case(
     """Checkpointing first: it says what ours may reserve."""
     limit_bytes: int | None = None
     for column in ["gc", *columns]:
-        own = Run(
-            device=run.device,
-            tiny=run.tiny,
-            seconds=run.seconds,
-            limit_bytes=limit_bytes,
-        )
-        limit_s = min(left_s(), 4 * run.seconds + 30)
-        if limit_s < run.seconds:
+        most_s = min(run.most_seconds, left_s() - START_S)
+        if most_s < LEAST_SECONDS:
             return
+        own = replace(run, limit_bytes=limit_bytes, most_seconds=most_s)
+        limit_s = min(left_s(), most_s + 3 * START_S)
         found = answer_of(measure, (name, column, own), limit_s, PRELOAD)
         if limit_bytes is not None:
             found["limit_gb"] = limit_bytes / 1e9
@@ -273,12 +296,13 @@ def run_case(
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is missing."""
-    parser = arguments(__doc__, 150, "models/fits")
+    parser = arguments(__doc__, 200, "models/fits")
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     names = [name for name in COLUMNS if name != "gc"]
     parser.add_argument("--columns", nargs="+", choices=names, default=names)
-    parser.add_argument("--beside", type=int, default=4, help="cases at a time")
+    parser.add_argument("--beside", type=int, default=2, help="cases at a time a GPU")
     parser.add_argument("--seconds", type=float, default=6.0, help="of its steps")
+    parser.add_argument("--most-seconds", type=float, default=24.0, help="to a plan")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="narrow, few tokens")
     options = parser.parse_args(argv)
@@ -289,8 +313,17 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(str(error))
     settings = {"device": options.device, "room": ROOM, "tiny": options.tiny}
     cells = Cells(options.out, options.budget_s, settings)
-    run = Run(device=options.device, tiny=options.tiny, seconds=options.seconds)
+    run = Run(
+        device=options.device,
+        tiny=options.tiny,
+        seconds=options.seconds,
+        most_seconds=options.most_seconds,
+    )
     lock = threading.Lock()
+    gpus: queue.SimpleQueue[str] = queue.SimpleQueue()
+    every = options.beside * (visible_gpus() if options.device == "cuda" else [""])
+    for gpu in every:
+        gpus.put(gpu)
 
     def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
         with lock:
@@ -299,22 +332,59 @@ def main(argv: list[str] | None = None) -> int:
 
     def one(name: str) -> None:
         wanted = [each for each in options.columns if f"{name}/{each}" not in cells]
-        if wanted:
-            run_case(name, wanted, run, record, cells.left_s)
+        if not wanted:
+            return
+        gpu = gpus.get()
+        try:
+            run_case(name, wanted, replace(run, gpu=gpu), record, cells.left_s)
+        finally:
+            gpus.put(gpu)
 
-    with ThreadPoolExecutor(options.beside) as pool:
+    with ThreadPoolExecutor(len(every)) as pool:
         list(pool.map(one, options.cases))
     print(summary(cells.data["cells"]))
     return 0
 
 
+def visible_gpus() -> list[str]:
+    """What `CUDA_VISIBLE_DEVICES` calls those that this process sees."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [each.strip() for each in told.split(",") if each.strip()]
+    return named or [str(each) for each in range(torch.cuda.device_count())]
+
+
+def is_good(cell: dict[str, Any]) -> bool:
+    """Whether it trained, and under a plan at last."""
+    return "error" not in cell and cell.get("num_planned", 0) >= LEAST_PLANNED_STEPS
+
+
+def is_unfinished(cell: dict[str, Any]) -> bool:
+    """Whether nothing went wrong, but its time was over: it shows nothing."""
+    return not is_good(cell) and cell.get("error", TOO_LONG) == TOO_LONG
+
+
+def is_emptied(cell: dict[str, Any]) -> bool:
+    """Whether the allocator still had to empty its cache in one of the last steps."""
+    least = cell.get("num_steps", 0) - NUM_LAST
+    return is_good(cell) and any(step >= least for step in cell.get("emptied_in", ()))
+
+
 def summary(cells: dict[str, Any]) -> str:
-    """How many of a column trained in their limit."""
+    """How many of a column trained in their limit, under a plan at last."""
     lines = []
     for column in COLUMNS:
         own = [cell for name, cell in cells.items() if name.endswith(f"/{column}")]
-        good = [cell for cell in own if "error" not in cell]
-        lines.append(f"{column}: {len(good)} of {len(own)}")
+        if column == "gc":
+            good = sum("error" not in cell for cell in own)
+            lines.append(f"{column}: {good} of {len(own)}")
+            continue
+        unfinished = sum(is_unfinished(cell) for cell in own)
+        good = sum(is_good(cell) for cell in own)
+        lines.append(
+            f"{column}: {good} of {len(own) - unfinished} under a plan, "
+            f"{unfinished} unfinished, "
+            f"{sum(is_emptied(cell) for cell in own)} whose cache was emptied at last"
+        )
     return "\n".join(lines)
 
 

@@ -5,7 +5,12 @@ from typing import Any
 
 from recipes.bench.common.results import Data
 from recipes.bench.common.text import markdown, where
-from recipes.bench.models.fits import COLUMNS, LEAST_PLANNED_STEPS
+from recipes.bench.models.fits import (
+    COLUMNS,
+    LEAST_PLANNED_STEPS,
+    is_good,
+    is_unfinished,
+)
 from recipes.bench.models.lengths import LONG
 
 
@@ -25,7 +30,7 @@ def fits(data: Data) -> str:
         others = [fitted(cells.get(name)) for name in COLUMNS if name != "gc"]
         rows.append([case, own, *others])
     counts = [
-        f"`{column}` {sum(is_good(cells[column]) for cells in ran)} of {len(ran)}"
+        f"`{column}` {counted([cells[column] for cells in ran])}"
         for column in COLUMNS
         if column != "gc" and (ran := [c for c in cases.values() if column in c])
     ]
@@ -36,15 +41,16 @@ def fits(data: Data) -> str:
         f"each. What the allocator reserved under `gc`, and {room:.0%}, is all that "
         "ours may reserve, without checkpointing, from the first step to at least "
         f"{LEAST_PLANNED_STEPS} under a plan. {', '.join(counts)} trained. `gc` "
-        "allocated and reserved; ours reserved, and the step over `gc`'s (several ran "
-        "beside one another: no measure of speed)."
+        "allocated and reserved; ours reserved, unfinished: no plan came in its time."
     )
     return "\n\n".join([text, markdown(["", *COLUMNS], rows), where(data)])
 
 
-def is_good(cell: Data) -> bool:
-    """Whether it trained, and under a plan at last."""
-    return "error" not in cell and cell.get("num_planned", 0) >= LEAST_PLANNED_STEPS
+def counted(cells: list[Data]) -> str:
+    """How many are good, of those that came to an end."""
+    unfinished = sum(is_unfinished(cell) for cell in cells)
+    text = f"{sum(is_good(cell) for cell in cells)} of {len(cells) - unfinished}"
+    return f"{text} ({unfinished} unfinished)" if unfinished else text
 
 
 def fitted(cell: Data | None) -> str:
@@ -55,7 +61,7 @@ def fitted(cell: Data | None) -> str:
         return " ".join(str(cell["error"]).split())[:60].replace("|", "/")
     text = f"{cell['reserved_gb']:.1f} GB"
     if not is_good(cell):
-        return f"{text}, no plan yet"
+        return f"{text}, unfinished"
     return text
 
 
