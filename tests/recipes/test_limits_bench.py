@@ -1,5 +1,6 @@
 """The benchmarks of memory limits, changing lengths and predictions, on a CPU."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from recipes.bench.common.forked import answer_of
-from recipes.bench.models import fits, lengths, limit_tables, predictions
+from recipes.bench.models import fits, grid, lengths, limit_tables, predictions
 from recipes.bench.models.stock import (
     STOCK,
     Case,
@@ -21,6 +22,9 @@ from recipes.bench.models.stock import (
     inputs_of,
     smaller,
 )
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.search import Answer
 
 CPU = torch.device("cpu")
 HEAD = {"environment": {"device": "GPU", "num_devices": 1, "num_cpus": 1}}
@@ -186,6 +190,56 @@ def test_the_table_of_fits_counts_what_trained() -> None:
     told = "OutOfMemoryError: CUDA / out of memory"
     assert f"| a | 9.0, 10.0 GB | 9.5 GB | {told} |" in lines
     assert "| b | 9.0, 10.0 GB | 9.5 GB, unfinished | - |" in lines
+
+
+# -- grid ------------------------------------------------------------------------------
+
+
+def test_all_limits_of_the_grid_leave_its_models_room() -> None:
+    assert len(grid.CELLS) == len(set(grid.CELLS)) == 24
+    for name in grid.CELLS:
+        case, limit = grid.split(name)
+        state = (8 if case.tuned == "full" else 2) * grid.num_weights(case, case.layers)
+        own = grid.limit_bytes(case, limit)
+        assert state < own <= limit * 10**9
+        whole = dataclasses.replace(case, layers=grid.WHOLE)
+        assert grid.limit_bytes(whole, limit) == limit * 10**9
+    assert grid.num_weights(case_of("qwen3-8b:36/lora/1x8k"), 36) == pytest.approx(
+        8.19e9, rel=0.01
+    )
+    with pytest.raises(ValueError, match="CASE@GB"):
+        grid.split("qwen3-4b:12/full/1x8k")
+
+
+def test_a_cell_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(profile: Any, goals: list[Goal], limit_s: float) -> list[Answer]:
+        none = Answer(error="none fits")
+        return [*(Answer(plan=choose(profile, goal, 1)) for goal in goals[1:]), none]
+
+    monkeypatch.setattr(grid, "searched", searched)
+    run = grid.Run(device="cpu", tiny=True, seconds=1, grid=True)
+    cell = grid.measure("qwen3-4b:2/full/1x8k@40", run)
+    assert "error" not in cell and cell["num_planned"] >= 8
+    *planned, last = cell["budgets"].values()
+    assert len(planned) == 4 and last["error"] == "none fits"
+    assert grid.best_ms(cell) == min(each["step_ms"] for each in planned)
+
+
+def test_what_became_of_the_cells_of_the_grid() -> None:
+    good = {"num_planned": 8, "limit_gb": 40.0, "reserved_gb": 39.0, "step_ms": 103.0}
+    grids = {"a": {"step_ms": 100.0}, "b": {"error": "out of memory"}}
+    cells: dict[str, Any] = {
+        "a": {**good, "budgets": grids},
+        "b": {**good, "reserved_gb": 41.0},
+        "c": {"error": "ConfigError: 3 bytes", "num_steps": 1},
+        "d": {"error": "ConfigError: 3 bytes", "num_steps": 2},
+        "e": {"num_planned": 3},
+    }
+    told = [grid.verdict(cell) for cell in cells.values()]
+    assert told == ["fits", "failed", "refused", "failed", "unfinished"]
+    lines = grid.summary(cells).splitlines()
+    assert lines[0] == "1 fits, 1 refused, 1 unfinished, 2 failed"
+    assert lines[1:] == ["a: 1.030 of the grid's best, 100 ms"]
 
 
 # -- lengths ---------------------------------------------------------------------------

@@ -186,6 +186,12 @@ def checkpointed(model: nn.Module) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
 
+def take_gpu(run: Run) -> None:
+    """See no other GPU than the run's; nothing may be initialized yet."""
+    if run.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = run.gpu
+
+
 @contextlib.contextmanager
 def limited(run: Run) -> Iterator[None]:
     """Let this process reserve no more than the limit."""
@@ -197,8 +203,7 @@ def limited(run: Run) -> Iterator[None]:
 
 def measure(name: str, column: str, run: Run) -> dict[str, Any]:
     """Train one case under one column."""
-    if run.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = run.gpu  # nothing is initialized yet
+    take_gpu(run)
     with limited(run):
         began = time.perf_counter()
         loop = Loop(case_of(name), run)
@@ -215,14 +220,22 @@ def ours(loop: Loop, settings: dict[str, Any], run: Run) -> dict[str, Any]:
     """Steps under ssdtrain: how far they came, and what ended them if anything did."""
     import ssdtrain
 
-    found: dict[str, Any] = {}
     if run.tiny:
         settings = {**settings, "min_bytes": 1}
+    session = ssdtrain.offload(loop.model, **settings)
+    found = train(loop, session, run)
+    if "error" not in found:
+        session.close()
+    return found | told(loop)
+
+
+def train(loop: Loop, session: Any, run: Run) -> dict[str, Any]:
+    """Steps until a plan is followed and settled, or the seconds are over."""
+    found: dict[str, Any] = {}
     began = time.perf_counter()
     planned = num_plans = 0
     planned_from: int | None = None
     last: Any = None
-    session = ssdtrain.offload(loop.model, **settings)
     try:
         while len(loop.losses) < MOST_STEPS:
             spent = time.perf_counter() - began
@@ -254,8 +267,7 @@ def ours(loop: Loop, settings: dict[str, Any], run: Run) -> dict[str, Any]:
     if "error" not in found:
         report = session.last_step
         found["fallbacks"] = {} if report is None else report.fallbacks
-        session.close()
-    return found | told(loop)
+    return found
 
 
 def told(loop: Loop) -> dict[str, Any]:
