@@ -125,7 +125,7 @@ def _trained_bytes(modules: Iterable[nn.Module], kind: str) -> int:
     trained = {
         each
         for module in modules
-        for each in module.parameters()
+        for each in nn.Module.parameters(module)
         if each.requires_grad and each.device.type == kind and not is_lazy(each)
     }
     found = 0

@@ -97,7 +97,7 @@ class Run:
     device: str = "cuda"
     tiny: bool = False
     seconds: float = 6.0
-    most_seconds: float = 24.0
+    most_seconds: float = 20.0
     limit_bytes: int | None = None
     gpu: str = ""
 
@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--columns", nargs="+", choices=names, default=names)
     parser.add_argument("--beside", type=int, default=2, help="cases at a time a GPU")
     parser.add_argument("--seconds", type=float, default=6.0, help="of its steps")
-    parser.add_argument("--most-seconds", type=float, default=24.0, help="to a plan")
+    parser.add_argument("--most-seconds", type=float, default=20.0, help="to a plan")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="narrow, few tokens")
     options = parser.parse_args(argv)
