@@ -163,20 +163,25 @@ def programs(kind: Kind) -> list[Program]:
     ]
 
 
-def host_scale(device: Device, seconds: float = 5.0) -> float:
-    """Measured over predicted time of small steps on this machine: the median of three
-    programs, of each the median of its rounds. See [Note: the host's scale]."""
+def programs_us(device: Device) -> list[float]:
+    """What the device's host times say of the three programs' steps."""
     kind = device.spec.kind
     with torch.device("meta"):
-        predicted = [
+        return [
             estimate_step(
                 capture(each.model, each.forward, optimizer=each.optimizer, on=kind),
                 device,
             ).step_us
             for each in programs(kind)
         ]
+
+
+def host_scale(device: Device, seconds: float = 5.0) -> float:
+    """Measured over predicted time of small steps on this machine: the median of three
+    programs, of each the median of its rounds. See [Note: the host's scale]."""
+    predicted = programs_us(device)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        steps = [each.step() for each in programs(kind)]
+        steps = [each.step() for each in programs(device.spec.kind)]
     share = seconds / (NUM_ROUNDS * len(steps))
     rounds = [
         [step_us(step, seconds=share) for step in steps] for _ in range(NUM_ROUNDS)
@@ -184,6 +189,11 @@ def host_scale(device: Device, seconds: float = 5.0) -> float:
     measured: list[float] = [
         statistics.median(times) for times in zip(*rounds, strict=True)
     ]
+    return scale_of(measured, predicted)
+
+
+def scale_of(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """The median of measured over predicted times."""
     return statistics.median(
         us / expected for us, expected in zip(measured, predicted, strict=True)
     )

@@ -6,12 +6,15 @@ Every step is captured on the meta device here and priced by the shipped device;
 of the measured step goes in; a recorded file of such steps is priced again by the
 present code. `kernels` adds up the same kernel times and knows no host,
 clock or gaps; `constant` takes one rate of FLOPs, the best for these very steps.
+Where calibration's programs ran before each step, `beside` has the host as fast as it
+was then: what is off without it, and not with it, is a host whose speed drifts.
 """
 
 import argparse
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,15 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
+from ssdtrain.foresight.calibrate import programs_us, scale_of
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import FABRIC_FORMAT, Fabric
 from ssdtrain.foresight.device import Device, load_device, shipped
 from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
-from ssdtrain.foresight.price import estimate_step, price
+from ssdtrain.foresight.price import NO_WIRES, estimate_step, price
 from ssdtrain.foresight.wires import Wires
 
 
@@ -56,8 +61,16 @@ def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
-    """A row of predictions beside what was measured."""
+def predicted(
+    cell: dict[str, Any], device: Device, programs: Sequence[float]
+) -> dict[str, Any]:
+    """A row of predictions beside what was measured.
+
+    Args:
+        cell: the measured step.
+        device: as it was calibrated, or as it is shipped.
+        programs: what its host times say of calibration's programs.
+    """
     graph = graph_of(cell)
     step = estimate_step(graph, device)
     priced = price(graph, device)
@@ -77,11 +90,40 @@ def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
     }
     if "watched_us" in cell:
         row["watched_us"] = cell["watched_us"]
+    if "programs" in cell:
+        us = [each["step_us"] for each in cell["programs"]]
+        row |= of_the_host(cell, graph, device, scale_of(us, programs))
     if "peak_bytes" in cell:
         peak = estimate_peak(graph, device.context_bytes)
         row["peak_bytes"] = cell["peak_bytes"]
         row["predicted_peak_bytes"] = peak.peak_bytes
     return row
+
+
+def of_the_host(
+    cell: dict[str, Any], graph: Graph, device: Device, drift: float
+) -> dict[str, Any]:
+    """The host by phase, measured and predicted, and the step by the host's speed just
+    before it, `drift` times what calibration found."""
+    beside = estimate_step(graph, device.scaled({}, drift))
+    return {
+        "host_drift": round(drift, 4),
+        "beside_us": beside.step_us,
+        "phases_us": cell["host_us"],
+        "predicted_phases_us": phases_us(graph, device),
+        "programs": cell["programs"],
+    }
+
+
+def phases_us(
+    graph: Graph, device: Device, wires: Wires = NO_WIRES
+) -> dict[str, float]:
+    """Host time of each phase, launches included."""
+    found = {phase.value: 0.0 for phase in Phase}
+    tasks = price(graph, device, wires).tasks
+    for task, node in zip(tasks, graph.nodes, strict=True):
+        found[node.phase.value] += task.host_us + task.host_after_us
+    return {name: round(us, 1) for name, us in found.items()}
 
 
 def over_ranks(
@@ -120,7 +162,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="such as results/steps/RUN.json")
     args = parser.parse_args()
     result, device = json.loads(args.result.read_text()), load_device(args.device)
-    rows = [predicted(cell, device) for cell in cells_of(result, args.kind)]
+    programs = programs_us(device)
+    rows = [predicted(cell, device, programs) for cell in cells_of(result, args.kind)]
     with_constant(rows)
     is_shipped = args.device in shipped()
     found: dict[str, Any] = {
@@ -134,6 +177,8 @@ def main() -> None:
     peaks = [row for row in rows if "peak_bytes" in row]
     if peaks:
         found["peaks"] = errors(peaks, "predicted_peak_bytes", "peak_bytes")
+    if all("beside_us" in row for row in rows):
+        found["beside_us"] = errors(rows, "beside_us", "measured_us")
     found["by_model"] = errors_by_model(rows)
     if args.fabric:
         fabric = FABRIC_FORMAT.read(args.fabric)
@@ -151,7 +196,8 @@ def main() -> None:
             f"{row['model']:>10} {row['batch']:>6} {row.get('how', ''):>5} "
             f"measured {row['measured_us'] / 1e3:8.2f} ms, predicted x{ratio:.3f}, "
             f"kernels x{row.get('kernels_us', 0) / row['measured_us']:.3f}, peak "
-            f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, clock "
+            f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, drift "
+            f"{row.get('host_drift', 1.0):.2f}, clock "
             f"{row.get('clock', 0):.3f} {clock.get('sm_mhz', '')} MHz"
         )
     for model, own in found["by_model"].items():
