@@ -109,7 +109,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     row["host_us"] = step.host_us()
     with sustained.Watch() as watch:  # behind it: queries to the driver slow launches
         began = time.time()
-        row["watched_us"] = step_us(step, num_warm=1, seconds=0.5)
+        row["watched_us"] = step_us(step, num_warm=1, seconds=0.3)
         ended = time.time()
     row["clock"] = watch.between(began, ended)
     return row

@@ -262,14 +262,14 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
     "held4": {
         "bert": (dict(hidden=1152, layers=14, sequence=288), (3, 32, 88)),
         "gpt": (dict(hidden=896, layers=22, sequence=704), (1, 10, 28)),
-        "llama": (dict(hidden=1024, layers=20, sequence=1280), (1, 8, 24)),
+        "llama": (dict(hidden=1536, layers=10, sequence=1280), (1, 6, 20)),
         "vit": (dict(hidden=1088, layers=13, sequence=352), (4, 30, 84)),
         "dlrm": (dict(hidden=1408, layers=24, sequence=90_000), (900, 9000, 36_000)),
         "relational": (dict(hidden=176, layers=18, sequence=32_000), (2, 32, 96)),
     },
     "ranks": {
         "bert": (dict(hidden=2048, layers=6, sequence=512), (8, 32, 112)),
-        "gpt": (dict(hidden=1280, layers=12, sequence=768), (4, 32, 48)),
+        "gpt": (dict(hidden=1280, layers=12, sequence=768), (4, 20, 40)),
         "llama": (dict(hidden=5120, layers=6, sequence=2048), (1, 3, 10)),
     },
 }
