@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import Device
+from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.price import estimate_step
 from ssdtrain.foresight.spec import Kind
@@ -163,15 +164,11 @@ def programs(kind: Kind) -> list[Program]:
     ]
 
 
-def programs_us(device: Device) -> list[float]:
-    """What the device's host times say of the three programs' steps."""
-    kind = device.spec.kind
+def program_graphs(kind: Kind) -> list[Graph]:
+    """The three programs' steps, captured without running them."""
     with torch.device("meta"):
         return [
-            estimate_step(
-                capture(each.model, each.forward, optimizer=each.optimizer, on=kind),
-                device,
-            ).step_us
+            capture(each.model, each.forward, optimizer=each.optimizer, on=kind)
             for each in programs(kind)
         ]
 
@@ -179,7 +176,8 @@ def programs_us(device: Device) -> list[float]:
 def host_scale(device: Device, seconds: float = 5.0) -> float:
     """Measured over predicted time of small steps on this machine: the median of three
     programs, of each the median of its rounds. See [Note: the host's scale]."""
-    predicted = programs_us(device)
+    graphs = program_graphs(device.spec.kind)
+    predicted = [estimate_step(graph, device).step_us for graph in graphs]
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         steps = [each.step() for each in programs(device.spec.kind)]
     share = seconds / (NUM_ROUNDS * len(steps))
