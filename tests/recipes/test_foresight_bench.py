@@ -15,6 +15,7 @@ from recipes.bench.foresight.collectives import sizes
 from recipes.bench.foresight.errors import PREDICTIONS, errors_by_model
 from recipes.bench.foresight.evaluate import Host, cells_of, of_the_host, phases_us
 from recipes.bench.foresight.held_ranks import summary_of
+from recipes.bench.foresight.host_beside import host_bound, judged
 from recipes.bench.foresight.host_left_out import left_out
 from recipes.bench.foresight.plans import (
     errors,
@@ -195,6 +196,28 @@ def test_a_host_that_drifts_is_told_from_wrong_host_times() -> None:
     assert slow["beside_us"] == pytest.approx(1.5 * sum(own.values()), rel=0.02)
     more = slow["beside_phases_us"] - same["beside_us"]
     assert more == pytest.approx(own["backward"], rel=0.02)
+
+
+def test_programs_that_are_off_otherwise_than_models_have_a_bias() -> None:
+    """The host is 1.2 times as slow as calibration found it, models 1.5 times more."""
+    phases = dict.fromkeys((phase.value for phase in Phase), 10.0)
+    cells = [
+        {
+            **{"model": model, "batch": 1, "kernels_us": kernels},
+            **{"host_us": 30.0, "measured_us": 1.2 * 1.5 * 30.0},
+            **{"predicted_us": 30.0, "beside_us": 36.0, "host_drift": 1.2},
+            "host_drifts": dict.fromkeys(phases, 1.2),
+            "phases_us": {name: 1.2 * 1.5 * us for name, us in phases.items()},
+            "predicted_phases_us": phases,
+        }
+        for model, kernels in (("bert", 5.0), ("gpt", 5.0), ("vit", 50.0))
+    ]
+    rows = judged(host_bound(cells))
+    assert [row["model"] for row in rows] == ["bert", "gpt"]
+    for row in rows:
+        assert row["bias"] == pytest.approx(1.5)
+        assert set(row["bias_by_phase"].values()) == {1.5}
+        assert row["unbiased_us"] == pytest.approx(row["measured_us"])
 
 
 def test_a_training_step_tells_its_phases() -> None:
