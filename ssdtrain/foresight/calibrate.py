@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from ssdtrain.foresight.call import Call, Family
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.device import Device
+from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.power import Power
 from ssdtrain.foresight.price import estimate_step
 from ssdtrain.foresight.spec import Kind
@@ -163,20 +164,22 @@ def programs(kind: Kind) -> list[Program]:
     ]
 
 
+def program_graphs(kind: Kind) -> list[Graph]:
+    """The three programs' steps, captured without running them."""
+    with torch.device("meta"):
+        return [
+            capture(each.model, each.forward, optimizer=each.optimizer, on=kind)
+            for each in programs(kind)
+        ]
+
+
 def host_scale(device: Device, seconds: float = 5.0) -> float:
     """Measured over predicted time of small steps on this machine: the median of three
     programs, of each the median of its rounds. See [Note: the host's scale]."""
-    kind = device.spec.kind
-    with torch.device("meta"):
-        predicted = [
-            estimate_step(
-                capture(each.model, each.forward, optimizer=each.optimizer, on=kind),
-                device,
-            ).step_us
-            for each in programs(kind)
-        ]
+    graphs = program_graphs(device.spec.kind)
+    predicted = [estimate_step(graph, device).step_us for graph in graphs]
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        steps = [each.step() for each in programs(kind)]
+        steps = [each.step() for each in programs(device.spec.kind)]
     share = seconds / (NUM_ROUNDS * len(steps))
     rounds = [
         [step_us(step, seconds=share) for step in steps] for _ in range(NUM_ROUNDS)
@@ -184,6 +187,11 @@ def host_scale(device: Device, seconds: float = 5.0) -> float:
     measured: list[float] = [
         statistics.median(times) for times in zip(*rounds, strict=True)
     ]
+    return scale_of(measured, predicted)
+
+
+def scale_of(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """The median of measured over predicted times."""
     return statistics.median(
         us / expected for us, expected in zip(measured, predicted, strict=True)
     )

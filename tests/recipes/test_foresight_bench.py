@@ -1,15 +1,21 @@
 """What the foresight benchmarks compute from recorded numbers."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.collect import cells
+from recipes.bench.foresight.collectives import sizes
 from recipes.bench.foresight.errors import PREDICTIONS, errors_by_model
-from recipes.bench.foresight.evaluate import cells_of
+from recipes.bench.foresight.evaluate import Host, cells_of, of_the_host, phases_us
+from recipes.bench.foresight.held_ranks import summary_of
+from recipes.bench.foresight.host_beside import host_bound, judged
 from recipes.bench.foresight.host_left_out import left_out
 from recipes.bench.foresight.plans import (
     errors,
@@ -19,9 +25,14 @@ from recipes.bench.foresight.plans import (
     of_the_plain_step,
     over_the_plain_step,
 )
+from recipes.bench.foresight.subjects import Subject, TrainingStep
 from recipes.bench.foresight.tables import steps
+from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import Collective, load_fabric
+from ssdtrain.foresight.device import load_device
+from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.power import Settled
+from ssdtrain.foresight.price import estimate_step
 
 
 def test_a_step_is_judged_by_the_others_of_its_run() -> None:
@@ -153,3 +164,92 @@ def test_collectives_are_judged_at_sizes_held_out_and_slow_kernels_as_before() -
         us = fabric.microseconds(Collective.ALL_REDUCE, m, 2)
         assert us == pytest.approx(row["us"])
     assert fabric.compute_slowdown == shipped.compute_slowdown > 0.0
+    assert found["corners"] <= found["corners, wide"] and "a round, mean" not in found
+    kept = [{**row, "times_us": [0.9 * row["us"], 1.3 * row["us"]]} for row in links]
+    _, errors = fabric_of({"ranks": 2, "links": kept}, "nvlink")
+    assert errors["all_reduce"]["a round, mean"] == pytest.approx(0.2)
+
+
+def test_sizes_of_collectives_have_one_between_any_two_powers() -> None:
+    found = list(sizes(1 << 14))
+    assert found == [4096, 6144, 8192, 12288, 16384]
+
+
+def test_a_host_that_drifts_is_told_from_wrong_host_times() -> None:
+    """What calibration's programs take more just before a step, it takes more; by
+    phase, where only one of them does."""
+    device = load_device("h100")
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+    graph = capture(model, lambda: model(torch.randn(2, 8)).sum(), optimizer="adamw")
+    host = Host(steps_us=[100.0], phases_us=[{p.value: 50.0 for p in Phase}])
+    calm = {phase.value: 50.0 for phase in Phase}
+
+    def seen(step_us: float, host_us: dict[str, float]) -> dict[str, Any]:
+        cell = {"programs": [{"step_us": step_us, "host_us": host_us}], "host_us": {}}
+        return of_the_host(cell, graph, device, host)
+
+    same, slow = seen(100.0, calm), seen(150.0, {**calm, "backward": 100.0})
+    own = phases_us(graph, device)
+    assert same["beside_us"] == pytest.approx(estimate_step(graph, device).step_us)
+    assert same["beside_us"] == pytest.approx(same["beside_phases_us"])
+    assert slow["host_drift"] == 1.5 and slow["host_drifts"]["backward"] == 2.0
+    assert slow["beside_us"] == pytest.approx(1.5 * sum(own.values()), rel=0.02)
+    more = slow["beside_phases_us"] - same["beside_us"]
+    assert more == pytest.approx(own["backward"], rel=0.02)
+
+
+def test_programs_that_are_off_otherwise_than_models_have_a_bias() -> None:
+    """The host is 1.2 times as slow as calibration found it, models 1.5 times more."""
+    phases = dict.fromkeys((phase.value for phase in Phase), 10.0)
+    cells = [
+        {
+            **{"model": model, "batch": 1, "kernels_us": kernels},
+            **{"host_us": 30.0, "measured_us": 1.2 * 1.5 * 30.0},
+            **{"predicted_us": 30.0, "beside_us": 36.0, "host_drift": 1.2},
+            "host_drifts": dict.fromkeys(phases, 1.2),
+            "phases_us": {name: 1.2 * 1.5 * us for name, us in phases.items()},
+            "predicted_phases_us": phases,
+        }
+        for model, kernels in (("bert", 5.0), ("gpt", 5.0), ("vit", 50.0))
+    ]
+    rows = judged(host_bound(cells))
+    assert [row["model"] for row in rows] == ["bert", "gpt"]
+    for row in rows:
+        assert row["bias"] == pytest.approx(1.5)
+        assert set(row["bias_by_phase"].values()) == {1.5}
+        assert row["unbiased_us"] == pytest.approx(row["measured_us"])
+
+
+def test_a_training_step_tells_its_phases() -> None:
+    model = nn.Linear(4, 1)
+    slept: list[float] = []
+
+    def forward() -> Tensor:
+        time.sleep(0.1)
+        slept.append(0.1)
+        return model(torch.ones(1, 4)).sum()
+
+    step = TrainingStep(Subject(model, forward, "adamw"))
+    before = model.weight.detach().clone()
+    step()
+    assert not torch.equal(model.weight, before)
+    found = step.host_us(3)
+    assert list(found) == ["forward", "backward", "update"] and len(slept) == 4
+    assert found["forward"] > 100_000 > found["backward"] > 0.0 < found["update"]
+
+
+def test_steps_over_ranks_are_summed_up_by_how_they_are_spread() -> None:
+    rows = [
+        {"how": how, "measured_us": 100.0, "predicted_us": us, "from_meta_us": more}
+        for how, us, more in (
+            ("ddp", 90.0, None),
+            ("fsdp", 110.0, None),
+            ("tp", None, 80.0),
+            ("pipeline", 95.0, None),
+        )
+    ]
+    found = summary_of(rows)
+    assert found["data parallel"]["mean"] == 0.1
+    assert found["pipeline"]["worst"] == 0.05
+    assert found["tensor parallel, from the meta device"]["worst"] == 0.2
+    assert "tensor parallel" not in found

@@ -14,6 +14,7 @@ sheet. Without traces, and without `--host`, host times stay as they are shipped
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,9 +151,13 @@ FITS: dict[str, Callable[[Sequence[Sample]], Curve]] = {
 }
 
 
+LEAST_SIZES = 6
+"""Of a curve, to be judged by half of them."""
+
+
 def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str, Any]]:
     """Curves of every operation, and the errors of both kinds of curve at sizes that
-    were held out (every other one)."""
+    were held out."""
     curves: dict[Collective, Curve] = {}
     found: dict[str, Any] = {}
     for kind in Collective:
@@ -166,15 +171,32 @@ def fabric_of(collectives: dict[str, Any], name: str) -> tuple[Fabric, dict[str,
             for row in collectives["links"]
             if row["kind"] == kind.value
         ]
-        if len(samples) < 6:
+        if len(samples) < LEAST_SIZES:
             continue
-        found[kind.value] = {
-            fit: round(geometric_mean_error(held_out(samples, fit_by)), 4)
-            for fit, fit_by in FITS.items()
-        }
+        own = [row for row in collectives["links"] if row["kind"] == kind.value]
+        found[kind.value] = judged(samples) | repeated(own)
         curves[kind] = fit_corners(samples)
     shipped = load_fabric(name)
     return replace(shipped, curves={**shipped.curves, **curves}), found
+
+
+def judged(samples: Sequence[Sample]) -> dict[str, float]:
+    """Errors of both kinds of curve at every other size, and at every other size of
+    every other one, whose neighbours are farther apart."""
+    wide = samples[::2]
+    return {
+        f"{name}{how}": round(geometric_mean_error(held_out(some, fit)), 4)
+        for some, how in ((samples, ""), (wide, ", wide"))
+        for name, fit in FITS.items()
+        if len(some) >= LEAST_SIZES
+    }
+
+
+def repeated(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """By how much a round differs from the median of all in the mean, where they were
+    kept."""
+    off = [abs(us / row["us"] - 1) for row in rows for us in row.get("times_us", ())]
+    return {"a round, mean": round(statistics.fmean(off), 4)} if off else {}
 
 
 def write_collectives(collectives: dict[str, Any], device: str) -> None:

@@ -6,7 +6,8 @@
     python -m recipes.bench.foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks (timed alone, then once more under a watch of the
-clock), then products and copies at length; `kernels`: the
+clock), what each phase takes the host, calibration's programs before every step, which
+show a host whose speed drifts; then products and copies at length; `kernels`: the
 random design (resumable); `traces`: host times of operators, device times by shapes;
 `hosts`: the same steps that the host binds over and over, and calibration's programs
 between them, with and without a watch of the clock beside: how much a host's speed
@@ -85,17 +86,17 @@ def cells(kinds: list[str], models: Collection[str] = ()) -> Iterator[Cell]:
     )
 
 
-def built(cell: Cell) -> subjects.Step:
+def built(cell: Cell) -> subjects.TrainingStep:
     subject = subjects.MAKERS[cell.model](cell.batch, **cell.shape)
-    step = subjects.training_step(subject)
+    step = subjects.TrainingStep(subject)
     step()  # the optimizer's state
     step()
     return step
 
 
 def measured(cell: Cell) -> dict[str, Any]:
+    row: dict[str, Any] = {**cell._asdict(), "programs": host_programs()}
     step = built(cell)
-    row: dict[str, Any] = cell._asdict()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -105,12 +106,25 @@ def measured(cell: Cell) -> dict[str, Any]:
         torch.cuda.synchronize()
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
     row["step_us"] = step_us(step, num_warm=1, seconds=0.9)
+    row["host_us"] = step.host_us()
     with sustained.Watch() as watch:  # behind it: queries to the driver slow launches
         began = time.time()
-        row["watched_us"] = step_us(step, num_warm=1, seconds=0.5)
+        row["watched_us"] = step_us(step, num_warm=1, seconds=0.3)
         ended = time.time()
     row["clock"] = watch.between(began, ended)
     return row
+
+
+def host_programs(seconds: float = 0.1) -> list[dict[str, Any]]:
+    """Calibration's programs as they are now: the step, and the host's phases."""
+    kind = Kind.CUDA if torch.cuda.is_available() else Kind.CPU
+    found = []
+    for program in programs(kind):
+        step = subjects.TrainingStep(subjects.Subject(*program))
+        us = step_us(step, seconds=seconds)
+        found.append({"step_us": round(us, 1), "host_us": step.host_us()})
+    gc.collect()
+    return found
 
 
 def profiled(cell: Cell) -> dict[str, Any]:
@@ -160,7 +174,7 @@ class Out:
 
 def steps(out: Out, kinds: list[str]) -> None:
     out.run("steps", measured, cells(kinds))
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and out.left_s > 0:
         with sustained.Watch() as watch:
             runs = sustained.products((2048, 3072, 4096, 8192, 12288), 0.8)
             runs.append(sustained.copies(1 << 30, 0.8))

@@ -6,14 +6,19 @@ Every step is captured on the meta device here and priced by the shipped device;
 of the measured step goes in; a recorded file of such steps is priced again by the
 present code. `kernels` adds up the same kernel times and knows no host,
 clock or gaps; `constant` takes one rate of FLOPs, the best for these very steps.
+Where calibration's programs ran before each step, `beside` has the host as fast as it
+was then, and `beside_phases` its forward, backward and update each by their own: what
+is off without these, and not with them, is a host whose speed drifts.
 """
 
 import argparse
 import json
 import math
 import statistics
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,13 +26,15 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
+from ssdtrain.foresight.calibrate import program_graphs, scale_of
 from ssdtrain.foresight.capture import capture
 from ssdtrain.foresight.collectives import FABRIC_FORMAT, Fabric
 from ssdtrain.foresight.device import Device, load_device, shipped
 from ssdtrain.foresight.graph import Graph
 from ssdtrain.foresight.memory import estimate_peak
+from ssdtrain.foresight.overheads import Phase
 from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
-from ssdtrain.foresight.price import estimate_step, price
+from ssdtrain.foresight.price import NO_WIRES, estimate_step, price, steady
 from ssdtrain.foresight.wires import Wires
 
 
@@ -56,7 +63,23 @@ def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
+class Host(NamedTuple):
+    """What a device file says of calibration's programs."""
+
+    steps_us: list[float]
+    phases_us: list[dict[str, float]]
+
+    @classmethod
+    def of(cls, device: Device) -> "Host":
+        """Price the programs."""
+        graphs = program_graphs(device.spec.kind)
+        return cls(
+            [estimate_step(graph, device).step_us for graph in graphs],
+            [phases_us(graph, device) for graph in graphs],
+        )
+
+
+def predicted(cell: dict[str, Any], device: Device, host: Host) -> dict[str, Any]:
     """A row of predictions beside what was measured."""
     graph = graph_of(cell)
     step = estimate_step(graph, device)
@@ -77,11 +100,66 @@ def predicted(cell: dict[str, Any], device: Device) -> dict[str, Any]:
     }
     if "watched_us" in cell:
         row["watched_us"] = cell["watched_us"]
+    if "programs" in cell:
+        row |= of_the_host(cell, graph, device, host)
     if "peak_bytes" in cell:
         peak = estimate_peak(graph, device.context_bytes)
         row["peak_bytes"] = cell["peak_bytes"]
         row["predicted_peak_bytes"] = peak.peak_bytes
     return row
+
+
+def of_the_host(
+    cell: dict[str, Any], graph: Graph, device: Device, host: Host
+) -> dict[str, Any]:
+    """The host by phase, measured and predicted, and the step by the host's speed just
+    before it, over what calibration found."""
+    programs = cell["programs"]
+    drift = scale_of([each["step_us"] for each in programs], host.steps_us)
+    drifts = {
+        phase: scale_of(
+            [each["host_us"][phase] for each in programs],
+            [each[phase] for each in host.phases_us],
+        )
+        for phase in programs[0]["host_us"]
+    }
+    found = {
+        "beside_us": dict.fromkeys(drifts, drift),
+        "beside_phases_us": drifts,
+    }
+    return {
+        "host_drift": round(drift, 4),
+        "host_drifts": {phase: round(each, 4) for phase, each in drifts.items()},
+        "phases_us": cell["host_us"],
+        "predicted_phases_us": phases_us(graph, device),
+        "programs": programs,
+        **{name: at_scales(graph, device, by) for name, by in found.items()},
+    }
+
+
+def at_scales(graph: Graph, device: Device, by: Mapping[str, float]) -> float:
+    """The step with the host's phases so many times as long."""
+    priced = price(graph, device)
+    priced.tasks = [
+        replace(
+            task,
+            host_us=by[node.phase.value] * task.host_us,
+            host_after_us=by[node.phase.value] * task.host_after_us,
+        )
+        for task, node in zip(priced.tasks, graph.nodes, strict=True)
+    ]
+    return steady(priced, device).step_us
+
+
+def phases_us(
+    graph: Graph, device: Device, wires: Wires = NO_WIRES
+) -> dict[str, float]:
+    """Host time of each phase, launches included."""
+    found = {phase.value: 0.0 for phase in Phase}
+    tasks = price(graph, device, wires).tasks
+    for task, node in zip(tasks, graph.nodes, strict=True):
+        found[node.phase.value] += task.host_us + task.host_after_us
+    return {name: round(us, 1) for name, us in found.items()}
 
 
 def over_ranks(
@@ -120,7 +198,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="such as results/steps/RUN.json")
     args = parser.parse_args()
     result, device = json.loads(args.result.read_text()), load_device(args.device)
-    rows = [predicted(cell, device) for cell in cells_of(result, args.kind)]
+    host = Host.of(device)
+    rows = [predicted(cell, device, host) for cell in cells_of(result, args.kind)]
     with_constant(rows)
     is_shipped = args.device in shipped()
     found: dict[str, Any] = {
@@ -134,6 +213,9 @@ def main() -> None:
     peaks = [row for row in rows if "peak_bytes" in row]
     if peaks:
         found["peaks"] = errors(peaks, "predicted_peak_bytes", "peak_bytes")
+    for name in ("beside_us", "beside_phases_us"):
+        if all(name in row for row in rows):
+            found[name] = errors(rows, name, "measured_us")
     found["by_model"] = errors_by_model(rows)
     if args.fabric:
         fabric = FABRIC_FORMAT.read(args.fabric)
@@ -151,7 +233,8 @@ def main() -> None:
             f"{row['model']:>10} {row['batch']:>6} {row.get('how', ''):>5} "
             f"measured {row['measured_us'] / 1e3:8.2f} ms, predicted x{ratio:.3f}, "
             f"kernels x{row.get('kernels_us', 0) / row['measured_us']:.3f}, peak "
-            f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, clock "
+            f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, drift "
+            f"{row.get('host_drift', 1.0):.2f}, clock "
             f"{row.get('clock', 0):.3f} {clock.get('sm_mhz', '')} MHz"
         )
     for model, own in found["by_model"].items():

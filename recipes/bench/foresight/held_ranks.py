@@ -1,12 +1,17 @@
 """Steps of two GPUs at shapes that no model was made on, predicted.
 
-    python -m recipes.bench.foresight.held_ranks [RANKS.json]
+    python -m recipes.bench.foresight.held_ranks
+    python -m recipes.bench.foresight.held_ranks RANKS.json --device mine.json \
+        --own-collectives --out ranks_h100.json
 
-Reads `results/foresight/ranks_held_h200.json`, whose steps were measured after the
-models were made, and writes the predictions of the present code beside them: DDP and
-`fully_shard` from one rank's graph on the meta device, tensor and pipeline parallelism
-from the graphs of both ranks, captured while they ran (`graphs` of RANKS.json, which is
-what a measurement gives; without it those two predictions stay as recorded).
+Without a measurement it reads `results/foresight/ranks_held_h200.json`, whose steps
+were measured after the models were made, and writes the predictions of the present code
+beside them. RANKS.json is what `collectives` writes, the graphs of all ranks beside it.
+DDP and `fully_shard` are predicted from one rank's graph on the meta device, tensor and
+pipeline parallelism from the graphs of both ranks, captured while they ran (without
+them those predictions stay as recorded); tensor parallelism, too, from the meta device.
+`--own-collectives` takes the times of collectives from the same measurement in the
+place of those shipped.
 """
 
 import argparse
@@ -14,13 +19,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
+from recipes.bench.foresight import tensor_ranks
+from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.errors import errors
+from recipes.bench.foresight.evaluate import phases_us
 from recipes.bench.foresight.over_ranks import NUM_RANKS, spread
 from ssdtrain.foresight.collectives import load_fabric
-from ssdtrain.foresight.device import load_device
-from ssdtrain.foresight.graph import read_graph
+from ssdtrain.foresight.device import Device, load_device
+from ssdtrain.foresight.graph import Graph, read_graph
 from ssdtrain.foresight.price import estimate_step
 from ssdtrain.foresight.ranks import estimate_graphs
 from ssdtrain.foresight.wires import Wires
@@ -29,55 +39,88 @@ FILE = RESULTS / "foresight" / "ranks_held_h200.json"
 FROM_META = ("ddp", "fsdp")
 
 
-def predicted_us(
-    cell: dict[str, Any], wires: Wires, graphs: Path | None
-) -> float | None:
-    """The step by the present code; None: its graphs are not here."""
-    device = load_device("h200")
-    if cell["how"] in FROM_META:
-        return estimate_step(spread(cell), device, wires).step_us
+def graphs_of(cell: dict[str, Any], graphs: Path | None) -> list[Graph]:
+    """Every rank's, as it was captured; none, if they are not here."""
     if graphs is None:
-        return None
+        return []
     name = f"graph_{cell['how']}_{cell['model']}_{cell['batch']}"
     paths = [graphs / f"{name}.rank{rank}.json" for rank in range(NUM_RANKS)]
     if not all(path.is_file() for path in paths):
-        return None
-    own = [read_graph(path) for path in paths]
-    return estimate_graphs(own, device, wires).step_us
+        return []
+    return [read_graph(path) for path in paths]
+
+
+def predicted(
+    cell: dict[str, Any], device: Device, wires: Wires, graphs: Path | None
+) -> dict[str, Any]:
+    """What the present code says: the step, and the host's phases."""
+    own = graphs_of(cell, graphs)
+    found: dict[str, Any] = {}
+    if own:
+        found["captured_us"] = estimate_graphs(own, device, wires).step_us
+        found["captured_phases_us"] = [phases_us(g, device, wires) for g in own]
+    if cell["how"] in FROM_META:
+        graph = spread(cell)
+        found["predicted_us"] = estimate_step(graph, device, wires).step_us
+        found["phases_us"] = phases_us(graph, device, wires)
+    elif own:
+        found["predicted_us"] = found["captured_us"]
+    if cell["how"] == "tp" and graphs is not None:
+        graph = tensor_ranks.tensor_parallel(cell)
+        step = estimate_graphs([graph] * NUM_RANKS, device, wires)
+        found["from_meta_us"] = step.step_us
+        found["phases_us"] = phases_us(graph, device, wires)
+    return found
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors by how steps are spread; those without a prediction are left out."""
+    hows = {
+        "data parallel": ("predicted_us", FROM_META),
+        "tensor parallel": ("predicted_us", ("tp",)),
+        "pipeline": ("predicted_us", ("pipeline",)),
+        "tensor parallel, from the meta device": ("from_meta_us", ("tp",)),
+    }
+    found = {}
+    for title, (name, some) in hows.items():
+        known = [r for r in rows if r["how"] in some and r.get(name) is not None]
+        if known:
+            found[title] = errors(known, name, "measured_us")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ranks", nargs="?", type=Path, help="a new measurement")
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--own-collectives", action="store_true")
+    parser.add_argument("--out", type=Path, default=FILE)
     args = parser.parse_args()
-    source = FILE if args.ranks is None else args.ranks
+    measured = json.loads((args.ranks or FILE).read_text())
+    device, fabric = load_device(args.device), load_fabric("nvlink")
+    if args.own_collectives:
+        fabric, _ = fabric_of(measured, "nvlink")
+    wires = Wires(fabric=fabric, num_ranks=NUM_RANKS)
     graphs = None if args.ranks is None else args.ranks.parent
-    wires = Wires(fabric=load_fabric("nvlink"), num_ranks=NUM_RANKS)
+    tensor_ranks.alone()
     rows = []
-    found = json.loads(source.read_text())
-    for cell in found["steps"]:
-        now_us = predicted_us(cell, wires, graphs)
-        kept = cell.get("predicted_us")
-        row = {**cell, "predicted_us": kept if now_us is None else now_us}
+    for cell in measured["steps"]:
+        row = {**cell, **predicted(cell, device, wires, graphs)}
         row["measured_us"] = row.pop("step_us", cell.get("measured_us"))
         rows.append(row)
-        if row["predicted_us"] is not None:
-            ratio = row["predicted_us"] / row["measured_us"]
-            print(f"{row['how']:>9} {row['model']:>6} x{ratio:.3f}")
-    known = [row for row in rows if row["predicted_us"] is not None]
-    summary = {
-        how: errors(
-            [r for r in known if r["how"] in hows], "predicted_us", "measured_us"
-        )
-        for how, hows in {
-            "data parallel": FROM_META,
-            "tensor parallel": ("tp",),
-            "pipeline": ("pipeline",),
-        }.items()
-    }
+        for name in ("predicted_us", "captured_us", "from_meta_us"):
+            if row.get(name) is not None:
+                ratio = row[name] / row["measured_us"]
+                print(f"{row['how']:>9} {row['model']:>6} {name:>13} x{ratio:.3f}")
+        for name in ("host_us", "phases_us", "captured_phases_us"):
+            print(f"{'':>17} {name}: {row.get(name)}")
+    dist.destroy_process_group()
+    summary = summary_of(rows)
     print(summary)
-    summary = {**found.get("errors", {}), **summary}
-    results.write(FILE, {"errors": summary, "steps": rows})
+    kept = {key: measured[key] for key in ("device", "torch") if key in measured}
+    summary = {**measured.get("errors", {}), **summary}
+    out = RESULTS / "foresight" / args.out
+    results.write(out, {**kept, "errors": summary, "steps": rows})
 
 
 if __name__ == "__main__":

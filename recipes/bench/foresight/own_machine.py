@@ -67,7 +67,7 @@ def predicted(
 
 def measured(name: str, batch: int, shape: dict[str, int]) -> dict[str, float]:
     """The step's time, the median of some runs, and what passed on the wall."""
-    step = subjects.training_step(_subject(name, batch, shape))
+    step = subjects.TrainingStep(_subject(name, batch, shape))
     times, began, worked = [], time.perf_counter(), time.thread_time()
     for _ in range(NUM_RUNS):
         times.append(step_us(step, num_warm=2, seconds=SECONDS_A_RUN))

@@ -5,12 +5,16 @@ so that one function serves both. Weights and inputs are random.
 """
 
 import itertools
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ssdtrain.foresight.overheads import Phase
 
 Step = Callable[[], Any]
 
@@ -192,14 +196,14 @@ MAKERS: dict[str, Callable[..., Subject]] = {
     "dlrm": dlrm,
     "relational": relational,
 }
-# Shapes by purpose: `explore` while the models were made, `test` and `held`, `held2`
-# and `held3` predicted before they ran, `cpu` likewise in fp32 on one thread. The host
-# binds the first batch of each.
+# Shapes by purpose: `explore` while the models were made, `test` and `held` to `held4`
+# predicted before they ran, `ranks` likewise over two of them, `cpu` in fp32 on one
+# thread. The host binds the first batch of each.
 SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
     "tiny": {
         "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
         "gpt": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
-        "llama": (dict(hidden=512, layers=1, sequence=64), (1, 2)),
+        "llama": (dict(hidden=1024, layers=2, sequence=64), (1, 2)),
         "vit": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
         "dlrm": (dict(hidden=64, layers=3, sequence=100), (16, 32)),
         "relational": (dict(hidden=32, layers=3, sequence=100), (1, 2)),
@@ -255,6 +259,19 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
         "dlrm": (dict(hidden=1792, layers=22, sequence=60_000), (1200, 7000, 28_000)),
         "relational": (dict(hidden=224, layers=14, sequence=28_000), (3, 36, 100)),
     },
+    "held4": {
+        "bert": (dict(hidden=1152, layers=14, sequence=288), (3, 32, 88)),
+        "gpt": (dict(hidden=896, layers=22, sequence=704), (1, 10, 28)),
+        "llama": (dict(hidden=1536, layers=10, sequence=1280), (1, 6, 20)),
+        "vit": (dict(hidden=1088, layers=13, sequence=352), (4, 30, 84)),
+        "dlrm": (dict(hidden=1408, layers=24, sequence=90_000), (900, 9000, 36_000)),
+        "relational": (dict(hidden=176, layers=18, sequence=32_000), (2, 32, 96)),
+    },
+    "ranks": {
+        "bert": (dict(hidden=2048, layers=6, sequence=512), (8, 32, 112)),
+        "gpt": (dict(hidden=1280, layers=12, sequence=768), (4, 20, 40)),
+        "llama": (dict(hidden=5120, layers=6, sequence=2048), (1, 3, 10)),
+    },
 }
 
 
@@ -272,17 +289,45 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": own} for own in kinds.values()]
 
 
-def training_step(subject: Subject) -> Step:
+class TrainingStep:
     """Forward, backward and a fused optimizer's update."""
-    parameters = groups_of(subject.model)
-    if subject.optimizer == "adamw":
-        optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
-    else:
-        optimizer = torch.optim.SGD(parameters, lr=1e-5, fused=True)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        subject.forward().backward()
-        optimizer.step()
+    def __init__(self, subject: Subject) -> None:
+        """Make the optimizer; its state comes with the first step."""
+        parameters = groups_of(subject.model)
+        if subject.optimizer == "adamw":
+            self._optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
+        else:
+            self._optimizer = torch.optim.SGD(parameters, lr=1e-5, fused=True)
+        self._forward = subject.forward
 
-    return step
+    def __call__(self) -> None:
+        """Run one step."""
+        for part in self._parts():
+            part()
+
+    def host_us(self, num_steps: int = 5) -> dict[str, float]:
+        """Microseconds that the host takes for each phase, the median of some steps.
+
+        The device has nothing to do when a step starts; one that falls behind by more
+        launches than its queue holds makes the host wait all the same.
+        """
+        rounds: list[list[float]] = []
+        for _ in range(num_steps):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            at = [time.perf_counter()]
+            for part in self._parts():
+                part()
+                at.append(time.perf_counter())
+            rounds.append([(b - a) * 1e6 for a, b in itertools.pairwise(at)])
+        medians = (round(statistics.median(us), 1) for us in zip(*rounds, strict=True))
+        return dict(zip((phase.value for phase in Phase), medians, strict=True))
+
+    def _parts(self) -> Iterator[Step]:
+        """By phase: forward, backward, update."""
+        self._optimizer.zero_grad(set_to_none=True)
+        found: list[Tensor] = []
+        yield lambda: found.append(self._forward())
+        yield lambda: found.pop().backward()
+        yield self._optimizer.step

@@ -7,7 +7,7 @@ from recipes.bench.common.results import Data, read
 from recipes.bench.common.text import section
 from recipes.bench.foresight.errors import errors_by_model
 
-HELD = ("test", "held", "held2", "held3")
+HELD = ("test", "held", "held2", "held3", "held4")
 """Sets of shapes that no model was made on."""
 PREDICTIONS = {
     "predicted_us": "predicted",
@@ -22,7 +22,7 @@ def steps(folder: Path) -> str:
     found = [read(path) for path in sorted(folder.glob("*.json"))]
     runs = [run for run in found if _shapes(run) in HELD]
     runs.sort(key=lambda run: HELD.index(_shapes(run)))
-    last = [run for run in runs if _shapes(run) == HELD[-1]]
+    last = [run for run in runs if _shapes(run) == _shapes(runs[-1])]
     parts = [_of_runs(runs), *map(_of_models, last), *map(_of_steps, last)]
     return "\n\n".join(filter(None, parts))
 
