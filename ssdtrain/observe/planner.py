@@ -14,8 +14,6 @@ inputs needs, and no host memory for all activations.
 """
 
 import logging
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -31,6 +29,7 @@ from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.contention import measure
+from ssdtrain.observe.heldregions import HeldRegions, middle_ms
 from ssdtrain.observe.hostprobe import host_costs
 from ssdtrain.observe.hosttime import WEIGHT, HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
@@ -49,7 +48,6 @@ from ssdtrain.plan.calibrate import (
     PlainTimes,
     captured,
     corrected,
-    rebuild_key,
 )
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
@@ -180,6 +178,8 @@ class Planner:
         self._num_plain = 0
         self._holds_rebuilds = False
         """Whether the running step rebuilds all that it can, each by itself."""
+        self._held_regions: HeldRegions | None = None
+        """Of the running step, if it is [Note: a held step of regions]."""
         self._region_steps: list[RegionStep] = []
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
@@ -373,7 +373,9 @@ class Planner:
         self._seen, self._keep_bytes = profile, None
         self._corrections = replace(self._corrections, host_costs=None)
         if self._planned and self._planned != profile.signature():
-            self._corrections = replace(self._corrections, pace=None, held_pace=None)
+            self._corrections = replace(
+                self._corrections, pace=None, held_pace=None, held_regions={}
+            )
         may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
@@ -413,6 +415,9 @@ class Planner:
         if self._holds_rebuilds:
             self._take_rebuilds()
             return
+        if self._held_regions is not None:
+            self._take_held_regions(self._held_regions)
+            return
         bypass, cache.bypass = cache.bypass, None
         timer, cache.timer = cache.timer, None
         meter = self._take_meter()
@@ -441,7 +446,7 @@ class Planner:
                     cache, self._seen, self._packs, listens=self._is_on_gpu
                 )
             else:
-                self._plan()
+                self._hold_regions()
             return
         if isinstance(before, Bypass):
             self._idle_host_ms = min(self._idle_host_ms, before.host_forward_ms)
@@ -483,7 +488,9 @@ class Planner:
         """Whether a held step, which is a long one, would show anything, and nobody
         waits for it."""
         plain = self._plain
-        if plain is None or not plain.is_hosted:
+        if plain is None:
+            return False
+        if not (plain.is_hosted if self._without_hooks else plain.may_be_hosted):
             return False
         return self._is_on_gpu and isinstance(self.peers, Alone)
 
@@ -510,15 +517,29 @@ class Planner:
         """Take what they took, the middle of those that are alike; plan."""
         clock = self._cache.ledger.clock
         self._leave_rebuilds()
-        found: defaultdict[str, list[float]] = defaultdict(list)
-        for span in clock.last_spans():
-            found[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)
-        empty_ms = self._empty_ms()
-        own = {
-            key: max(0.0, statistics.median(every) - empty_ms)
-            for key, every in found.items()
-        }
+        own = middle_ms(clock.last_spans(), self._empty_ms())
         self._corrections = replace(self._corrections, rebuild_ms=own)
+        self._plan()
+
+    def _hold_regions(self) -> None:
+        """Let the next step be [Note: a held step of regions], where the host may bound
+        it; plan behind it."""
+        cache, seen = self._cache, self._seen
+        if seen is None or not self._may_hold():
+            self._plan()
+            return
+        held = HeldRegions(cache.ledger.clock, cache.device, seen)
+        self._held_regions = cache.course.observer = held
+        held.start()
+
+    def _take_held_regions(self, held: HeldRegions) -> None:
+        """Take what it told; plan."""
+        self._leave_rebuilds()
+        self._corrections = replace(
+            self._corrections,
+            rebuild_ms=held.rebuild_ms(self._empty_ms()),
+            held_regions=held.region_times(),
+        )
         self._plan()
 
     def _empty_ms(self) -> float:
@@ -535,6 +556,10 @@ class Planner:
         clock = self._cache.ledger.clock
         self._holds_rebuilds = clock.keep_spans = False
         clock.before_rebuild = None
+        held, self._held_regions = self._held_regions, None
+        if held is not None:
+            held.stop()
+            self._cache.course.observer = Unobserved()
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
