@@ -87,13 +87,13 @@ class HeldRegions(Observer):
         forward = prices(each for each in spans if each.recipe == REGION)
         backward: defaultdict[Hashable, list[float]] = defaultdict(list)
         between = zip(spans, self._resumed, self._came[1:], strict=False)
-        region: Hashable = None
+        region: Any = None
         total_ms = 0.0
         for number, (span, resumed, came) in enumerate(between):
             if span.recipe == REGION:
                 region, total_ms = span.place, 0.0
             total_ms += ms(resumed, came)
-            if region is not None and spans[number + 1].recipe == REGION:
+            if region is not None and _goes_on(region, spans[number + 1]):
                 backward[region].append(total_ms)
         found: defaultdict[str, dict[int, RegionTime]] = defaultdict(dict)
         for place, forward_ms in forward.items():
@@ -105,6 +105,15 @@ class HeldRegions(Observer):
             kind: tuple(own[number] for number in sorted(own))
             for kind, own in found.items()
         }
+
+
+def _goes_on(region: Any, after: Span) -> bool:
+    """Return whether the same backward comes to an earlier region call next: behind
+    its last one the next forward may lie."""
+    if after.recipe != REGION:
+        return False
+    place: Any = after.place
+    return bool(place[0] == region[0] and place[2] < region[2])
 
 
 def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:

@@ -94,6 +94,9 @@ FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
+MOST_HELD = 2
+"""Steps of regions that are held. A graph has one shape; steps whose shapes change are
+not captured."""
 MOST_TIGHTENED = 4
 """Plans that leave more room under a limit than the one before."""
 DIRECT = "a drive reads and writes device memory"
@@ -180,6 +183,9 @@ class Planner:
         """Whether the running step rebuilds all that it can, each by itself."""
         self._held_regions: HeldRegions | None = None
         """Of the running step, if it is [Note: a held step of regions]."""
+        self._held_before: dict[tuple[Any, ...], Corrections] = {}
+        """With what such steps told, by the signature of the observed one: they are
+        long ones, and there are few of them."""
         self._region_steps: list[RegionStep] = []
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
@@ -525,7 +531,15 @@ class Planner:
         """Let the next step be [Note: a held step of regions], where the host may bound
         it; plan behind it."""
         cache, seen = self._cache, self._seen
-        if seen is None or not self._may_hold():
+        before = None if seen is None else self._held_before.get(seen.signature())
+        if before is not None:
+            self._corrections = replace(
+                self._corrections,
+                rebuild_ms=before.rebuild_ms,
+                held_regions=before.held_regions,
+            )
+        is_new = before is None and len(self._held_before) < MOST_HELD
+        if seen is None or not is_new or not self._may_hold():
             self._plan()
             return
         held = HeldRegions(cache.ledger.clock, cache.device, seen)
@@ -540,6 +554,8 @@ class Planner:
             rebuild_ms=held.rebuild_ms(self._empty_ms()),
             held_regions=held.region_times(),
         )
+        if self._seen is not None:
+            self._held_before[self._seen.signature()] = self._corrections
         self._plan()
 
     def _empty_ms(self) -> float:

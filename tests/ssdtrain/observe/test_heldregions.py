@@ -102,6 +102,21 @@ def test_what_lies_between_reruns_is_a_regions_backward() -> None:
     assert len(clock.holds) == 8
 
 
+def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
+    """Two micro-batches of a step: the first region's backward ends before it."""
+    clock: Any = Scripted()
+    held = HeldRegions(clock, clock, chain(4))
+    held.start()
+    for _ in range(2):
+        clock.run(100.0)
+        for number in (1, 0):
+            clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
+            clock.run(3.0)
+    clock.cut()
+    first, second = held.region_times()["model/0"]
+    assert (first.backward_ms, second.backward_ms) == (0.0, 3.0)
+
+
 def test_a_rerun_in_another_tells_nothing() -> None:
     clock: Any = Scripted()
     held = HeldRegions(clock, clock, chain(4))
@@ -137,6 +152,12 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         assert same_bits(train(net, 12), theirs)
         assert session.plan is not None
+        # Steps that are observed again have no long one behind them.
+        num_asked, before = len(asked), list(holds)
+        assert session._planner is not None
+        session._planner._observe()
+        train(net, 12)
+        assert len(asked) > num_asked and holds == before
         cache = session.cache
         assert type(cache.course.observer) is Unobserved
         clock = cache.ledger.clock
