@@ -15,7 +15,7 @@ what lies between the re-runs, without the rebuilds, what the region's backward 
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ssdtrain.cache.course import Observer
 from ssdtrain.cache.regions import REGION
@@ -97,7 +97,7 @@ class HeldRegions(Observer):
                 backward[region].append(total_ms)
         found: defaultdict[str, dict[int, RegionTime]] = defaultdict(dict)
         for place, forward_ms in forward.items():
-            kind, _, number = place  # type: ignore[misc]
+            kind, _, number = cast("tuple[str, str, int]", place)
             # That of the last re-run has no end: as the others of the step.
             own = min(backward[place], default=0.0)
             found[kind][number] = RegionTime(forward_ms=forward_ms, backward_ms=own)
