@@ -233,6 +233,13 @@ class Session:
         return self.is_settled or planner is None or planner.has_observed
 
     @property
+    def graph_plan(self) -> Plan | None:
+        """The plan of CUDA graphs that are captured now, with its prediction of a
+        replay; None: they hold the plan in force. Searches for it (seconds) when asked
+        first, as the first capture does."""
+        return None if self._planner is None else self._planner.captured_plan()
+
+    @property
     def segments(self) -> str:
         """What the caching allocator takes from the device: `whole` segments, as ever;
         `growing` ones, since memory was short; or `whole: ` and why, although it is."""

@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple
@@ -216,6 +217,20 @@ class Counters:
                 counts[Count.SAVED] = counts.get(Count.SAVED, 0) + num_bytes
             counts[Count.RECOMPUTED] = counts.get(Count.RECOMPUTED, 0) + num_bytes
             recipes[recipe] = recipes.get(recipe, 0) + num_bytes
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Count nothing of the block but what was not done as it was asked for."""
+        with self._lock:
+            before, self._sums = self._sums, _none()
+        try:
+            yield
+        finally:
+            with self._lock:
+                inside, self._sums = self._sums, before
+            for reason, number in inside.fallbacks.items():
+                for _ in range(number):
+                    self.fell_back(reason)
 
     def take(self) -> Sums:
         """Return the sums and start again (at a step boundary)."""

@@ -12,6 +12,8 @@ from ssdtrain.jsonfile import Duration, Fraction, Natural, Positive
 COPY_SLOWDOWN = 0.004
 """What copies in one direction cost compute meanwhile, as far as is known without a
 measurement (H200, recipes/bench/offload/placement.py: 0 to 0.5 % of a step)."""
+BATCH_SHARE = 0.01
+"""Default of `Links.batch_share`."""
 COPY_SLOWDOWN_ERROR = 0.002
 """How far from `COPY_SLOWDOWN` a device may well be: a standard deviation."""
 
@@ -128,6 +130,9 @@ class Links:
     event_ms: Duration = 0.0
     """What compute loses where it records an event, or waits for one that has been
     reached."""
+    batch_share: Fraction = BATCH_SHARE
+    """Of the bytes that a step saves: most that are on the device for longer, so that
+    fewer events are recorded and waited for."""
     ssd_duplex_slowdown: Fraction = 0.0
     """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
     where mixing them costs."""

@@ -617,7 +617,8 @@ class TensorCache:
     def _forward(self, record: Record) -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         parcel = record.stay()
-        self._counters.add(Count.FORWARDED, record.num_bytes)
+        if not record.lane.is_captured:  # no step counts what is only written down
+            self._counters.add(Count.FORWARDED, record.num_bytes)
         if parcel is not None:
             self._window.linger(parcel)
             discard(self.offloader, parcel)
@@ -635,7 +636,8 @@ class TensorCache:
             if record.load is None and type(record.parcel) is Parcel:
                 self.offloader.settle(record.parcel)
             raise
-        self._counters.add(Count.RELOADED, record.num_bytes)
+        if not record.lane.is_captured:
+            self._counters.add(Count.RELOADED, record.num_bytes)
 
     def _load_of(self, parcel: Any, data: Tensor) -> Any:
         copies = self.captures.copies

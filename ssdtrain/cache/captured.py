@@ -20,7 +20,7 @@ from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.record import Lane, Record
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.traced import untraced
-from ssdtrain.counters import Count, Fallback
+from ssdtrain.counters import Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
@@ -94,8 +94,9 @@ class Captures:
         course = self._cache.course
         eager = course.plan
         course.plan = self._plan_of() or eager
+        hooks = saved_tensors_hooks(pack, untraced(self._cache.unpack))
         try:
-            with saved_tensors_hooks(pack, untraced(self._cache.unpack)):
+            with self._cache.ledger.counters.left_out(), hooks:
                 yield
         finally:
             self.is_forward = False
@@ -201,7 +202,6 @@ class Captures:
             loads: list[Any] = list(copies.load(parcels, targets))
             for record, target, load in zip(away, targets, loads, strict=True):
                 record.start_load(target, load)
-                self._cache.ledger.counters.add(Count.RELOADED, record.num_bytes)
         return others
 
     def backward_starts(self) -> None:

@@ -14,8 +14,6 @@ inputs needs, and no host memory for all activations.
 """
 
 import logging
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -31,6 +29,7 @@ from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.contention import measure
+from ssdtrain.observe.heldregions import HeldRegions, middle_ms
 from ssdtrain.observe.hostprobe import host_costs
 from ssdtrain.observe.hosttime import WEIGHT, HostMeter, is_far, mixed
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
@@ -49,7 +48,6 @@ from ssdtrain.plan.calibrate import (
     PlainTimes,
     captured,
     corrected,
-    rebuild_key,
 )
 from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
@@ -96,6 +94,9 @@ FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
 RATIO_STEP = 1.25
 """Larger batches are planned for in such steps: six lead to four times the size."""
+MOST_HELD = 2
+"""Steps of regions that are held. A graph has one shape; steps whose shapes change are
+not captured."""
 MOST_TIGHTENED = 4
 """Plans that leave more room under a limit than the one before."""
 DIRECT = "a drive reads and writes device memory"
@@ -180,6 +181,11 @@ class Planner:
         self._num_plain = 0
         self._holds_rebuilds = False
         """Whether the running step rebuilds all that it can, each by itself."""
+        self._held_regions: HeldRegions | None = None
+        """Of the running step, if it is [Note: a held step of regions]."""
+        self._held_before: dict[tuple[Any, ...], Corrections] = {}
+        """With what such steps told, by the signature of the observed one: they are
+        long ones, and there are few of them."""
         self._region_steps: list[RegionStep] = []
         """What was measured of them, until it is read."""
         self._observed_bytes = 0
@@ -375,7 +381,9 @@ class Planner:
         self._seen, self._keep_bytes = profile, None
         self._corrections = replace(self._corrections, host_costs=None)
         if self._planned and self._planned != profile.signature():
-            self._corrections = replace(self._corrections, pace=None, held_pace=None)
+            self._corrections = replace(
+                self._corrections, pace=None, held_pace=None, held_regions={}
+            )
         may = self._plain is None and self._may_run_plain()
         # All of them, or the others would wait for the slowest in a step of theirs.
         self._without_hooks = self.peers.all_agree(may, "plain", self._step)
@@ -416,6 +424,9 @@ class Planner:
         if self._holds_rebuilds:
             self._take_rebuilds()
             return
+        if self._held_regions is not None:
+            self._take_held_regions(self._held_regions)
+            return
         bypass, cache.bypass = cache.bypass, None
         timer, cache.timer = cache.timer, None
         meter = self._take_meter()
@@ -444,7 +455,7 @@ class Planner:
                     cache, self._seen, self._packs, listens=self._is_on_gpu
                 )
             else:
-                self._plan()
+                self._hold_regions()
             return
         if isinstance(before, Bypass):
             self._idle_host_ms = min(self._idle_host_ms, before.host_forward_ms)
@@ -486,7 +497,9 @@ class Planner:
         """Whether a held step, which is a long one, would show anything, and nobody
         waits for it."""
         plain = self._plain
-        if plain is None or not plain.is_hosted:
+        if plain is None:
+            return False
+        if not (plain.is_hosted if self._without_hooks else plain.may_be_hosted):
             return False
         return self._is_on_gpu and isinstance(self.peers, Alone)
 
@@ -513,15 +526,39 @@ class Planner:
         """Take what they took, the middle of those that are alike; plan."""
         clock = self._cache.ledger.clock
         self._leave_rebuilds()
-        found: defaultdict[str, list[float]] = defaultdict(list)
-        for span in clock.last_spans():
-            found[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)
-        empty_ms = self._empty_ms()
-        own = {
-            key: max(0.0, statistics.median(every) - empty_ms)
-            for key, every in found.items()
-        }
+        own = middle_ms(clock.last_spans(), self._empty_ms())
         self._corrections = replace(self._corrections, rebuild_ms=own)
+        self._plan()
+
+    def _hold_regions(self) -> None:
+        """Let the next step be [Note: a held step of regions], where the host may bound
+        it; plan behind it."""
+        cache, seen = self._cache, self._seen
+        before = None if seen is None else self._held_before.get(seen.signature())
+        if before is not None:
+            self._corrections = replace(
+                self._corrections,
+                rebuild_ms=before.rebuild_ms,
+                held_regions=before.held_regions,
+            )
+        is_new = before is None and len(self._held_before) < MOST_HELD
+        if seen is None or not is_new or not self._may_hold():
+            self._plan()
+            return
+        held = HeldRegions(cache.ledger.clock, cache.device, seen)
+        self._held_regions = cache.course.observer = held
+        held.start()
+
+    def _take_held_regions(self, held: HeldRegions) -> None:
+        """Take what it told; plan."""
+        self._leave_rebuilds()
+        self._corrections = replace(
+            self._corrections,
+            rebuild_ms=held.rebuild_ms(self._empty_ms()),
+            held_regions=held.region_times(),
+        )
+        if self._seen is not None:
+            self._held_before[self._seen.signature()] = self._corrections
         self._plan()
 
     def _empty_ms(self) -> float:
@@ -538,6 +575,10 @@ class Planner:
         clock = self._cache.ledger.clock
         self._holds_rebuilds = clock.keep_spans = False
         clock.before_rebuild = None
+        held, self._held_regions = self._held_regions, None
+        if held is not None:
+            held.stop()
+            self._cache.course.observer = Unobserved()
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.

@@ -37,8 +37,10 @@ cheap ones look no cheaper than the dear ones. Behind that step one is run that 
 whatever it can, each behind a device that was held, and those times are taken
 (`rebuild_ms`), without what two events take that have nothing between them. A replay
 has no events, but an edge between compute and a copy costs it as much as one
-(`EDGE_MS`). What a captured forward cannot do is left out: regions do not run again
-in it, and nothing is compared at its rebuilds.
+(`EDGE_MS`). Where that step does not fit, the regions and rebuilds of another one are
+held ([Note: a held step of regions] in observe/heldregions.py). What a captured forward
+cannot do is left out: regions do not run again in it, and nothing is compared at its
+rebuilds.
 
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
@@ -48,12 +50,14 @@ device, whatever is added to its work is added to the step.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
+import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ssdtrain.jsonfile import Duration, Natural
-from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Mark, Phase, Profile
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
@@ -65,6 +69,14 @@ kernel behind it starts only then. Of an H200."""
 REPLAY_SLOWDOWN = 0.01
 """By which copies slow a replay down at least. Eager launches hide behind kernels what
 a replay shows: its small memsets take microseconds more beside a copy in. As above."""
+HOOKED_SHARE = 0.5
+"""Likewise where the forward was one of regions, which the hooks made longer: whether
+the program's host would bound it without them is not known."""
+REPLAY_BATCH_SHARE = 0.04
+"""`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
+layers save, and edges are what moves cost there: with 1 % half of the plain graph's
+memory was predicted at 1.050x, with 4 % at 1.042x; less of it helps less, more no
+further."""
 NEVER_MS = 1e9
 """Of what cannot run in a captured step."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
@@ -89,6 +101,11 @@ class PlainTimes(NamedTuple):
     def is_hosted(self) -> bool:
         """Whether the device waits for the host."""
         return self.host_forward_ms > HOSTED_SHARE * self.forward_ms
+
+    @property
+    def may_be_hosted(self) -> bool:
+        """Whether it may, of a step that was measured with hooks."""
+        return self.host_forward_ms > HOOKED_SHARE * self.forward_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +137,17 @@ class Pace:
 def rebuild_key(recipe: str, num_bytes: int) -> str:
     """Return the name of the rebuilds that take as long as one another."""
     return f"{recipe} of {num_bytes}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionTime:
+    """One region call without the host: [Note: a held step of regions] in
+    observe/heldregions.py."""
+
+    forward_ms: Duration
+    """As far as its re-run goes, which may end before the forward does."""
+    backward_ms: Duration
+    """0: not known."""
 
 
 class RegionTimes(NamedTuple):
@@ -157,6 +185,9 @@ class Corrections:
     None: as `pace`."""
     rebuild_ms: Mapping[str, float] = field(default_factory=dict)
     """Device time of rebuilds in a step in which each was held, by `rebuild_key`."""
+    held_regions: Mapping[str, tuple[RegionTime, ...]] = field(default_factory=dict)
+    """Of region calls in a step in which they were held, by kind of lane; empty: a step
+    without them was, or none."""
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     host_costs: HostCosts | None = None
@@ -182,6 +213,7 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     before_ms = eager.compute_ms - eager.tail_ms
     if by.held_pace is not None:
         eager = paced(eager, by.held_pace, eager.compute_ms)
+    eager = unhosted(eager, by.held_regions)
     eager = replace(eager, tail_ms=0.0)
     # Launches bound rebuilds as they bound the step.
     factor = min(1.0, eager.compute_ms / before_ms) if before_ms else 1.0
@@ -217,12 +249,89 @@ def captured(profile: Profile, by: Corrections) -> Profile:
             eager.links,
             event_ms=max(eager.links.event_ms, EDGE_MS),
             copy_slowdown=max(eager.links.copy_slowdown, REPLAY_SLOWDOWN),
+            batch_share=REPLAY_BATCH_SHARE,
         ),
         head_host_ms=0.0,
         tail_host_ms=0.0,
         host_lead_ms=0.0,
         host_costs=HostCosts(),
     )
+
+
+class _Part(NamedTuple):
+    """One way through a region call."""
+
+    kind: str
+    region: int
+    """-1: what lies outside of regions."""
+    phase: Phase
+
+
+def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Profile:
+    """Return the profile with its regions in the times that they took without the host;
+    a kind of lane with another number of them stays as it is.
+
+    A forward shrinks as its re-run did: the re-run may end before the forward does.
+    What lies between two regions shrinks as they usually do.
+    """
+    factors = _held_factors(profile, held)
+    usual = {
+        phase: statistics.median(each)
+        for phase in Phase
+        if (each := [one for part, one in factors.items() if part.phase is phase])
+    }
+    if not usual:
+        return profile
+    parts = [_part_of(profile, mark) for mark in profile.marks]
+    ends: dict[Phase, list[int]] = {}
+    for at, part in enumerate(parts):
+        if part.region >= 0:
+            ends.setdefault(part.phase, []).append(at)
+
+    def factor_of(at: int, part: _Part) -> float:
+        inside = ends.get(part.phase, [])
+        is_between = bool(inside) and inside[0] < at < inside[-1]
+        if part.kind not in held or not (part.region >= 0 or is_between):
+            return 1.0
+        return factors.get(part, usual.get(part.phase, 1.0))
+
+    marks = tuple(
+        replace(mark, ms=mark.ms * factor_of(at, part))
+        for at, (mark, part) in enumerate(zip(profile.marks, parts, strict=True))
+    )
+    return replace(profile, marks=marks)
+
+
+def _part_of(profile: Profile, mark: Mark) -> _Part:
+    kind = profile.lanes[mark.lane]
+    return _Part(kind, profile.kinds[kind][mark.item].region, mark.phase)
+
+
+def _held_factors(
+    profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]
+) -> dict[_Part, float]:
+    """Return by how much parts of the step shrink, of those that were measured."""
+    lanes: Counter[str] = Counter(profile.lanes)
+    total_ms: dict[_Part, float] = {}
+    for mark in profile.marks:
+        part = _part_of(profile, mark)
+        own_ms = mark.ms / lanes[part.kind]
+        total_ms[part] = total_ms.get(part, 0.0) + own_ms
+    found: dict[_Part, float] = {}
+    for kind, times in held.items():
+        runs = profile.regions.get(kind, ())
+        if len(runs) != len(times):
+            continue
+        for number, (run, time) in enumerate(zip(runs, times, strict=True)):
+            backward = _Part(kind, number, Phase.BACKWARD)
+            both = (
+                (_Part(kind, number, Phase.FORWARD), time.forward_ms, run.ms),
+                (backward, time.backward_ms, total_ms.get(backward, 0.0)),
+            )
+            for part, own_ms, hosted_ms in both:
+                if own_ms > 0.0 and hosted_ms > 0.0:
+                    found[part] = min(1.0, own_ms / hosted_ms)
+    return found
 
 
 def repriced(profile: Profile, costs: HostCosts) -> Profile:

@@ -14,8 +14,8 @@ Each time compute records an event or waits for one it loses microseconds
 (`Links.event_ms`). Where that has a price, releases that are due one after the other
 stand at one mark, where compute waits once, and loads for uses near each other are a
 batch, which starts as early as the first of them needs. Both hold memory longer than
-needed, `BATCH_SHARE` of what a step saves at most; and neither makes compute wait: what
-is late anyway goes by itself.
+needed, `Links.batch_share` of what a step saves at most; and neither makes compute
+wait: what is late anyway goes by itself.
 (tests/ssdtrain/plan/test_together.py)
 """
 
@@ -30,8 +30,6 @@ from ssdtrain.plan.plan import Order
 from ssdtrain.plan.timeline import NEVER, Timeline
 
 MAX_PASSES = 4
-BATCH_SHARE = 0.01
-"""Of the bytes that a step saves: most that events are saved for."""
 
 
 class Slack(NamedTuple):
@@ -217,8 +215,9 @@ class _Scheduler:
         self._release: dict[int, int] = {}
         self._batch: dict[int, int] = {}
         self._num_batches = 0
-        priced = line.profile.links.event_ms > 0.0
-        self._batch_bytes = int(BATCH_SHARE * line.profile.saved_bytes) if priced else 0
+        links = line.profile.links
+        share = links.batch_share if links.event_ms > 0.0 else 0.0
+        self._batch_bytes = int(share * line.profile.saved_bytes)
         """Most bytes of a batch; 0: there are none."""
         self._rebuilds_at: dict[int, float] = {}
         for item, placement in enumerate(self._placed):

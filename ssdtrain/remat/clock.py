@@ -51,6 +51,8 @@ class Clock:
         self.before_rebuild: Callable[[], None] | None = None
         """Called before each rebuild that is timed: holds the device, so that the
         rebuild's time is its own and not that of its launches."""
+        self.after_rebuild: Callable[[], None] | None = None
+        """Likewise, behind it."""
         self._sums: dict[str, float] = {}
         """Of the last timed step whose account was asked for."""
 
@@ -92,6 +94,8 @@ class Clock:
         self._rebuilds.append(
             _Rebuild(recipe, place, num_bytes, start, self.now(), high_bytes)
         )
+        if self.after_rebuild is not None:
+            self.after_rebuild()
 
     def measure(self, recipe: str, place: Hashable, num_bytes: int) -> "Measured":
         """Around one rebuild: `begin` and `end`."""

@@ -5,9 +5,11 @@ bf16, attention by torch, deterministic kernels, loss the mean square of the las
 states: nothing in it waits for the host, and 2k tokens a step leave a GPU waiting for
 it. `pool` is what the allocator reserves for the graph; parameters and gradients lie
 outside. Every replay's gradients are compared byte by byte with those of the plain
-graph, on other inputs each time. Memory that torch would fill with NaN for the sake of
-deterministic kernels is not filled, neither in the plain graph nor in the others. No
-profiler may have run in the process: it slows whatever is launched later.
+graph, on other inputs each time. Each row is timed in turns with the plain graph, since
+a GPU that has worked for a minute is slower than at first. Memory that torch would fill
+with NaN for the sake of deterministic kernels is not filled, neither in the plain graph
+nor in the others. No profiler may have run in the process: it slows whatever is
+launched later.
 
     python -m recipes.bench.models.graphs --layers 28 --tokens 2048
 """
@@ -18,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,17 +128,39 @@ def eager(model: nn.Module, x: Tensor) -> None:
     model(x).backward()
 
 
-def ms_of(run: Callable[[], None], count: int) -> float:
-    """Median device time of a call."""
-    found = []
-    for _ in range(count):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        found.append((start, end))
+def ms_of(*runs: Callable[[], None], count: int) -> list[float]:
+    """Median device time of a call of each, in turns: first to last, last to first."""
+    found: list[list[tuple[Any, Any]]] = [[] for _ in runs]
+    for turn in range(count):
+        for number in range(len(runs))[:: -1 if turn % 2 else 1]:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            runs[number]()
+            end.record()
+            found[number].append((start, end))
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in found)
+    return [
+        statistics.median(start.elapsed_time(end) for start, end in own)
+        for own in found
+    ]
+
+
+def told(plan: Any) -> dict[str, Any] | None:
+    """What a plan does, and what it predicts."""
+    if plan is None:
+        return None
+    placed: Counter[str] = Counter()
+    for orders in plan.orders.values():
+        for order in orders:
+            placed[order.placement.name.lower()] += order.num_bytes
+    found = {"policy": plan.policy, "placed_bytes": dict(placed)}
+    if plan.prediction is None:
+        return found
+    predicted = vars(plan.prediction)
+    names = ("step_ms", "keep_ms", "stall_ms", "recompute_ms", "waits")
+    found |= {name: predicted[name] for name in (*names, "peak_bytes")}
+    found["keep_peak_bytes"] = predicted["keep_peak_bytes"]
+    return found
 
 
 def settle(model: nn.Module, x: Tensor, session: Any) -> int:
@@ -172,9 +197,9 @@ class Bench:
             p.grad = torch.zeros_like(p)
         for _ in range(3):
             eager(self.model, self.x)
-        self.eager_ms = ms_of(lambda: eager(self.model, self.x), 10)
+        (self.eager_ms,) = ms_of(lambda: eager(self.model, self.x), count=10)
         self.plain = Captured(self.model, self.x)
-        self.plain_ms = ms_of(self.plain.graph.replay, count)
+        (self.plain_ms,) = ms_of(self.plain.graph.replay, count=count)
 
     def row(self, settings: dict[str, Any]) -> dict[str, Any]:
         """One graph with ssdtrain in it."""
@@ -184,8 +209,10 @@ class Bench:
         with ssdtrain.offload(model, target="host", **settings) as session:
             num_warm_up = settle(model, x, session)
             began = time.perf_counter()
+            graph_plan, report = told(session.graph_plan), session.last_step
+            planned_s = time.perf_counter() - began
             ours = Captured(model, x)
-            capture_s = time.perf_counter() - began
+            capture_s = time.perf_counter() - began - planned_s
             num_equal = 0
             for number in range(self.count):
                 x.copy_(inputs_of(x, number))
@@ -194,20 +221,23 @@ class Bench:
                 pairs = zip(ours.grads, plain.grads, strict=True)
                 equal = all(torch.equal(a, b) for a, b in pairs)
                 num_equal += equal and torch.equal(ours.loss, plain.loss)
-            step_ms = ms_of(ours.graph.replay, self.count)
-            plan, report = session.plan, session.last_step
+            plain_ms, step_ms = ms_of(
+                plain.graph.replay, ours.graph.replay, count=self.count
+            )
             return {
                 "replays": self.count,
                 "byte_equal": num_equal,
                 "step_ms": step_ms,
-                "step_ratio": step_ms / self.plain_ms,
+                "plain_ms": plain_ms,
+                "step_ratio": step_ms / plain_ms,
                 "eager_ratio": step_ms / self.eager_ms,
                 "pool_gb": ours.pool_gb,
                 "pool_ratio": ours.pool_gb / plain.pool_gb,
                 "pinned_gb": session.graph_bytes / 1e9,
+                "planned_s": round(planned_s, 2),
                 "capture_s": round(capture_s, 2),
                 "num_warm_up": num_warm_up,
-                "plan": None if plan is None else plan.policy,
+                "graph_plan": graph_plan,
                 "eager_report": None if report is None else report.as_dict(),
             }
 

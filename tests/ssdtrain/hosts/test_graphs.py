@@ -212,11 +212,43 @@ def test_a_graph_holds_a_plan_of_its_own(
             assert len(device.copies) - before > 2 * len(model)
             assert not session.cache.course.num_strayed
         assert session.plan is eager and len(session.steps) == reports
+        assert session.graph_plan is moves
         before = len(device.copies)
         assert same(step(model), theirs)
         assert len(device.copies) == before
     (profile,) = asked
     assert profile.host_ms == 0.0 and profile.tail_ms == 0.0
+
+
+def test_no_step_counts_what_is_captured(device: GraphDevice) -> None:
+    """The step before a capture is closed by the next forward that runs."""
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {**SETTINGS, "plan": "offload-all", "window_bytes": 60_000}
+    with ssdtrain.offload(model, **settings) as session:
+        for num_captures in (0, 0, 1, 2):
+            step(model)
+            optimizer.step()
+            for _ in range(num_captures):
+                with device.graph():
+                    step(model)
+        step(model)
+        optimizer.step()
+        counts = [
+            (
+                report.num_records,
+                report.bytes_saved,
+                report.bytes_kept,
+                report.bytes_offloaded,
+                report.bytes_recomputed,
+                report.bytes_reloaded + report.bytes_forwarded,
+                report.recipes,
+            )
+            for report in session.steps
+        ]
+    _, *counts = counts  # the first step knows no sizes yet
+    assert len(counts) == 4 and min(counts[0][:-1]) > 0
+    assert all(each == counts[0] for each in counts), counts
 
 
 def test_forward_and_backward_in_graphs_of_their_own(device: GraphDevice) -> None:

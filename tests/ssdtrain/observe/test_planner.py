@@ -22,7 +22,6 @@ from ssdtrain.observe import planner
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
-from ssdtrain.plan import schedule as in_schedule
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import LONG_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
@@ -278,10 +277,9 @@ def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(
 
 @pytest.mark.parametrize("build", [Net, Casting])
 def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
-    tmp_path: Path, build: type[Net], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, build: type[Net]
 ) -> None:
     """Where events have a price, too: then loads come in batches."""
-    monkeypatch.setattr(in_schedule, "BATCH_SHARE", 0.3)
     num_batched = 0
     theirs, _, _ = train(None, num_steps=3, build=build)
     _, _, (_, profile) = train(SETTINGS, num_steps=3, build=build)
@@ -296,7 +294,7 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
             window_bytes=draw.choice([None, 20_000, 100_000]),
             late=draw.choice(list(Late)),
         )
-        links = replace(profile.links, event_ms=0.01 * (number % 2))
+        links = replace(profile.links, event_ms=0.01 * (number % 2), batch_share=0.3)
         orders = schedule(Timeline(replace(profile, links=links)), placements, style)
         away = [o for own in orders.values() for o in own if o.load_batch]
         num_batched += len(away) - len({(o.load_at, o.load_batch) for o in away})

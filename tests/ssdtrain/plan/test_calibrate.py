@@ -9,6 +9,7 @@ from ssdtrain.plan.calibrate import (
     Corrections,
     Pace,
     PlainTimes,
+    RegionTime,
     RegionTimes,
     Segment,
     calibrated,
@@ -189,6 +190,7 @@ def test_a_captured_step_has_no_host() -> None:
         assert corrected(eager, held).kinds["model/0"][0].recipe_ms == 2.0
     # Its edges cost what events would, and copies what eager launches hide, at least.
     assert (found.links.event_ms, found.links.copy_slowdown) == (0.006, 0.01)
+    assert found.links.batch_share > eager.links.batch_share
     dear = replace(eager.links, event_ms=0.5, copy_slowdown=0.25)
     links = captured(replace(eager, links=dear), Corrections()).links
     assert (links.event_ms, links.copy_slowdown) == (0.5, 0.25)
@@ -198,3 +200,40 @@ def test_a_captured_step_has_no_host() -> None:
     compared = captured(replace(eager, notes={"recompute": "full"}), Corrections())
     assert compared.kinds["model/0"][0].recipe is None
     assert corrected(eager, Corrections(held_pace=pace)).marks[0].ms == 4.0
+
+
+def test_a_captured_step_has_the_times_of_held_regions() -> None:
+    """Without a plain step that fits, the launches' times are taken off by regions, of
+    which the first one's backward was not seen. What lies outside stays."""
+    eager = layers(2.0)
+    ends = tuple(
+        replace(eager.marks[at], item=len(eager.kinds["model/0"])) for at in (-1, 0)
+    )
+    own = (*eager.kinds["model/0"], Item(name="loss", num_bytes=8))
+    marks = (ends[1], *eager.marks, replace(ends[0], ms=5.0))
+    eager = replace(eager, kinds={"model/0": own}, marks=marks)
+    between = replace(eager.marks[6], ms=1.0)
+    assert own[between.item].serves == 1
+    eager = replace(eager, marks=(*eager.marks[:6], between, *eager.marks[7:]))
+    times = [RegionTime(forward_ms=1.75, backward_ms=4.0)] * NUM_LAYERS
+    times[0] = RegionTime(forward_ms=7.0, backward_ms=0.0)
+    by = Corrections(held_regions={"model/0": tuple(times)})
+    found = captured(eager, by)
+    forward = [mark.ms for mark in found.marks if mark.phase is Phase.FORWARD]
+    backward = [mark.ms for mark in found.marks if mark.phase is Phase.BACKWARD]
+    # It is never longer than the eager one.
+    assert forward[:12] == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert backward == [*[1.0] * 4 * NUM_LAYERS, 5.0]
+    assert corrected(eager, by).marks == eager.marks
+    # Another number of them was that of another forward.
+    by = Corrections(held_regions={"model/0": tuple(times[1:])})
+    assert [mark.ms for mark in captured(eager, by).marks] == [
+        mark.ms for mark in eager.marks
+    ]
+
+
+def test_where_the_host_may_bound_a_step_of_regions() -> None:
+    """Its hooks made the forward longer, so the program's own host time is less."""
+    hooked = PlainTimes(step_ms=30.0, forward_ms=10.0, host_forward_ms=6.0)
+    assert hooked.may_be_hosted and not hooked.is_hosted
+    assert not hooked._replace(host_forward_ms=4.0).may_be_hosted

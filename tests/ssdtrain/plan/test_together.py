@@ -153,3 +153,15 @@ def test_small_tensors_stay_where_only_events_have_a_price(can_run: bool) -> Non
     moved_bytes = {o.num_bytes for o in orders if o.placement is Placement.OFFLOAD}
     rebuilt = [o for o in orders if o.placement is Placement.RECOMPUTE]
     assert moved_bytes == {4 * MB} and len(rebuilt) > 20
+
+
+def test_larger_batches_are_fewer_edges() -> None:
+    """As in the plan of a replay: a batch has room for a pair of large tensors."""
+    chain = priced(made.chain(100, gb_per_s=20.0))
+    wide = replace(chain, links=replace(chain.links, batch_share=0.04))
+    few, many = moved(wide), moved(chain)
+    assert len(set(release_marks(few))) < 0.3 * len(set(release_marks(many)))
+    paid = [
+        simulate(Timeline(chain), {"model/0": orders}).step_ms for orders in (few, many)
+    ]
+    assert paid[0] < paid[1] - 100 * EVENT_MS
