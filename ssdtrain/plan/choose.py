@@ -54,12 +54,13 @@ T = TypeVar("T")
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
-"""Marks simulated in a search, over all its candidates (two to seven seconds)."""
+"""Marks simulated in a search, over all its candidates (one to four seconds)."""
 LONG_MARKS = 6_000_000
-"""Of a search for which there is time: a stock model of 28 layers, whose simulation has
-1,500 marks, is then searched as thoroughly as blocks are by the usual one."""
+"""Of a search for which there is time (five to ten seconds, two with helpers): a stock
+model of 28 layers, whose simulation has 1,500 marks, is then searched as thoroughly as
+blocks are by the usual one."""
 QUICK_MARKS = 120_000
-"""Of a search on the training thread: some tenths of a second."""
+"""Of a search on the training thread: two tenths of a second."""
 HOOKS_OVERHEAD = 0.002
 """Part of the overhead that is left for the hooks where their host time is unknown;
 never more than half of it."""
