@@ -142,8 +142,8 @@ class Helpers:
             return _Helper(pid, ours)
         try:
             ours.close()
-            for other in self._helpers:  # or they would not see their parent end
-                other.pipe.close()
+            # A pipe of an earlier one is open here, too: they end one by one, the
+            # youngest first, when their parent has ended.
             self._helpers.clear()
             self._serve(theirs)
         finally:

@@ -33,8 +33,9 @@ class Outcomes:
 
     def placed(self, placements: Placements, style: Style) -> Placed:
         """Return the candidate with these placements."""
-        every = chain.from_iterable(map(placements.get, self.timeline.profile.kinds))
-        return Placed(bytes(map(CODES.__getitem__, every)), style)  # type: ignore[arg-type]
+        kinds = self.timeline.profile.kinds
+        every = chain.from_iterable(placements[kind] for kind in kinds)
+        return Placed(bytes(map(CODES.__getitem__, every)), style)
 
     def of(self, placements: Placements, style: Style) -> Outcome:
         """Return the outcome of a candidate. It says neither who waited for what nor

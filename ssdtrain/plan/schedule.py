@@ -127,18 +127,18 @@ def _orders(
         ]
         for (of, number), (after, load_at, batch) in moments.items():
             if of == kind:
-                item = items[number]
+                leaves = items[number]
                 own[number] = Order(
-                    name=item.name,
-                    num_bytes=item.num_bytes,
+                    name=leaves.name,
+                    num_bytes=leaves.num_bytes,
                     placement=placements[kind][number],
                     release_after=after,
                     load_at=load_at,
                     load_batch=batch,
-                    owner=item.owner,
-                    region=item.region,
-                    serves=item.serves,
-                    floats=item.floats,
+                    owner=leaves.owner,
+                    region=leaves.region,
+                    serves=leaves.serves,
+                    floats=leaves.floats,
                 )
         orders[kind] = tuple(own)
     return orders

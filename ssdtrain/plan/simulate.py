@@ -162,50 +162,52 @@ class Run:
         let_go_at, leaving = self._let_go_at, self._leaving
         # What most marks have none of is asked for here: there are a million of them.
         marks = zip(
-            *(line.item_of_mark, line.is_pack, line.other_bytes, line.reads_back),
-            *(line.length_ms, line.host_ms),
+            *(line.item_of_mark, line.is_pack, line.other_bytes, line.length_ms),
             *(self._freed_at, self._used_at, self._ended_at, self._loads_at),
             strict=False,  # what goes behind the last mark nobody sees
         )
         for mark, row in enumerate(marks):
-            item, packs, other_bytes, reads_back, length_ms, host_ms, *due = row
-            freed, used, ended, loads = due
+            item, packs, other_bytes, length_ms, freed, used, ended, loads = row
             self._mark = mark
-            if mark in let_go_at:
-                for each in let_go_at.pop(mark):
-                    self._live_bytes -= self._framed.pop(each)
-            for each in freed:
-                self._free(each)
-            if leaving and leaving[0][0] <= mark:
-                self._release_due(mark)
+            if freed or mark in let_go_at or (leaving and leaving[0][0] <= mark):
+                self._let_go(mark, freed)
             if hosted:
                 self._host_acts(item, mark, used, packs=packs)
             if packs:
                 self._pack(item, mark)
             else:
                 self._backward_ms.setdefault(line.lane_of[item], compute.free)
-            for each in used if len(used) < 2 else sorted(used, key=self._by_depth):
-                self._use(each)
-            for each in ended:
-                self._free(each)
-            if loads:
-                self._load_due(loads)
+            if used or ended or loads:
+                self._ask(used, ended, loads)
             memory = self._live_bytes + other_bytes
-            if memory > outcome.peak_bytes:
-                outcome.peak_bytes, outcome.peak_mark = memory, mark
-                if detailed:
-                    outcome.live_at_peak = frozenset(self._live)
-            if detailed:
-                outcome.curve.append((compute.free, memory))
-            if reads_back:
+            if detailed or memory > outcome.peak_bytes:
+                self._measure(mark, memory, detailed)
+            if line.reads_back[mark]:
                 self._read_back_result(item)
             rank.run(0.0, length_ms)
             if hosted:
-                rank.host += host_ms
-                if rank.host > compute.free:
-                    self._wait_for_host(item)
+                self._wait_for_host(item, line.host_ms[mark])
         self._finish()
         return outcome
+
+    def _let_go(self, mark: int, freed: Sequence[int]) -> None:
+        """What goes before the program acts."""
+        for item in self._let_go_at.pop(mark, ()):
+            self._live_bytes -= self._framed.pop(item)
+        for item in freed:
+            self._free(item)
+        self._release_due(mark)
+
+    def _ask(
+        self, used: Sequence[int], ended: Sequence[int], loads: Sequence[int]
+    ) -> None:
+        """What an operator asks for, and what is loaded for those behind it."""
+        for item in used if len(used) < 2 else sorted(used, key=self._by_depth):
+            self._use(item)
+        for item in ended:
+            self._free(item)
+        if loads:
+            self._load_due(loads)
 
     def _region_calls(self, region_ms: float) -> dict[int, float]:
         """Return the host time of region calls that will run again, by the mark of the
@@ -250,12 +252,24 @@ class Run:
             return 0.0
         return own_ms - self._host_costs[Placement.RECOMPUTE].use_ms
 
-    def _wait_for_host(self, item: int) -> None:
+    def _wait_for_host(self, item: int, host_ms: float) -> None:
         """Wait until the host has launched the operator."""
+        self._rank.host += host_ms
+        if self._rank.host <= self._compute.free:
+            return
         wait_ms = self._rank.wait_for_host()
         if wait_ms > 0.0:
             self.outcome.host_wait_ms += wait_ms
             self._blame(Wait.HOST, item, wait_ms)
+
+    def _measure(self, mark: int, memory: int, detailed: bool) -> None:
+        outcome = self.outcome
+        if memory > outcome.peak_bytes:
+            outcome.peak_bytes, outcome.peak_mark = memory, mark
+            if detailed:
+                outcome.live_at_peak = frozenset(self._live)
+        if detailed:
+            outcome.curve.append((self._compute.free, memory))
 
     def _blame(self, cause: Wait, item: int, wait_ms: float) -> None:
         key = cause, item
@@ -278,9 +292,8 @@ class Run:
         if self._line.num_marks:
             rank.host += self._lead_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
-            rank.host += tail_host_ms
             if self._is_hosted:
-                self._wait_for_host(self._line.item_of_mark[-1])
+                self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
         self.outcome.step_ms = self._compute.free + tail_ms
 
     def _by_depth(self, item: int) -> tuple[int, int]:

@@ -106,8 +106,9 @@ class Timeline:
         """Items that each region call reads."""
         self._parts: list[list[tuple[list[int], float]]] = []
         """Items and times of the parts of each region call."""
-        self._served: list[tuple[int, int]] = []
-        """The region call and the item that each item is there for; NEVER: none."""
+        self._serving: list[tuple[int, int, int]] = []
+        """Items that are there for a region call or for another item, and these;
+        NEVER: none."""
         self._number_regions()
         self.first_pack = [
             min((self.pack_mark[item] for item in own), default=NEVER)
@@ -154,9 +155,10 @@ class Timeline:
                 self.run_of.append(run)
                 if run != NEVER:
                     self.members[run].append(base + number)
-                serves = NEVER if item.serves < 0 else first + item.serves
-                owner = NEVER if item.owner < 0 else base + item.owner
-                self._served.append((serves, owner))
+                if item.serves >= 0:
+                    self._serving.append((base + number, first + item.serves, NEVER))
+                elif item.owner >= 0:
+                    self._serving.append((base + number, NEVER, base + item.owner))
 
     def stored_parts(self, run: int, placed: Sequence[Placement]) -> Stored:
         """Return what a region call takes in its re-run instead of computing it."""
@@ -301,12 +303,11 @@ class Timeline:
             any(placed[item] is Placement.RERUN for item in members)
             for members in self.members
         ]
-        return [
-            reruns[run] if run != NEVER else placed[owner] is Placement.RECOMPUTE
-            if owner != NEVER
-            else True
-            for run, owner in self._served
-        ]
+        found = [True] * len(self.items)
+        for item, run, owner in self._serving:
+            of_recipe = placed[owner] is Placement.RECOMPUTE
+            found[item] = of_recipe if run == NEVER else reruns[run]
+        return found
 
 
 def _consumers_first(items: Sequence[Item]) -> list[int]:
