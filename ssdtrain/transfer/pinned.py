@@ -109,6 +109,8 @@ class PinnedPool:
         self._making_bytes = 0
         """Of buffers that a thread is making: in `_total_bytes` already."""
         self._maker: threading.Thread | None = None
+        self._num_prepared = 0
+        """How often `prepare` was asked; a thread that serves an earlier one ends."""
         self._closing = threading.Event()
         self._clock, self._rest = clock, rest or self._closing.wait
 
@@ -170,10 +172,11 @@ class PinnedPool:
             soon: bytes of taken buffers that will be free by then.
         """
         wanted, there = sorted(map(round_up, sizes)), list(soon)
+        self._num_prepared += 1  # what was wanted before is not any more
         if wanted:
             self._maker = threading.Thread(
                 target=self._make_all,
-                args=(wanted, there, self._maker),
+                args=(wanted, there, self._maker, self._num_prepared),
                 name="ssdtrain-pin",
                 daemon=True,
             )
@@ -198,14 +201,18 @@ class PinnedPool:
         return missing
 
     def _make_all(
-        self, wanted: list[int], there: list[int], before: threading.Thread | None
+        self,
+        wanted: list[int],
+        there: list[int],
+        before: threading.Thread | None,
+        number: int,
     ) -> None:
         if before is not None:
             before.join()
         for size in self._missing(wanted, there):
             with self._lock:
-                closed = self._closing.is_set()
-                if closed or self._total_bytes + size > self.cap_bytes:
+                over = self._closing.is_set() or number != self._num_prepared
+                if over or self._total_bytes + size > self.cap_bytes:
                     return
                 self._total_bytes += size
                 self._making_bytes += size

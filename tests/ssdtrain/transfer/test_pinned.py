@@ -87,6 +87,23 @@ def test_what_is_prepared_leaves_training_its_time() -> None:
     assert now[0] / (now[0] + sum(rests)) == PIN_SHARE
 
 
+def test_what_another_plan_needed_is_not_made_any_more() -> None:
+    """A better plan is found while memory for the first one is made."""
+    device, rests, goes_on = Device(), threading.Event(), threading.Event()
+
+    def rest(seconds: float) -> None:
+        rests.set()
+        assert goes_on.wait(LONGEST_S)
+
+    pool = PinnedPool(device, 64 * COARSE_BYTES, rest=rest)
+    pool.prepare([3 * COARSE_BYTES] * 9)
+    assert rests.wait(LONGEST_S)
+    pool.prepare([3 * COARSE_BYTES, 5 * COARSE_BYTES])
+    goes_on.set()
+    prepared(pool, [3 * COARSE_BYTES, 5 * COARSE_BYTES])
+    assert pool.total_bytes == 8 * COARSE_BYTES
+
+
 def test_a_pool_that_is_closed_rests_no_longer() -> None:
     device, now = Device(), [0.0]
 
